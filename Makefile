@@ -1,0 +1,49 @@
+# Every target sets up what it needs. `make demo` and `make test` are the two to know.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TYPES := .venv-types
+
+.PHONY: demo test lint types bench test-generators test-faults test-ui clean
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check 'ruff>=0.9'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/cachewatch demo
+
+test: $(VENV)/.test
+	$(BIN)/pytest -m 'not generators and not faults' $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# An environment of its own with a plain install: type checkers cannot see through
+# the import hook of an editable install with mapped folders.
+types: $(VENV)/.installed
+	@test -d $(TYPES) || $(PYTHON) -m venv $(TYPES)
+	$(TYPES)/bin/pip install -q --disable-pip-version-check '.[test,types]'
+	$(TYPES)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall .
+	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
+	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
+
+bench: $(VENV)/.test
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+test-generators: $(VENV)/.test
+	$(BIN)/pytest -m generators tests/generators $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(TYPES) build dist .pytest_cache .mypy_cache .ruff_cache

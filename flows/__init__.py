@@ -1,0 +1,3 @@
+"""The Prefect flows that people deploy."""
+
+__all__: list[str] = []

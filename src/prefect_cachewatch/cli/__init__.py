@@ -1,0 +1,3 @@
+"""The `cachewatch` command."""
+
+__all__ = ["main"]

@@ -1,0 +1,102 @@
+"""The `cachewatch` command: a table of sub-commands, each imported only when it is used.
+
+Every error that the engine raises becomes one sentence on stderr and an exit status;
+a traceback is a defect.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from prefect_cachewatch import __version__
+
+__all__ = ["cli", "main"]
+
+USAGE_ERROR = 125
+
+# name -> (module:attribute, one line for --help); a module is imported when its command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "exec": ("prefect_cachewatch.cli.exec:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
+    "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
+    "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
+    "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
+}  # fmt: skip
+
+
+class _Table(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=_Table, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="cachewatch")
+def cli() -> None:
+    """Generate tensor caches under guard: stalls are seen by the bytes, stopped and explained."""
+
+
+def fail(message: str, exit_code: int = USAGE_ERROR) -> NoReturn:
+    """Say one sentence on stderr and end the command.
+
+    Args:
+        message: what happened, to which path or field, and what to do next.
+        exit_code: the exit status.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(f"cachewatch: {message}", file=sys.stderr)
+    raise SystemExit(exit_code)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; the entry point of the `cachewatch` script.
+
+    Args:
+        argv: arguments after the program's name; default `sys.argv[1:]`.
+
+    Raises:
+        SystemExit: with the exit status.
+    """
+    from prefect_cachewatch.errors import CachewatchError  # noqa: PLC0415 - after --help and --version
+
+    if sys.platform != "linux":
+        fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
+    try:
+        result: Any = cli.main(args=argv, prog_name="cachewatch", standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        raise SystemExit(exit_.exit_code) from None
+    except click.Abort:
+        raise SystemExit(130) from None
+    except click.ClickException as error:
+        hint = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+        fail(" ".join(error.format_message().split()) + hint)
+    except CachewatchError as error:
+        fail(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output left; a second error while Python flushes stdout would say so again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(141) from None
+    raise SystemExit(result if isinstance(result, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The errors of the engine; what a stalled generator does is a result, not an error.
+
+    CachewatchError
+    ├── InputError                  bad input: nothing was started, nothing was touched
+    │   ├── CacheDirectoryError     a cache directory that cannot be watched
+    │   │   └── CacheDirectoryBusy  another job is writing into it
+    │   └── CommandError            a command that cannot be run (126, 127)
+    ├── GuardError                  the guard process could not do its work
+    └── ScanError                   the scan process could not do its work
+        └── ScanTimeout             it did not answer in time
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CacheDirectoryBusy",
+    "CacheDirectoryError",
+    "CachewatchError",
+    "CommandError",
+    "GuardError",
+    "InputError",
+    "ScanError",
+    "ScanTimeout",
+]
+
+
+class CachewatchError(Exception):
+    """Base of all errors that the engine raises; the message is one sentence for a person."""
+
+    exit_code = 125
+
+    def __init__(self, message: str, **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.data))
+
+
+class InputError(CachewatchError):
+    """Input that cannot be acted on."""
+
+
+class CacheDirectoryError(InputError):
+    """A cache directory that cannot be watched; `data["path"]` names it."""
+
+
+class CacheDirectoryBusy(CacheDirectoryError):
+    """Another job holds the cache directory; `data["holder_pid"]` is its process, if known."""
+
+
+class CommandError(InputError):
+    """A command that cannot be run; `exit_code` is 126 or 127 as with env(1)."""
+
+    def __init__(self, message: str, **data: Any) -> None:
+        super().__init__(message, **data)
+        self.exit_code = int(data.get("exit_code", 126))
+
+
+class GuardError(CachewatchError):
+    """The guard process did not start, or died."""
+
+
+class ScanError(CachewatchError):
+    """The scan process reported a failure or ended."""
+
+
+class ScanTimeout(ScanError):
+    """The scan process did not answer within its deadline."""
+
+
+def _rebuild(cls: type[CachewatchError], message: str, data: dict[str, Any]) -> CachewatchError:
+    return cls(message, **data)

@@ -1,0 +1,3 @@
+"""What was found when a generation ended: the listing, the report."""
+
+__all__ = ["listing"]

@@ -1,0 +1,3 @@
+"""The engine as Prefect tasks."""
+
+__all__: list[str] = []
