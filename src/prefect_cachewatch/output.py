@@ -12,6 +12,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from prefect_cachewatch.errors import InputError
@@ -30,6 +31,7 @@ class OutputPump:
         log_max_bytes: its cap: the beginning is kept, a note, and the end.
         tail_bytes: how much of the end is kept in memory.
         pass_through: whether to copy the streams to this process's own standard output and error.
+        before_write: called before each such copy, to take a live line off the screen.
 
     Raises:
         InputError: the log file cannot be opened.
@@ -42,6 +44,7 @@ class OutputPump:
         log_max_bytes: int = 64 << 20,
         tail_bytes: int = 64 << 10,
         pass_through: bool = False,
+        before_write: Callable[[], None] | None = None,
     ) -> None:
         self.log_path = log_path
         self.log_error: str | None = None
@@ -51,6 +54,7 @@ class OutputPump:
         self._head_left = max(0, log_max_bytes - tail_bytes)
         self._cut_bytes = 0
         self._pass = {1: pass_through, 2: pass_through}
+        self._before_write = before_write
         self._lock = threading.Lock()
         self._reads: dict[int, int] = {}
         self._thread: threading.Thread | None = None
@@ -153,6 +157,8 @@ class OutputPump:
                 self._head_left -= len(head)
                 self._write_log(head)
             self._cut_bytes += len(data) - len(head)
+        if self._pass[stream] and self._before_write is not None:
+            self._before_write()
         if self._pass[stream] and not _write_all(stream, data):
             self._pass[stream] = False  # our reader left; the generator goes on, and is drained on
 

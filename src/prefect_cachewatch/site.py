@@ -16,7 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, CommandError, ScanError, ScanTimeout
+from prefect_cachewatch.errors import (
+    CacheDirectoryBusy,
+    CacheDirectoryError,
+    CommandError,
+    ScanError,
+    ScanTimeout,
+)
 from prefect_cachewatch.measure.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.proc import command_line
@@ -45,13 +51,17 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
     program, shown = command[0], for_terminal(command[0])
     if "/" not in program:
         if shutil.which(program, path=env.get("PATH", os.defpath)) is None:
-            raise CommandError(f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127)
+            raise CommandError(
+                f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127
+            )
         return
     path = Path(cwd or ".") / program
     if not path.exists():
         raise CommandError(f"command {shown!r} does not exist: check the path", exit_code=127)
     if path.is_dir() or not os.access(path, os.X_OK):
-        raise CommandError(f"command {shown!r} is not executable: chmod +x it, or name its interpreter first", exit_code=126)
+        raise CommandError(
+            f"command {shown!r} is not executable: chmod +x it, or name its interpreter first", exit_code=126
+        )
 
 
 class CacheSite:
@@ -121,13 +131,17 @@ class CacheSite:
         """
         try:
             # A first scan of a cold tree may take minutes; nothing is running yet that could hang unseen.
-            answer = self.scanner.request("begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore)
+            answer = self.scanner.request(
+                "begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore
+            )
         except ScanError as error:
             raise CacheDirectoryError(f"{self._names()} cannot be measured: {error.message}") from error
         for root in answer["roots"]:
             if root["missing"] or root["error"]:
                 shown = for_terminal(root["path"])
-                raise CacheDirectoryError(f"cache directory {shown} cannot be measured: {root['error']}", path=root["path"])
+                raise CacheDirectoryError(
+                    f"cache directory {shown} cannot be measured: {root['error']}", path=root["path"]
+                )
         return answer
 
     def restart_scanner(self) -> None:
@@ -195,11 +209,13 @@ class CacheSite:
         free, inodes, shown = answer["free_bytes"], answer["free_inodes"], for_terminal(path)
         if free < _LEAST_FREE_BYTES:
             raise CacheDirectoryError(
-                f"the file system of cache directory {shown} is full ({format_bytes(free)} free): make room first", path=path
+                f"the file system of cache directory {shown} is full ({format_bytes(free)} free): make room first",
+                path=path,
             )
         if inodes is not None and inodes < 1:
             raise CacheDirectoryError(
-                f"the file system of cache directory {shown} has no free inodes: remove files first", path=path
+                f"the file system of cache directory {shown} has no free inodes: remove files first",
+                path=path,
             )
         if expected_bytes is not None and free + answer["present_bytes"] < expected_bytes:
             raise CacheDirectoryError(
@@ -220,7 +236,9 @@ def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount]) -> None:
     elif any(mount.mount_point == resolved for mount in mounts):
         what = "the root of a mounted file system"
     if what:
-        raise CacheDirectoryError(f"cache directory {shown} is {what}: give the cache a directory of its own below it", path=path)
+        raise CacheDirectoryError(
+            f"cache directory {shown} is {what}: give the cache a directory of its own below it", path=path
+        )
 
 
 def _lock(path: str) -> int:
@@ -248,7 +266,9 @@ def _lock(path: str) -> int:
         ) from None
     except OSError as error:
         os.close(fd)
-        raise CacheDirectoryError(f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path) from error
+        raise CacheDirectoryError(
+            f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path
+        ) from error
     return fd
 
 

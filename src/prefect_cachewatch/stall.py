@@ -180,7 +180,10 @@ class StallRule:
         """Say how long after the last measurement's beginning the next one is due."""
         due = [self.poll_s, self.window_s - self.pause_s]
         if self._blind_s:
-            due = [self.poll_s, (self.policy.unresponsive_after_s or self.policy.stall_after_s) - self._blind_s]
+            due = [
+                self.poll_s,
+                (self.policy.unresponsive_after_s or self.policy.stall_after_s) - self._blind_s,
+            ]
         if self.policy.max_duration_s is not None:
             due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
         suspect_in = self.suspect_after_s - self.pause_s

@@ -89,10 +89,12 @@ class Ledger:
         self._bytes_present = self._blocks_present = 0
         self._newest: FileRecord | None = None
         self._touched_ns: int | None = None
+        self._grown_bytes = self._grown_blocks = 0
 
     def begin(self) -> None:
-        """Begin a scan."""
+        """Begin a scan; one that was begun and never ended leaves no trace."""
         self._seen = {}
+        self._grown_bytes = self._grown_blocks = 0
         self._fresh = []
         self._old_count = 0
         self._bytes_present = self._blocks_present = 0
@@ -149,6 +151,10 @@ class Ledger:
         for key, directory, name, status in self._fresh:
             seen[key] = self._new(directory, name, status)
         self.files, self._seen, self._fresh = seen, {}, []
+        self._bytes_written += self._grown_bytes
+        self._blocks_written += self._grown_blocks
+        self._bytes_kept += self._grown_bytes
+        self._blocks_kept += self._grown_blocks
         self.scans += 1
         newest = self._newest
         return Growth(
@@ -197,10 +203,8 @@ class Ledger:
             self.scans if has_grown else record.grown_scan,
         )  # fmt: skip
         if has_grown:
-            self._bytes_written += grown
-            self._blocks_written += grown_blocks
-            self._bytes_kept += grown
-            self._blocks_kept += grown_blocks
+            self._grown_bytes += grown
+            self._grown_blocks += grown_blocks
             if self._newest is None or after.changed_ns >= self._newest.changed_ns:
                 self._newest = after
         if self.scans and (after.modified_ns != record.modified_ns or record.changed_ns == 0):

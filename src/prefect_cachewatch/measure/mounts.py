@@ -9,7 +9,21 @@ from pathlib import Path
 
 __all__ = ["Mount", "mount_of", "parse_mountinfo", "read_mounts"]
 
-_NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "gluster", "virtiofs", "wekafs")
+_NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "fuse",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "9p",
+    "afs",
+    "gluster",
+    "virtiofs",
+    "wekafs",
+)
 
 
 @dataclass(frozen=True)

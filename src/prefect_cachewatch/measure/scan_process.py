@@ -63,6 +63,7 @@ class ScanServer:
             "errors": walk.errors,
         }
         if growth is not None:
+            answer["scan"] = self.ledger.scans - 1  # the start is scan 0
             answer["growth"] = vars(growth)
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
             for name in ("newest_changed_ns", "touched_ns"):
@@ -272,5 +273,3 @@ def main(fd: int) -> None:
         data = json.dumps(answer).encode() + b"\n"
         while data:
             data = data[os.write(fd, data) :]
-
-

@@ -90,7 +90,10 @@ class DirectoryScanner:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = spawn_helper(
-                "prefect_cachewatch.measure.scan_process", theirs.fileno(), [theirs.fileno()], "cachewatch-scanner"
+                "prefect_cachewatch.measure.scan_process",
+                theirs.fileno(),
+                [theirs.fileno()],
+                "cachewatch-scanner",
             )
         ours.setblocking(False)
         self._socket, self._buffer, self.pending = ours, b"", False
@@ -188,4 +191,3 @@ class DirectoryScanner:
 
 # Pids of scan processes that were stuck when they were left; for reports.
 abandoned: list[int] = []
-

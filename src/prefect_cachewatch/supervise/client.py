@@ -233,7 +233,12 @@ class GuardClient:
             if not found:
                 break
             for pid, status in found.items():
-                killed[pid] = {"pid": pid, "start_ticks": status.start_ticks, "state": status.state, "argv": []}
+                killed[pid] = {
+                    "pid": pid,
+                    "start_ticks": status.start_ticks,
+                    "state": status.state,
+                    "argv": [],
+                }
                 send_signal(pid, status.start_ticks, signal.SIGKILL)
             time.sleep(0.01)
         self.report = StopReport(

@@ -133,7 +133,12 @@ class Guard:
 
 
 def _named(pid: int, found: ProcessStat) -> dict[str, Any]:
-    return {"pid": pid, "start_ticks": found.start_ticks, "state": found.state, "argv": command_line(pid)[:32]}
+    return {
+        "pid": pid,
+        "start_ticks": found.start_ticks,
+        "state": found.state,
+        "argv": command_line(pid)[:32],
+    }
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:
@@ -174,7 +179,14 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 os._exit(98)
             for target, source in enumerate(configuration["stdio"]):
                 os.dup2(source, target)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            for number in (
+                signal.SIGCHLD,
+                signal.SIGTERM,
+                signal.SIGINT,
+                signal.SIGHUP,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             # If memory runs out, the generator should go before the one who reports it.
