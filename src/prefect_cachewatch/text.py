@@ -20,7 +20,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|pnu_|pnb_|sk-|xox[abpr]-)[\w-]{8,}"), _HIDDEN),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), _HIDDEN),
     (re.compile(r"(?<![\w+.-])([\w+.-]++://)[^\s/]+@"), rf"\1{_HIDDEN}@"),
-    (re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:bearer|basic)?\s*)[^\s\"']+"), rf"\1{_HIDDEN}"),
+    (re.compile(r"(?i)\b(authorization[\"']?\s*+[:=]\s*+[\"']?)[^\r\n\"']+"), rf"\1{_HIDDEN}"),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{_HIDDEN}"),
     # Possessive, and from a word's beginning only: a log line of one long word must not take seconds.
     (

@@ -107,11 +107,11 @@ def format_duration(seconds: float) -> str:
     if seconds < 10 and abs(seconds - round(seconds)) > 0.05:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    if whole >= 120 and whole % 60 == 0 and whole < 7200:
+    if 120 <= whole < 3600 and whole % 60 == 0:
         return f"{whole // 60} minutes"
     if whole < 120:
         return "1 minute" if whole == 60 else f"{whole} s"
-    if whole < 7200 and whole < 3600:
+    if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     if whole >= 172800:
         days, hours = whole // 86400, (whole % 86400) // 3600
