@@ -163,7 +163,9 @@ def test_a_change_of_mode_is_no_touch():
 def test_a_hard_link_counts_once_and_earns_nothing():
     disk = Disk()
     one = disk.scan({"/c/a": File(1, 1000)})
-    two = disk.scan({"/c/a": File(1, 1000, st_nlink=2, st_ctime_ns=2), "/c/b": File(1, 1000, st_nlink=2, st_ctime_ns=2)})
+    two = disk.scan(
+        {"/c/a": File(1, 1000, st_nlink=2, st_ctime_ns=2), "/c/b": File(1, 1000, st_nlink=2, st_ctime_ns=2)}
+    )
     assert counters(one) == counters(two) == (1000, 1000)
     assert (two.bytes_present, two.files_present) == (1000, 1)
     assert counters(disk.scan({"/c/b": File(1, 1000, st_ctime_ns=3)})) == (1000, 1000)

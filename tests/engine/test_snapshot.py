@@ -107,7 +107,12 @@ def test_one_missing_directory_does_not_hide_the_other(tmp_path):
 
 def test_what_vanishes_or_turns_into_a_link_between_list_and_open_is_left_out(tmp_path):
     put(tmp_path / "elsewhere/secret", 9)
-    put(tmp_path / "c/trigger"), put(tmp_path / "c/gone/f", 2), put(tmp_path / "c/link/f", 2), put(tmp_path / "c/file/f")
+    (
+        put(tmp_path / "c/trigger"),
+        put(tmp_path / "c/gone/f", 2),
+        put(tmp_path / "c/link/f", 2),
+        put(tmp_path / "c/file/f"),
+    )
     seen = {}
 
     def visit(directory, rank, names, stats):
