@@ -50,7 +50,14 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
         raise CommandError(f"working directory {for_terminal(cwd)} is not a directory: create it first", exit_code=125)
     program, shown = command[0], for_terminal(command[0])
     if "/" not in program:
-        if shutil.which(program, path=env.get("PATH", os.defpath)) is None:
+        search = env.get("PATH", os.defpath)
+        if shutil.which(program, path=search) is None:
+            found = next((p for d in search.split(os.pathsep) if (p := Path(cwd or ".", d, program)).is_file()), None)
+            if found is not None:
+                raise CommandError(
+                    f"command {for_terminal(str(found))!r} is not executable: chmod +x it, or name its interpreter first",
+                    exit_code=126,
+                )
             raise CommandError(
                 f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127
             )

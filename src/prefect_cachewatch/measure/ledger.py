@@ -124,6 +124,9 @@ class Ledger:
                 seen[key] = _PENDING
                 fresh.append((key, directory, name, status))
             elif record.changed_ns == status.st_ctime_ns and record.size_bytes == size and record.blocks == blocks:
+                if record.directory != directory and status.st_nlink == 1:
+                    # A directory above was renamed, which changes no time of the file.
+                    record = record._replace(directory=directory, name=name)
                 seen[key] = record
                 self._old_count += 1
             elif self._is_another_file(record, directory, name, status):
