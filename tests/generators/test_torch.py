@@ -75,7 +75,7 @@ def _compile(
 def _await_compiler(mark: str, ended: Callable[[], bool], cache_dir: Path) -> int:
     """Wait for a cc1plus once something was written, and give its pid."""
     while not ended():
-        if any(path.stat().st_size for path in cache_dir.rglob("*.cpp")):
+        if any(cache_dir.rglob("*.so")):  # by then there is more than the least growth that counts
             for pid, name in marked_processes(mark).items():
                 if name == "cc1plus":
                     return pid
