@@ -24,6 +24,7 @@ from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
 from prefect_cachewatch.supervise.client import GuardClient, StopReport
+from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.units import format_duration
 
 __all__ = ["Outcome", "Watch", "run_watch"]
@@ -129,6 +130,8 @@ class Watch:
             CommandError: the command cannot be executed.
             GuardError: the guard did not start.
         """
+        # Whoever is left of a dead run may be writing into these very directories.
+        notes = describe_leftovers(clear_leftovers())
         baseline = self.site.begin()
         out_fd, error_fd = self.output.open_pipes()
         null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -151,6 +154,7 @@ class Watch:
         self.started_at, self.started_s = time.time(), self._clock()
         rule = StallRule(self.stall, self.started_s)
         self.monitor_state = GrowthMonitor(self.site, rule, self._clock, baseline)
+        self.monitor_state.notes += [*notes, *self.guard.notes]
 
     def supervise(self) -> StopReport:
         """Wait until the generator's tree is gone; safe to interrupt and to call again.

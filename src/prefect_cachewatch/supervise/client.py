@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -20,7 +19,8 @@ from typing import Any
 
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
-from prefect_cachewatch.supervise.proc import find_by_cookie, send_signal
+from prefect_cachewatch.supervise.janitor import stop_leftovers
+from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
 
 __all__ = ["GuardClient", "StopReport"]
 
@@ -77,11 +77,13 @@ class GuardClient:
         self.leader_exit: tuple[int | None, int | None] | None = None
         self.gone = threading.Event()
         self.report: StopReport | None = None
+        self.notes: list[str] = []
         self._frozen = threading.Event()
         self._frozen_pids: list[int] = []
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
-        self._configuration = {
+        self._state_path: str | None = None
+        self._configuration: dict[str, Any] = {
             "argv": list(argv),
             "env": dict(env),
             "cwd": cwd,
@@ -103,16 +105,22 @@ class GuardClient:
             CommandError: the command could not be executed; nothing is left running.
             GuardError: the guard did not start.
         """
+        state_fd = self._open_state()
         ours, theirs = socket.socketpair()
         stdio, hold = self._configuration["stdio"], self._configuration["hold"]
-        assert isinstance(stdio, list) and isinstance(hold, list)
-        with theirs:
-            self._process = spawn_helper(
-                "prefect_cachewatch.supervise.guard",
-                theirs.fileno(),
-                sorted({theirs.fileno(), *stdio, *hold}),
-                "cachewatch-guard",
-            )
+        own = [] if state_fd is None else [state_fd]
+        self._configuration["state"] = [state_fd, self._state_path] if own else None
+        try:
+            with theirs:
+                self._process = spawn_helper(
+                    "prefect_cachewatch.supervise.guard",
+                    theirs.fileno(),
+                    sorted({theirs.fileno(), *stdio, *hold, *own}),
+                    "cachewatch-guard",
+                )
+        finally:
+            for fd in own:  # the guards alone hold the lock: it falls when both have died
+                os.close(fd)
         self._socket = ours
         try:
             ours.sendall(json.dumps(self._configuration).encode() + b"\n")
@@ -222,28 +230,31 @@ class GuardClient:
             self.report = StopReport(exit_code=code, signal=number, **message)
             self.gone.set()
 
+    def _open_state(self) -> int | None:
+        try:
+            fd, self._state_path = create_run_file(self.cookie)
+        except (OSError, RunFileRefused) as error:
+            # No reason not to run: only a janitor would have read it.
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.notes.append(f"no state file for the janitor: {reason}")
+            return None
+        return fd
+
     def _mourn(self) -> None:
-        """Both guards have died: stop what carries the run's cookie, as far as it can be found."""
+        """Both guards have died: stop what carries the run's cookie or stands in its state file."""
         began = time.monotonic()
-        killed: dict[int, dict[str, Any]] = {}
-        survivors: list[dict[str, Any]] = []
-        while time.monotonic() - began < 10:
-            found = find_by_cookie(self.cookie)
-            survivors = [{"pid": pid, "start_ticks": s.start_ticks, "state": s.state} for pid, s in found.items()]
-            if not found:
-                break
-            for pid, status in found.items():
-                killed[pid] = {
-                    "pid": pid,
-                    "start_ticks": status.start_ticks,
-                    "state": status.state,
-                    "argv": [],
-                }
-                send_signal(pid, status.start_ticks, signal.SIGKILL)
-            time.sleep(0.01)
-        self.report = StopReport(
-            "guards_died", None, None, time.monotonic() - began, [], list(killed.values()), survivors
-        )
+        recorded: tuple[tuple[int, int], ...] = ()
+        if self._state_path is not None:
+            with contextlib.suppress(OSError, RunFileRefused), open(self._state_path, "rb") as file:
+                recorded = parse_run_file(file.read(1 << 20), os.path.basename(self._state_path)).tree
+        found = stop_leftovers(self.cookie, recorded, began + 10)
+        named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
+        killed = [who for who, one in zip(named, found, strict=True) if one.killed]
+        survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
+        if self._state_path is not None and not survivors:
+            with contextlib.suppress(OSError):
+                os.unlink(self._state_path)
+        self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
 
 
 def _exit_of(status: int | None) -> tuple[int | None, int | None]:
