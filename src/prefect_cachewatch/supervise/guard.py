@@ -260,9 +260,9 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
     failure = os.read(failure_read, 100)  # ends at exec, which closes the other side
     os.close(failure_read)
     if failure:
-        number, _, step = failure.decode().partition(" ")
+        errno_text, _, step = failure.decode().partition(" ")
         guard.reap()
-        guard.say("exec_failed", errno=int(number), step=step)
+        guard.say("exec_failed", errno=int(errno_text), step=step)
         os._exit(0)
     started = read_stat(pid)
     guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])

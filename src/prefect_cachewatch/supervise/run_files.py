@@ -237,7 +237,8 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
         with contextlib.suppress(ValueError, RecursionError):
             if (found := _identity(json.loads(line))) is not None:
                 tree.append(found)
-    return RunFile(cookie, *texts, flow, tuple(dict.fromkeys(tree)))
+    boot, machine, namespace = texts
+    return RunFile(cookie, boot, machine, namespace, flow, tuple(dict.fromkeys(tree)))
 
 
 def machine_id() -> str:
