@@ -187,6 +187,8 @@ class GuardClient:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
             self._process.returncode = self._process.returncode or 0
+        if self.report is not None and not self.report.survivors:
+            self._remove_state()  # its keeper, the outer guard, may have been the one that died
 
     def _command(self, command: dict[str, Any]) -> None:
         if self._socket is not None and not self.gone.is_set():
@@ -240,6 +242,12 @@ class GuardClient:
             return None
         return fd
 
+    def _remove_state(self) -> None:
+        path, self._state_path = self._state_path, None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
     def _mourn(self) -> None:
         """Both guards have died: stop what carries the run's cookie or stands in its state file."""
         began = time.monotonic()
@@ -251,9 +259,6 @@ class GuardClient:
         named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
-        if self._state_path is not None and not survivors:
-            with contextlib.suppress(OSError):
-                os.unlink(self._state_path)
         self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
 
 
