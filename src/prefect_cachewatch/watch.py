@@ -25,6 +25,7 @@ from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
 from prefect_cachewatch.supervise.client import GuardClient, StopReport
+from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
@@ -136,6 +137,8 @@ class Watch:
             cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
         except FileNotFoundError:
             raise InputError("the present working directory has been removed: change to another one") from None
+        # Whoever is left of a dead run may be writing into these very directories.
+        notes = describe_leftovers(clear_leftovers())
         baseline = self.site.begin()
         out_fd, error_fd = self.output.open_pipes()
         # A number of its own: the guard's 0 is /dev/null, whatever ours is.
@@ -167,6 +170,7 @@ class Watch:
         self.started_at, self.started_s = time.time(), self._clock()
         rule = StallRule(self.stall, self.started_s)
         self.monitor_state = GrowthMonitor(self.site, rule, self._clock, baseline)
+        self.monitor_state.notes += [*notes, *self.guard.notes]
 
     def supervise(self) -> StopReport:
         """Wait until the generator's tree is gone; safe to interrupt and to call again.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.orchestration.conftest import BIN, Server, alive, end, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]

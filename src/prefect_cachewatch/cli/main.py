@@ -25,6 +25,7 @@ USAGE_ERROR = 125
 COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("prefect_cachewatch.cli.exec:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
+    "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
 }  # fmt: skip
