@@ -200,6 +200,8 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
         if watch.guard is not None and not watch.guard.gone.is_set():
             watch.cancel("the flow run was cancelled")
             watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
     if attempt.failure is not None:
         raise attempt.failure
     if watch.error is not None:

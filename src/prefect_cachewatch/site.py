@@ -104,6 +104,7 @@ class CacheSite:
     ) -> None:
         self.ignore = list(ignore)
         self.scanner = DirectoryScanner(deadline_s)
+        self._closed = False
         self._deadline_s = deadline_s
         self.paths: list[str] = []
         self.lock_fds: list[int] = []
@@ -154,7 +155,9 @@ class CacheSite:
         return answer
 
     def restart_scanner(self) -> None:
-        """Replace a scan process that has died; never one that is stuck."""
+        """Replace a scan process that has died; never one that is stuck, and none after the end."""
+        if self._closed:
+            return
         self.scanner.close()
         self.scanner = DirectoryScanner(self._deadline_s)
 
@@ -168,6 +171,7 @@ class CacheSite:
 
     def close(self) -> None:
         """Let go of the locks and the scan process."""
+        self._closed = True
         self.scanner.close()
         while self.lock_fds:
             os.close(self.lock_fds.pop())
