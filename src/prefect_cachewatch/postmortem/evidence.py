@@ -59,6 +59,7 @@ class _Draft:
     pids: list[int] = field(default_factory=list)
     threads: dict[int, tuple[ThreadFacts, ...]] = field(default_factory=dict)
     sample: ProcessSample | None = None
+    locks_text: str = ""
     facts: dict[int, ProcessFacts] = field(default_factory=dict)
     files: dict[int, tuple[OpenFile, ...]] = field(default_factory=dict)
     file_counts: dict[int, int | None] = field(default_factory=dict)
@@ -128,8 +129,8 @@ def collect_evidence(
             freeze()
         except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
             draft.missing.append(Missing("freeze", redact(f"{type(error).__name__}: {error}", hidden)))
-    # Answers of file systems are asked for first and awaited last; 0.1 s is kept to put things together.
-    ready_by = deadline - min(0.1, 0.1 * budget_s)
+    # Answers of file systems are asked for first and awaited last; the rest of the time puts things together.
+    ready_by = deadline - min(0.25, 0.15 * budget_s)
     answers: dict[str, dict[str, Any]] = {}
 
     def details() -> None:
@@ -137,9 +138,10 @@ def collect_evidence(
         probe.start(_files_to_stat(draft.files))
         if python_stacks:
             _read_stacks(draft, ready_by, clock)
+        draft.steps.append("file systems")
         answers.update(probe.finish(ready_by, clock))
 
-    _run_until(deadline - min(0.05, 0.05 * budget_s), clock, details, draft)
+    _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
     return Evidence(
         window_s=window_s,
@@ -174,12 +176,15 @@ def _run_until(deadline: float, clock: Callable[[], float], work: Callable[[], N
     thread.join(max(0.0, deadline - clock()))
     if thread.is_alive():
         part = draft.steps[-1] if draft.steps else "evidence"
-        draft.missing.append(Missing(part, "the time for the evidence was up; this part and later ones are incomplete"))
+        draft.missing.append(
+            Missing(part, "the time for the evidence was up; this part and later ones are incomplete")
+        )
 
 
 def _read_states(draft: _Draft, roots: Sequence[int], include_roots: bool) -> None:
     draft.steps.append("process states")
     draft.pids = find_descendants(roots, include_roots)
+    draft.locks_text = os.fsdecode(read_proc("/proc/locks"))
     for pid in draft.pids:
         draft.threads[pid] = read_threads(pid)
     draft.sample = sample_processes(roots, include_roots)
@@ -205,12 +210,15 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
         draft.missing.append(Missing("open files", f"only the first {_MAX_FILES} of the tree are listed"))
     if denied:
         draft.missing.append(Missing("open files", f"{denied} processes may not be read by this user"))
-    if any(t.state not in "RZX" and not t.syscall for ts in draft.threads.values() for t in ts):
-        draft.missing.append(Missing("system calls", "the kernel does not show those of every thread to this user"))
-    if not any(t.kernel_stack for ts in draft.threads.values() for t in ts):
+    asleep = [t for ts in draft.threads.values() for t in ts if t.state not in "RZX"]
+    if any(not t.syscall and not t.wait_channel for t in asleep):
+        draft.missing.append(
+            Missing("system calls", "the kernel does not show those of every thread to this user")
+        )
+    if asleep and not any(t.kernel_stack for t in asleep):
         draft.missing.append(Missing("kernel stacks", "need CAP_SYS_ADMIN"))
     draft.steps.append("locks")
-    draft.locks = read_locks(draft.files, {pid: facts.name for pid, facts in draft.facts.items()})
+    draft.locks = read_locks(draft.locks_text, draft.files, {pid: facts.name for pid, facts in draft.facts.items()})
     draft.steps.append("control groups")
     for directory in dict.fromkeys(facts.cgroup for facts in draft.facts.values()):
         if directory:
@@ -227,7 +235,9 @@ def _read_process(pid: int, threads: tuple[ThreadFacts, ...], secrets: Sequence[
         argv = [os.fsdecode(word) for word in read_proc(f"/proc/{pid}/cmdline", 1 << 16).split(b"\0")]
     except psutil.Error:
         return None
-    status = dict(line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line)
+    status = dict(
+        line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line
+    )
     swap = status.get(b"VmSwap", b"").split()
     try:
         cwd = os.readlink(f"/proc/{pid}/cwd")
@@ -261,7 +271,9 @@ def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> 
         return
     executable = find_py_spy()
     if executable is None:
-        draft.missing.append(Missing("python stacks", "py-spy is not installed: pip install 'prefect-cachewatch[stacks]'"))
+        draft.missing.append(
+            Missing("python stacks", "py-spy is not installed: pip install 'prefect-cachewatch[stacks]'")
+        )
         return
     # Those that are running now, then the deepest: the leaves are what the others wait for.
     running = {pid for pid in pids if any(t.state in "RD" for t in draft.threads.get(pid, ()))}
@@ -270,7 +282,9 @@ def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> 
     draft.stacks = collector.collect(order[:_MAX_STACKS], deadline)
     draft.missing.extend(Missing(f"python stack of {pid}", why) for pid, why in collector.failures.items())
     if len(order) > _MAX_STACKS:
-        draft.missing.append(Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at"))
+        draft.missing.append(
+            Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at")
+        )
 
 
 def _read_pressure() -> tuple[PressureFacts, ...]:
@@ -288,7 +302,9 @@ def _read_pressure() -> tuple[PressureFacts, ...]:
 
 def _files_to_stat(files: Mapping[int, Sequence[OpenFile]]) -> dict[str, str]:
     # Files outside the caches first: if a cache's file system hangs, only its own files go unanswered.
-    wanted = [(f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")]
+    wanted = [
+        (f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")
+    ]
     return {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in sorted(wanted)[:_MAX_STATTED]}
 
 
@@ -305,7 +321,9 @@ def _join(
     if now and earlier and now.start_ticks != earlier.start_ticks:
         earlier = None  # the pid was given to another process meanwhile
     if now and before and earlier is None:
-        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None)  # began in the window
+        earlier = replace(
+            now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None
+        )  # began in the window
     return replace(
         facts,
         cpu_in_window_s=now.cpu_s - earlier.cpu_s if now and earlier else None,

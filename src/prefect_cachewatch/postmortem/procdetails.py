@@ -29,7 +29,9 @@ _UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNEC
 _NO_LIMIT = 1 << 60
 
 
-def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tuple[tuple[OpenFile, ...], int | None]:
+def list_open_files(
+    pid: int, cache_dirs: Sequence[str], limit: int = 256
+) -> tuple[tuple[OpenFile, ...], int | None]:
     """List the open descriptors of a process from /proc alone.
 
     Args:
@@ -47,7 +49,9 @@ def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tu
     return tuple(f for fd in fds[:limit] if (f := _describe(pid, fd, cache_dirs))), len(fds)
 
 
-def list_sockets(pid: int, files: Iterable[OpenFile], tables: dict[str, Mapping[int, SocketFacts]]) -> list[SocketFacts]:
+def list_sockets(
+    pid: int, files: Iterable[OpenFile], tables: dict[str, Mapping[int, SocketFacts]]
+) -> list[SocketFacts]:
     """Match a process's sockets with the tables of its network namespace.
 
     Args:
@@ -72,10 +76,13 @@ def list_sockets(pid: int, files: Iterable[OpenFile], tables: dict[str, Mapping[
     return [SocketFacts(fd, *_rest(facts)) for fd, facts in found if facts]
 
 
-def read_locks(processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str]) -> tuple[LockWait, ...]:
+def read_locks(
+    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str]
+) -> tuple[LockWait, ...]:
     """Find the file locks that processes of the tree wait for.
 
     Args:
+        text: /proc/locks, read before the tree was frozen: a stopped process waits for no lock.
         processes: the tree's pids and their open files.
         names: names of processes already known; a holder outside the tree is looked up.
 
@@ -92,7 +99,7 @@ def read_locks(processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, 
             names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
             holder in processes,
         )
-        for waiter, holder, kind, inode in parse_locks(os.fsdecode(read_proc("/proc/locks")))
+        for waiter, holder, kind, inode in parse_locks(text)
         if waiter in processes
     )
 
@@ -146,7 +153,10 @@ def find_cgroup(pid: int) -> str:
 def read_cgroup(directory: str) -> CgroupFacts:
     """Read limit, use and OOM kills of a control group, version 2 or 1; what is missing is None."""
     if Path(directory, "memory.limit_in_bytes").exists():
-        limit, current = _number(directory, "memory.limit_in_bytes"), _number(directory, "memory.usage_in_bytes")
+        limit, current = (
+            _number(directory, "memory.limit_in_bytes"),
+            _number(directory, "memory.usage_in_bytes"),
+        )
         kills = _keyed(directory, "memory.oom_control", b"oom_kill")
     else:
         limit, current = _number(directory, "memory.max"), _number(directory, "memory.current")
@@ -174,7 +184,13 @@ def _describe(pid: int, fd: int, cache_dirs: Sequence[str]) -> OpenFile | None:
     elif target.startswith("anon_inode:") or not target.startswith("/"):
         kind = "anon"
     elif target.startswith("/dev/") and not target.startswith(_MEMORY_BELOW_DEV, 5):
-        kind = "tty" if target.startswith(_TERMINALS, 5) else "anon" if target[5:] in _PLAIN_DEVICES else "device"
+        kind = (
+            "tty"
+            if target.startswith(_TERMINALS, 5)
+            else "anon"
+            if target[5:] in _PLAIN_DEVICES
+            else "device"
+        )
     elif flags & os.O_DIRECTORY:
         kind = "directory"
     return OpenFile(
@@ -204,7 +220,9 @@ def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
         parts = os.fsdecode(line).split(None, 7)
         if len(parts) >= 7:
             path = parts[7] if len(parts) > 7 else ""
-            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
+            table[int(parts[6])] = SocketFacts(
+                -1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5])
+            )
     return table
 
 

@@ -112,7 +112,9 @@ def decode_syscall(
         return BlockedCall(name, epoll_targets(args[0] & 0xFFFFFFFF), args[3] != 0)
     if name in ("open", "openat", "openat2"):
         return BlockedCall(name, (), False, _text(read_memory(args[0 if name == "open" else 1], 4096)))
-    return BlockedCall(name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait"))
+    return BlockedCall(
+        name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait")
+    )
 
 
 def _polled(read_memory: ReadMemory, address: int, count: int) -> tuple[int, ...]:

@@ -106,7 +106,9 @@ def thread_wait(thread: ThreadFacts, process: ProcessFacts, locked: bool = False
 
     def wait(kind: WaitKind, file: OpenFile | None = None, target: str = "") -> Wait:
         socket = next((s for s in process.sockets if file and s.fd == file.fd), None)
-        return Wait(kind, process, thread, target or (file.target if file else ""), file, socket, thread.timed)
+        return Wait(
+            kind, process, thread, target or (file.target if file else ""), file, socket, thread.timed
+        )
 
     call = thread.syscall
     if thread.state in "ZX":
