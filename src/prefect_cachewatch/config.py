@@ -49,9 +49,7 @@ class CacheJob(_Input):
         default_factory=dict,
         description="Variable name to the name of a Prefect Secret block; only the generator sees the value.",
     )
-    cwd: Path | None = Field(
-        default=None, description="Working directory of the generator; default: the worker's."
-    )
+    cwd: Path | None = Field(default=None, description="Working directory of the generator; default: the worker's.")
     expected_bytes: int | None = Field(
         default=None,
         gt=0,
@@ -162,9 +160,7 @@ class RetryPolicy(_Input):
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all, the first included.")
     backoff_s: float = Field(default=30, ge=0, le=86400, description="Pause before the second attempt.")
     factor: float = Field(default=2, ge=1, le=10, description="Each further pause is this many times longer.")
-    max_backoff_s: float = Field(
-        default=600, ge=0, le=86400, description="The longest pause between attempts."
-    )
+    max_backoff_s: float = Field(default=600, ge=0, le=86400, description="The longest pause between attempts.")
     jitter: float = Field(
         default=0.2, ge=0, le=1, description="Random share by which a pause is lengthened or shortened."
     )

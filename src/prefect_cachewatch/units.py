@@ -83,13 +83,7 @@ def format_bytes(size_bytes: float) -> str:
         if size < 1024 or unit == "TiB":
             if unit == "B":
                 return f"{size:.0f} B"
-            return (
-                f"{size:.2f} {unit}"
-                if size < 10
-                else f"{size:.1f} {unit}"
-                if size < 100
-                else f"{size:.0f} {unit}"
-            )
+            return f"{size:.2f} {unit}" if size < 10 else f"{size:.1f} {unit}" if size < 100 else f"{size:.0f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
 

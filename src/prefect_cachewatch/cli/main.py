@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("prefect_cachewatch.cli.exec:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
+    "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a stalled generation."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
 }  # fmt: skip
 
@@ -77,9 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     from prefect_cachewatch.errors import CachewatchError  # noqa: PLC0415 - after --help and --version
 
     if sys.platform != "linux":
-        fail(
-            f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container"
-        )
+        fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
     try:
         result: Any = cli.main(args=argv, prog_name="cachewatch", standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -87,11 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     except click.Abort:
         raise SystemExit(130) from None
     except click.ClickException as error:
-        hint = (
-            f" (see {error.ctx.command_path} --help)"
-            if isinstance(error, click.UsageError) and error.ctx
-            else ""
-        )
+        hint = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
         fail(" ".join(error.format_message().split()) + hint)
     except CachewatchError as error:
         fail(error.message, error.exit_code)

@@ -29,7 +29,7 @@ from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
 from prefect_cachewatch.text import for_terminal, redact
 
-__all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "stack_text", "write_bundle"]
+__all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "draw_report", "stack_text", "write_bundle"]
 
 BUNDLE_FILES = (
     "generator.log.gz",
@@ -153,9 +153,9 @@ def draw_report(report: Mapping[str, Any], evidence: Evidence) -> str:
     # The curve ends with the decision: what the stop, the listing and the bundle took is no pause.
     last = growth.get("last_growth_s") or 0.0
     pause = stall.get("pause_s")
-    stalled = bool(stall.get("kind")) and pause is not None
-    end_s = last + pause if stalled else float(report.get("duration_s") or 0.0)
-    return draw_growth(samples, end_s=end_s, stall_from_s=last if stalled else None)
+    if not stall.get("kind") or pause is None:
+        return draw_growth(samples, end_s=float(report.get("duration_s") or 0.0))
+    return draw_growth(samples, end_s=last + pause, stall_from_s=last)
 
 
 def stack_text(evidence: Evidence) -> str:

@@ -25,7 +25,6 @@ CHART_STYLE = (
     "@media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#9aa5b1}"
     ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}}"
 )
-_BYTE_STEPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 
@@ -116,8 +115,8 @@ def _thin(points: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
 
 
 def _byte_step(top: float) -> int:
-    unit = 1024 ** int(math.log(max(top, 1), 1024))
-    return int(next((s * unit for s in _BYTE_STEPS if s * unit * 5 >= top), 1024 * unit))
+    # A power of two is a round number in powers of 1024; at most five lines.
+    return int(2 ** max(0, math.ceil(math.log2(top / 5))))
 
 
 def _time_step(end_s: float) -> float:

@@ -176,9 +176,7 @@ def _run_until(deadline: float, clock: Callable[[], float], work: Callable[[], N
     thread.join(max(0.0, deadline - clock()))
     if thread.is_alive():
         part = draft.steps[-1] if draft.steps else "evidence"
-        draft.missing.append(
-            Missing(part, "the time for the evidence was up; this part and later ones are incomplete")
-        )
+        draft.missing.append(Missing(part, "the time for the evidence was up; this part and later ones are incomplete"))
 
 
 def _read_states(draft: _Draft, roots: Sequence[int], include_roots: bool) -> None:
@@ -212,9 +210,7 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
         draft.missing.append(Missing("open files", f"{denied} processes may not be read by this user"))
     asleep = [t for ts in draft.threads.values() for t in ts if t.state not in "RZX"]
     if any(not t.syscall and not t.wait_channel for t in asleep):
-        draft.missing.append(
-            Missing("system calls", "the kernel does not show those of every thread to this user")
-        )
+        draft.missing.append(Missing("system calls", "the kernel does not show those of every thread to this user"))
     if asleep and not any(t.kernel_stack for t in asleep):
         draft.missing.append(Missing("kernel stacks", "need CAP_SYS_ADMIN"))
     draft.steps.append("locks")
@@ -235,9 +231,7 @@ def _read_process(pid: int, threads: tuple[ThreadFacts, ...], secrets: Sequence[
         argv = [os.fsdecode(word) for word in read_proc(f"/proc/{pid}/cmdline", 1 << 16).split(b"\0")]
     except psutil.Error:
         return None
-    status = dict(
-        line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line
-    )
+    status = dict(line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line)
     swap = status.get(b"VmSwap", b"").split()
     try:
         cwd = os.readlink(f"/proc/{pid}/cwd")
@@ -282,9 +276,7 @@ def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> 
     draft.stacks = collector.collect(order[:_MAX_STACKS], deadline)
     draft.missing.extend(Missing(f"python stack of {pid}", why) for pid, why in collector.failures.items())
     if len(order) > _MAX_STACKS:
-        draft.missing.append(
-            Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at")
-        )
+        draft.missing.append(Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at"))
 
 
 def _read_pressure() -> tuple[PressureFacts, ...]:
@@ -302,9 +294,7 @@ def _read_pressure() -> tuple[PressureFacts, ...]:
 
 def _files_to_stat(files: Mapping[int, Sequence[OpenFile]]) -> dict[str, str]:
     # Files outside the caches first: if a cache's file system hangs, only its own files go unanswered.
-    wanted = [
-        (f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")
-    ]
+    wanted = [(f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")]
     return {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in sorted(wanted)[:_MAX_STATTED]}
 
 
@@ -321,9 +311,7 @@ def _join(
     if now and earlier and now.start_ticks != earlier.start_ticks:
         earlier = None  # the pid was given to another process meanwhile
     if now and before and earlier is None:
-        earlier = replace(
-            now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None
-        )  # began in the window
+        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None)  # began in the window
     return replace(
         facts,
         cpu_in_window_s=now.cpu_s - earlier.cpu_s if now and earlier else None,

@@ -61,9 +61,7 @@ def find_mount(path: str, mounts: Sequence[FilesystemFacts]) -> FilesystemFacts:
     best = FilesystemFacts(path)
     for mount in mounts:
         point = mount.mount_point.rstrip("/")
-        if (path == point or path.startswith(point + "/")) and len(point) >= len(
-            best.mount_point.rstrip("/")
-        ):
+        if (path == point or path.startswith(point + "/")) and len(point) >= len(best.mount_point.rstrip("/")):
             best = mount
     return replace(best, path=path)
 
@@ -92,16 +90,12 @@ class FilesystemProbe:
         """Start to ask; `files` are key -> path, those on a cache's mount are asked after its directories."""
         points = dict.fromkeys(facts.mount_point for facts in self._facts.values())
         for point in points:
-            dirs = [
-                [f.path, _quota_source(f), self.uid] for f in self._facts.values() if f.mount_point == point
-            ]
+            dirs = [[f.path, _quota_source(f), self.uid] for f in self._facts.values() if f.mount_point == point]
             self._start_child(point, {"dirs": dirs, "files": []})
         if files:
             self._start_child("", {"dirs": [], "files": list(files.items())})
 
-    def finish(
-        self, deadline: float, clock: Callable[[], float] = time.monotonic
-    ) -> dict[str, dict[str, Any]]:
+    def finish(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> dict[str, dict[str, Any]]:
         """Wait for the answers until the deadline; a child that is late is given up.
 
         Args:

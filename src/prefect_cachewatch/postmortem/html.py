@@ -98,7 +98,7 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
         if value is not None:
             rows.append((label, write(value)))
 
-    add("Started", report.get("started_at"))
+    add("Started", report.get("started_at"), lambda at: str(at)[:19].replace("T", " ") + " UTC")
     add("Duration", report.get("duration_s"), format_duration)
     add("Bytes written", growth.get("bytes_written"), format_bytes)
     add("Bytes present", growth.get("bytes_present"), format_bytes)
@@ -128,7 +128,9 @@ def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], attr
     # `heads`: (title, class); the cells are HTML already.
     head = "".join(f'<th scope="col" class="{kind}">{for_html(title)}</th>' for title, kind in heads)
     body = "".join(
-        "<tr>" + "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, heads, strict=True)) + "</tr>"
+        "<tr>"
+        + "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, heads, strict=True))
+        + "</tr>"
         for row in rows
     )
     return f'<div class="scroll"><table {attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -141,7 +143,7 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
     total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
     rows = (
         (
-            f'<bdi>{for_html(str(entry["path"]), 1000)}</bdi>',
+            f"<bdi>{for_html(str(entry['path']), 1000)}</bdi>",
             f'<span data-value="{int(entry["size_bytes"])}">{format_bytes(entry["size_bytes"])}</span>',
             f'<span data-value="{int(entry["allocated_bytes"])}">{format_bytes(entry["allocated_bytes"])}</span>',
             f'<span data-value="{float(entry["age_s"])}">{format_duration(max(0.0, entry["age_s"]))}</span>',
@@ -250,7 +252,9 @@ def _machine(evidence: Evidence) -> str:
             space = f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.total_bytes)} free"
             if facts.total_inodes:
                 space += f", {facts.free_inodes:,} of {facts.total_inodes:,} inodes free"
-        lines.append(f"{facts.path}: {facts.type} {facts.source} on {facts.mount_point} ({','.join(facts.options)}): {space}")
+        lines.append(
+            f"{facts.path}: {facts.type} {facts.source} on {facts.mount_point} ({','.join(facts.options)}): {space}"
+        )
     for group in evidence.cgroups:
         limit = format_bytes(group.limit_bytes) if group.limit_bytes else "no limit"
         current = format_bytes(group.current_bytes) if group.current_bytes is not None else "unknown"
@@ -265,7 +269,7 @@ def _machine(evidence: Evidence) -> str:
 
 
 def _stacks(evidence: Evidence) -> str:
-    blocks = []
+    blocks: list[str] = []
     for process in evidence.processes[:_MAX_PROCESSES]:
         lines = []
         for python in process.python_threads:

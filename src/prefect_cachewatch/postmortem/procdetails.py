@@ -29,9 +29,7 @@ _UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNEC
 _NO_LIMIT = 1 << 60
 
 
-def list_open_files(
-    pid: int, cache_dirs: Sequence[str], limit: int = 256
-) -> tuple[tuple[OpenFile, ...], int | None]:
+def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tuple[tuple[OpenFile, ...], int | None]:
     """List the open descriptors of a process from /proc alone.
 
     Args:
@@ -184,13 +182,7 @@ def _describe(pid: int, fd: int, cache_dirs: Sequence[str]) -> OpenFile | None:
     elif target.startswith("anon_inode:") or not target.startswith("/"):
         kind = "anon"
     elif target.startswith("/dev/") and not target.startswith(_MEMORY_BELOW_DEV, 5):
-        kind = (
-            "tty"
-            if target.startswith(_TERMINALS, 5)
-            else "anon"
-            if target[5:] in _PLAIN_DEVICES
-            else "device"
-        )
+        kind = "tty" if target.startswith(_TERMINALS, 5) else "anon" if target[5:] in _PLAIN_DEVICES else "device"
     elif flags & os.O_DIRECTORY:
         kind = "directory"
     return OpenFile(
@@ -220,9 +212,7 @@ def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
         parts = os.fsdecode(line).split(None, 7)
         if len(parts) >= 7:
             path = parts[7] if len(parts) > 7 else ""
-            table[int(parts[6])] = SocketFacts(
-                -1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5])
-            )
+            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
     return table
 
 

@@ -182,8 +182,7 @@ def _read_thread(pid: int, tid: int) -> ThreadFacts | None:
             lambda fd: _epoll_targets(pid, fd),
         )
         stack = tuple(
-            line.partition("] ")[2]
-            for line in os.fsdecode(read_proc(f"{here}/stack", 8192)).splitlines()[:24]
+            line.partition("] ")[2] for line in os.fsdecode(read_proc(f"{here}/stack", 8192)).splitlines()[:24]
         )
     return ThreadFacts(
         tid, name, state, channel, call.name, call.fds, call.timed, call.path, tuple(filter(None, stack))

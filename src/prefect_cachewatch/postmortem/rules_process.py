@@ -104,9 +104,7 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
         return Diagnosis(
             "waiting_for_lock",
             f"{who(waiter)} waits for a lock on {place}, held by {holder}{also}",
-            (
-                f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",
-            ),
+            (f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",),
             f"See what pid {lock.holder_pid} does; if it is left over from another run, end it. Two runs on one cache "
             "directory exclude each other."
             if lock.holder_pid > 0
@@ -213,17 +211,13 @@ def blocked_on_output_pipe(view: View) -> Diagnosis | None:
         if file.kind == "pipe" and inode is not None and file.inode == inode and "r" in file.access
     ]
     fd = wait.file.fd if wait.file else None
-    stream = {1: "its standard output", 2: "its standard error"}.get(
-        fd if fd is not None else -1, f"descriptor {fd}"
-    )
+    stream = {1: "its standard output", 2: "its standard error"}.get(fd if fd is not None else -1, f"descriptor {fd}")
     reader = f"; the reader is {who(readers[0])}" if readers else ""
     kinds = {w.kind for w in view.waits if readers and w.process.pid == readers[0].pid}
     return Diagnosis(
         "blocked_on_output_pipe",
         f"{who(wait.process)} cannot go on writing to {stream}: the pipe is full and nobody reads it{reader}",
-        (
-            f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on {shown(wait.target)}",
-        ),
+        (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on {shown(wait.target)}",),
         "Make the reader of that pipe read on, or send the output to a file. subprocess.Popen(stdout=PIPE) with "
         "wait() instead of communicate() is the usual fault.",
         "high" if not readers or kinds <= {WaitKind.SLEEP, WaitKind.UNKNOWN, WaitKind.CHILD} else "medium",
@@ -234,9 +228,7 @@ def waiting_for_input(view: View) -> Diagnosis | None:
     """A process reads its standard input or a terminal, where nobody types."""
     wait = view.leaf(WaitKind.INPUT)
     if wait is None:
-        piped = (
-            w for w in view.leaves if w.kind is WaitKind.PIPE_READ and w.file is not None and w.file.fd == 0
-        )
+        piped = (w for w in view.leaves if w.kind is WaitKind.PIPE_READ and w.file is not None and w.file.fd == 0)
         wait = next(piped, None)
     if wait is None:
         return None
@@ -365,11 +357,7 @@ def waiting_for_child(view: View) -> Diagnosis | None:
         if wait.kind not in (WaitKind.CHILD, WaitKind.PIPE_READ) or not children:
             continue
         child = next((c for c in children if c.pid in leaf), children[0])
-        doing = (
-            leaf[child.pid].thread.syscall or leaf[child.pid].kind.value
-            if child.pid in leaf
-            else "waiting as well"
-        )
+        doing = leaf[child.pid].thread.syscall or leaf[child.pid].kind.value if child.pid in leaf else "waiting as well"
         argv = shown(" ".join(child.argv), 160)
         return Diagnosis(
             "waiting_for_child",
@@ -400,8 +388,7 @@ def unknown(view: View) -> Diagnosis:
     """No rule fits; says what each process does."""
     return Diagnosis(
         "unknown",
-        "the cause is not known: "
-        + (_what_each_does(view)[:1] or ("no process of the generator is left",))[0],
+        "the cause is not known: " + (_what_each_does(view)[:1] or ("no process of the generator is left",))[0],
         _what_each_does(view),
         "Look at the stacks and the end of the log in the bundle.",
         "low",

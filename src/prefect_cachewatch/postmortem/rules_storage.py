@@ -60,9 +60,7 @@ def cache_directory_missing(view: View) -> Diagnosis | None:
     gone = next((f for f in view.evidence.filesystems if "No such file" in f.error), None)
     if gone is None and view.evidence.growth.kind != "cache_directory_missing":
         return None
-    path = shown(
-        gone.path if gone else next((f.path for f in view.evidence.filesystems), "the cache directory")
-    )
+    path = shown(gone.path if gone else next((f.path for f in view.evidence.filesystems), "the cache directory"))
     return Diagnosis(
         "cache_directory_missing",
         f"{path} is gone: it was removed, renamed or unmounted during the run",
@@ -145,9 +143,7 @@ def quota_exceeded(view: View) -> Diagnosis | None:
             return Diagnosis(
                 "quota_exceeded",
                 f"the disk quota under {shown(facts.path)} is used up ({format_bytes(limit)})",
-                (
-                    f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",
-                ),
+                (f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",),
                 "Remove old files of this user or have the quota raised (quota -s shows it).",
             )
     line = view.log_line(_QUOTA)
@@ -198,11 +194,7 @@ def in_place_writes(view: View) -> Diagnosis | None:
     """Files are written without growing: their modification time moves, their size does not."""
     names = list(view.evidence.growth.touched)
     names += [file.target for file in _written_lately(view, in_cache=True) if file.target not in names]
-    if (
-        not names
-        or view.written_bytes is not None
-        and view.written_bytes < view.evidence.growth.min_growth_bytes
-    ):
+    if not names or (view.written_bytes is not None and view.written_bytes < view.evidence.growth.min_growth_bytes):
         return None
     return Diagnosis(
         "in_place_writes",
@@ -256,9 +248,7 @@ def reading_checkpoint(view: View) -> Diagnosis | None:
         return None
     if view.written_bytes and view.written_bytes > 0.1 * rate * view.window_s:
         return None
-    inputs = [
-        f for p in view.alive for f in p.files if f.kind == "file" and f.access == "r" and not f.in_cache
-    ]
+    inputs = [f for p in view.alive for f in p.files if f.kind == "file" and f.access == "r" and not f.in_cache]
     largest = max(inputs, key=lambda f: f.size_bytes or 0, default=None)
     where = f" {shown(largest.target)}" if largest else ""
     early = view.evidence.growth.first_write_s is None

@@ -108,25 +108,25 @@ class StackCollector:
             while waiting and len(running) < _AT_ONCE:
                 pid = waiting.pop(0)
                 # A file, not a pipe: a dump longer than a pipe holds must not wait for us.
-                out = tempfile.TemporaryFile()
+                out: IO[bytes] = tempfile.TemporaryFile()
                 try:
                     running[pid] = subprocess.Popen(self._command(pid), stdout=out, stderr=out), out
                 except OSError as error:
                     out.close()
                     self.failures[pid] = f"py-spy: {error.strerror}"
             for pid in [pid for pid, (child, _) in running.items() if child.poll() is not None]:
-                child, out = running.pop(pid)
-                text = _rewound(out)
+                child, answer = running.pop(pid)
+                text = _rewound(answer)
                 if child.returncode == 0 and (threads := parse_py_spy(text)):
                     found[pid] = threads
                 else:
                     self.failures[pid] = _last_line(text) or f"py-spy exit code {child.returncode}"
             time.sleep(0.002)
-        for pid, (child, out) in running.items():
+        for pid, (child, answer) in running.items():
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.2)
-            out.close()
+            answer.close()
             self.failures[pid] = "py-spy did not answer in time"
         self.failures.update(dict.fromkeys(waiting, "no time left for py-spy"))
         return found

@@ -41,9 +41,38 @@ _GENERIC = {
 _TABLES = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC}
 _MINUS_ONE = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _FD_FIRST = frozenset(
-    "read write pread64 pwrite64 readv writev preadv pwritev ioctl connect accept accept4 sendto recvfrom sendmsg "
-    "recvmsg recvmmsg sendmmsg fcntl flock fsync fdatasync ftruncate fallocate fstat fstatfs getdents getdents64 "
-    "close syncfs".split()
+    [
+        "read",
+        "write",
+        "pread64",
+        "pwrite64",
+        "readv",
+        "writev",
+        "preadv",
+        "pwritev",
+        "ioctl",
+        "connect",
+        "accept",
+        "accept4",
+        "sendto",
+        "recvfrom",
+        "sendmsg",
+        "recvmsg",
+        "recvmmsg",
+        "sendmmsg",
+        "fcntl",
+        "flock",
+        "fsync",
+        "fdatasync",
+        "ftruncate",
+        "fallocate",
+        "fstat",
+        "fstatfs",
+        "getdents",
+        "getdents64",
+        "close",
+        "syncfs",
+    ]
 )
 _F_SETLKW = (7, 38)  # F_SETLKW and F_OFD_SETLKW
 _MAX_POLLED = 64
@@ -112,9 +141,7 @@ def decode_syscall(
         return BlockedCall(name, epoll_targets(args[0] & 0xFFFFFFFF), args[3] != 0)
     if name in ("open", "openat", "openat2"):
         return BlockedCall(name, (), False, _text(read_memory(args[0 if name == "open" else 1], 4096)))
-    return BlockedCall(
-        name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait")
-    )
+    return BlockedCall(name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait"))
 
 
 def _polled(read_memory: ReadMemory, address: int, count: int) -> tuple[int, ...]:

@@ -47,10 +47,10 @@ class Wait:
     timed: bool | None = None
 
 
-_READS = frozenset("read pread64 readv preadv recvfrom recvmsg recvmmsg".split())
-_WRITES = frozenset("write pwrite64 writev pwritev sendto sendmsg sendmmsg sendfile splice".split())
-_POLLS = frozenset("poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2".split())
-_SLEEPS = frozenset("nanosleep clock_nanosleep pause rt_sigsuspend rt_sigtimedwait restart_syscall".split())
+_READS = frozenset(["read", "pread64", "readv", "preadv", "recvfrom", "recvmsg", "recvmmsg"])
+_WRITES = frozenset(["write", "pwrite64", "writev", "pwritev", "sendto", "sendmsg", "sendmmsg", "sendfile", "splice"])
+_POLLS = frozenset(["poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"])
+_SLEEPS = frozenset(["nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "rt_sigtimedwait", "restart_syscall"])
 _CHILDREN = frozenset(("wait4", "waitid"))
 _FUTEXES = frozenset(("futex", "futex_waitv", "futex_wait"))
 # Where system calls may not be seen, the name of the kernel function that the thread sleeps in.
@@ -106,9 +106,7 @@ def thread_wait(thread: ThreadFacts, process: ProcessFacts, locked: bool = False
 
     def wait(kind: WaitKind, file: OpenFile | None = None, target: str = "") -> Wait:
         socket = next((s for s in process.sockets if file and s.fd == file.fd), None)
-        return Wait(
-            kind, process, thread, target or (file.target if file else ""), file, socket, thread.timed
-        )
+        return Wait(kind, process, thread, target or (file.target if file else ""), file, socket, thread.timed)
 
     call = thread.syscall
     if thread.state in "ZX":

@@ -67,7 +67,9 @@ while True:
         size = struct.unpack("<I", request[56:60])[0]
         answer(unique, error=errno.EDQUOT) if mode == "quota" else answer(unique, struct.pack("<II", size, 0))
     elif code == 17:  # STATFS
-        answer(unique, struct.pack("<QQQQQIIII6I", 1 << 20, 1 << 19, 1 << 19, 1000, 500, 4096, 255, 4096, 0, *([0] * 6)))
+        answer(
+            unique, struct.pack("<QQQQQIIII6I", 1 << 20, 1 << 19, 1 << 19, 1000, 500, 4096, 255, 4096, 0, *([0] * 6))
+        )
     elif code == 39:  # IOCTL
         if mode != "hang-ioctl":
             answer(unique, error=errno.ENOTTY)
