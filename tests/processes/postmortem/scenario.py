@@ -30,7 +30,7 @@ def run_scenario(
     command: Sequence[str],
     cache: str,
     *,
-    window_s: float = 0.6,
+    window_s: float = 0.4,
     setup: str = "",
     growth: dict[str, Any] | None = None,
     stdin: str = "null",
