@@ -84,7 +84,7 @@ def _verdict(report: Mapping[str, Any], diagnosis: Diagnosis, name: str) -> str:
     return (
         f'<header><p class="tags">{" ".join(tags)}</p><h1>{name}</h1>'
         f'<p class="cause">{summary}.</p>'
-        f'<p class="next"><b>Next step.</b> {for_html(diagnosis.resolution, 1000)}</p>'
+        f'<p class="next"><strong>Next step.</strong> {for_html(diagnosis.resolution, 1000)}</p>'
         f'<p class="message">{for_html(str(report.get("message") or ""), 1000)}</p></header>'
     )
 

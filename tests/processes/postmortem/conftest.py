@@ -39,10 +39,7 @@ def hang_with_mounts():
 @pytest.fixture
 def python():
     """Make the command line of a small Python program that prints `ready` when it has set the scene."""
-    head = (
-        "import sys,os,time,threading,socket,subprocess,fcntl,mmap,signal\n"
-        "def ready(): print('ready', flush=True)\n"
-    )
+    head = "import sys,os,time,threading,socket,subprocess,fcntl,mmap,signal\ndef ready(): print('ready', flush=True)\n"
     return lambda code: [sys.executable, "-c", head + code]
 
 

@@ -185,8 +185,7 @@ def test_writes_to_another_directory_are_writing_elsewhere_and_named(hang, pytho
     (tmp_path / "other").mkdir()
     (tmp_path / "cache").mkdir()
     code = (
-        f"f = open('{tmp_path}/other/w.bin', 'wb', 0); ready()\n"
-        "while True: f.write(bytes(1 << 18)); time.sleep(0.03)"
+        f"f = open('{tmp_path}/other/w.bin', 'wb', 0); ready()\nwhile True: f.write(bytes(1 << 18)); time.sleep(0.03)"
     )
     found = hang(python(code), str(tmp_path / "cache"))
     assert (found["category"], found["confidence"]) == ("writing_elsewhere", "high")
@@ -252,9 +251,7 @@ def test_a_contended_flock_is_waiting_for_lock_and_names_the_holder(hang, python
 
     with open(tmp_path / "cache.pin", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        found = hang(
-            python(f"f = open('{tmp_path}/cache.pin'); ready(); fcntl.flock(f, fcntl.LOCK_EX)"), str(tmp_path)
-        )
+        found = hang(python(f"f = open('{tmp_path}/cache.pin'); ready(); fcntl.flock(f, fcntl.LOCK_EX)"), str(tmp_path))
     assert (found["category"], found["confidence"]) == ("waiting_for_lock", "high")
     assert f"pid {os.getpid()}" in found["summary"] and "cache.pin" in found["summary"]
 
@@ -300,9 +297,7 @@ def test_an_event_loop_that_waits_for_a_peer_is_waiting_for_network(hang, python
 
 
 def test_an_idle_connection_beside_a_sleep_is_not_waiting_for_network(hang, python, tmp_path):
-    code = (
-        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname());" + SLEEP
-    )
+    code = "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname());" + SLEEP
     assert hang(python(code), str(tmp_path))["category"] == "unknown"
 
 
@@ -347,9 +342,7 @@ def test_a_little_cpu_is_not_compute_bound(hang, python, tmp_path):
 
 
 def test_a_pipe_that_nobody_reads_is_blocked_on_output_pipe(hang, python, tmp_path):
-    code = (
-        "p = subprocess.Popen([sys.executable, '-c', 'print(\"x\" * 200000)'], stdout=subprocess.PIPE); ready(); p.wait()"
-    )
+    code = "p = subprocess.Popen([sys.executable, '-c', 'print(\"x\" * 200000)'], stdout=subprocess.PIPE); ready(); p.wait()"
     found = hang(python(code), str(tmp_path))
     assert (found["category"], found["confidence"]) == ("blocked_on_output_pipe", "high")
 
