@@ -118,9 +118,20 @@ class OutputPump:
         with self._lock:
             return bytes(self._tail[-self._tail_bytes :])
 
-    def tail_lines(self, count: int) -> list[str]:
-        """The last lines of the output, undecodable bytes as surrogate escapes, each at most 2,000 characters."""
-        text = self.tail().decode("utf-8", "surrogateescape")
+    def tail_lines(self, count: int, within_bytes: int | None = None) -> list[str]:
+        """The last lines of the output, undecodable bytes as surrogate escapes, each at most 2,000 characters.
+
+        Args:
+            count: the most lines.
+            within_bytes: look at no more than this much of the end; default all that is kept.
+
+        Returns:
+            The lines, without empty ones.
+        """
+        tail = self.tail()
+        if within_bytes is not None:
+            tail = tail[-within_bytes:]
+        text = tail.decode("utf-8", "surrogateescape")
         return [line[:_LINE_MAX] for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
 
     def _drain(self) -> None:

@@ -73,6 +73,7 @@ class CacheSite:
         create: whether missing directories are made.
         expected_bytes: size of the finished cache, if known; more than what is free is refused.
         deadline_s: least deadline of a scan.
+        lock: whether the directories are locked against other jobs; not for work that somebody else does.
 
     Raises:
         CacheDirectoryError: a directory cannot be used; `CacheDirectoryBusy` if another job holds it.
@@ -92,6 +93,7 @@ class CacheSite:
         create: bool = True,
         expected_bytes: int | None = None,
         deadline_s: float = 10.0,
+        lock: bool = True,
     ) -> None:
         self.ignore = list(ignore)
         self.scanner = DirectoryScanner(deadline_s)
@@ -101,7 +103,7 @@ class CacheSite:
         self.mounts: dict[str, Mount | None] = {}
         try:
             self._check(list(dict.fromkeys(map(str, cache_dirs))), create, expected_bytes)
-            for path in self.paths:
+            for path in self.paths if lock else ():
                 self.lock_fds.append(_lock(path))
         except BaseException:
             self.close()

@@ -2,7 +2,8 @@
 
 Per inode it keeps the high-water of apparent size and of allocated blocks. A rename carries the
 credit along, a hard link counts once, a deletion subtracts nothing, a path that is written anew
-counts only what goes beyond its old high-water, and what was there at the start is no growth.
+counts only what goes beyond what was counted for it, and what was there at the start is no growth
+(though overwriting it is, once).
 It does not decide anything: see `prefect_cachewatch.stall`.
 """
 
@@ -189,15 +190,21 @@ class Ledger:
 
     def _changed(self, record: FileRecord, directory: str, name: str, status: StatLike) -> FileRecord:
         size, blocks = status.st_size, status.st_blocks
-        grown = max(0, size - record.high_bytes)
-        grown_blocks = max(0, blocks - record.high_blocks)
+        high_bytes, high_blocks = record.high_bytes, record.high_blocks
+        # What stood here at the start was never counted: if it is cut off and written anew, that is growth, once.
+        if record.written_bytes == 0 and size < record.size_bytes:
+            high_bytes = size
+        if record.written_blocks == 0 and blocks < record.blocks and size < record.size_bytes:
+            high_blocks = blocks
+        grown = max(0, size - high_bytes)
+        grown_blocks = max(0, blocks - high_blocks)
         has_grown = grown > 0 or grown_blocks > 0
         same_place = name == record.name and directory == record.directory
         if not same_place and status.st_nlink > 1:  # another link was listed first; the name stays
             directory, name = record.directory, record.name
         after = FileRecord(
             directory, name, size, blocks,
-            max(size, record.high_bytes), max(blocks, record.high_blocks),
+            max(size, high_bytes), max(blocks, high_blocks),
             status.st_mtime_ns, status.st_ctime_ns,
             record.written_bytes + grown, record.written_blocks + grown_blocks,
             self.scans if has_grown else record.grown_scan,
@@ -215,7 +222,11 @@ class Ledger:
         self._bytes_kept -= record.written_bytes
         self._blocks_kept -= record.written_blocks
         self._retired.pop(record.path, None)
-        self._retired[record.path] = (record.high_bytes, record.high_blocks)
+        # The part that stood here at the start was never counted, and may be written anew.
+        self._retired[record.path] = (
+            record.high_bytes if record.written_bytes else 0,
+            record.high_blocks if record.written_blocks else 0,
+        )
         if len(self._retired) > _RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
 
