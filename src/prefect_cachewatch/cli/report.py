@@ -104,7 +104,7 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
             yield f"{head}{name}  {for_terminal(flags)}".rstrip()
         if len(entries) > _MAX_FILES:
             yield f"{'':>10}  and {int(listing.get('total_files') or 0) - _MAX_FILES:,} more in listing.jsonl.gz"
-    for cut in (report.get("bundle") or {}).get("cut", ()):
+    for cut in report.get("cut") or ():
         yield from _wrapped("cut", _text(cut, 400), width)
     yield ""
     yield f"page    {for_terminal(str(directory / 'report.html'), 4096)}"

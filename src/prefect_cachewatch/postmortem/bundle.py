@@ -125,7 +125,9 @@ def write_bundle(
     report = {
         **content.report,
         "diagnosis": asdict(content.diagnosis),
-        "bundle": {"cut": cut, "missing": [asdict(missing) for missing in content.evidence.missing]},
+        "bundle": str(root / name),
+        "cut": cut,
+        "missing": [asdict(missing) for missing in content.evidence.missing],
     }
     _put(work / "report.json", (json.dumps(report, indent=1, ensure_ascii=True) + "\n").encode())
     page = render_page(report, content.evidence, content.diagnosis, svg, log)

@@ -36,12 +36,15 @@ class BundleRoot:
 
 
 def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Say where bundles go: `$XDG_STATE_HOME/cachewatch/bundles`, else below `~/.local/state`.
+    """Say where bundles go: `$CACHEWATCH_STATE/bundles`, else `$XDG_STATE_HOME/cachewatch/bundles`, else below
+    `~/.local/state`.
 
     Example:
         >>> str(default_bundle_root({"XDG_STATE_HOME": "/var/state"}))
         '/var/state/cachewatch/bundles'
     """
+    if own := environ.get("CACHEWATCH_STATE"):
+        return Path(own) / "bundles"
     state = environ.get("XDG_STATE_HOME", "")
     base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
     return base / "cachewatch" / "bundles"

@@ -26,6 +26,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     storage.quota_exceeded,
     storage.disk_full,
     storage.permission_denied,
+    storage.still_writing,
     process.waiting_for_lock,
     process.memory_pressure,
     process.waiting_for_device,
@@ -40,6 +41,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.waiting_for_network,
     process.deadlocked,
     process.waiting_for_child,
+    process.generator_failed,
     process.never_started,
 )
 CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")

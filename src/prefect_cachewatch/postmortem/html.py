@@ -298,7 +298,7 @@ def _log(log: str) -> str:
 
 def _notes(report: Mapping[str, Any], evidence: Evidence) -> str:
     lines = [f"{missing.part}: {missing.why}" for missing in evidence.missing]
-    lines += [str(cut) for cut in (report.get("bundle") or {}).get("cut", ())]
+    lines += [str(cut) for cut in report.get("cut") or ()]
     lines += [str(note) for note in report.get("notes") or ()]
     return (
         f"<section><h2>What is missing or cut</h2>{_items(lines) or '<p>Nothing.</p>'}</section>"

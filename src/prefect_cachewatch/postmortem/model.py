@@ -225,17 +225,19 @@ class GrowthFacts:
     """What the watch measured; `samples` are (seconds, bytes written, allocated bytes written).
 
     `touched` are cache files whose modification time moved in the window while their size did
-    not; `discarded_bytes` were written in the window and are gone again.
+    not (`changed_in_place`: some did, names unknown); `discarded_bytes` were written in the window and are gone again.
     """
 
     kind: str = "no_growth"
     window_s: float = 0.0
+    pause_s: float = 0.0
     bytes_written: int = 0
     bytes_present: int = 0
     files_present: int = 0
     first_write_s: float | None = None
     last_growth_s: float | None = None
     touched: tuple[str, ...] = ()
+    changed_in_place: bool = False
     discarded_bytes: int = 0
     min_growth_bytes: int = 4096
     samples: tuple[tuple[float, int, int], ...] = ()

@@ -13,6 +13,7 @@ __all__ = [
     "blocked_on_output_pipe",
     "compute_bound",
     "deadlocked",
+    "generator_failed",
     "memory_pressure",
     "never_started",
     "oom_killed",
@@ -367,6 +368,23 @@ def waiting_for_child(view: View) -> Diagnosis | None:
             f"See why {shown(child.name, 40)} does not end; the generator goes on when it does.",
         )  # fmt: skip
     return None
+
+
+def generator_failed(view: View) -> Diagnosis | None:
+    """The generator ended by itself; the end of its log says why, if anything does."""
+    evidence = view.evidence
+    if view.alive or not (evidence.exit_code or evidence.exit_signal):
+        return None
+    how = f"signal {evidence.exit_signal}" if evidence.exit_signal else f"exit code {evidence.exit_code}"
+    lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
+    last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
+    return Diagnosis(
+        "generator_failed",
+        f"the generator ended by itself with {how}{last}",
+        tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
+        "Read the end of its log from the last traceback on; its exit status is its own.",
+        "medium",
+    )
 
 
 def never_started(view: View) -> Diagnosis | None:

@@ -26,6 +26,7 @@ __all__ = [
     "quota_exceeded",
     "read_only_filesystem",
     "reading_checkpoint",
+    "still_writing",
     "writing_elsewhere",
 ]
 
@@ -194,14 +195,20 @@ def in_place_writes(view: View) -> Diagnosis | None:
     """Files are written without growing: their modification time moves, their size does not."""
     names = list(view.evidence.growth.touched)
     names += [file.target for file in _written_lately(view, in_cache=True) if file.target not in names]
-    if not names or (view.written_bytes is not None and view.written_bytes < view.evidence.growth.min_growth_bytes):
+    # A name, or else more written than a log's lines: a file that was only closed late has moved its time too.
+    least = view.evidence.growth.min_growth_bytes if names else _MUCH_WRITTEN_BYTES
+    if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
         return None
+    example = f", for example {shown(names[0])}" if names else ""
     return Diagnosis(
         "in_place_writes",
-        f"files of a fixed size are being filled, for example {shown(names[0])}: they change and do not grow",
-        (f"modified in the window, same size: {', '.join(shown(n, 60) for n in names[:5])}", _written(view)),
+        f"files of a fixed size are being filled{example}: they change and do not grow",
+        (
+            f"modified in the window, same size: {', '.join(shown(n, 60) for n in names[:5]) or 'names unknown'}",
+            _written(view),
+        ),
         'Not a hang: watch modification times too (`--progress any`, StallPolicy(progress="any")).',
-        "high" if view.written_bytes else "medium",
+        "high" if names else "medium",
     )
 
 
@@ -267,6 +274,20 @@ def reading_checkpoint(view: View) -> Diagnosis | None:
         ),
         "Probably healthy: allow more time for loading (--first-write-within), or put the checkpoint on faster storage.",
         "high" if early and largest else "medium",
+    )
+
+
+def still_writing(view: View) -> Diagnosis | None:
+    """Its time limit came while it wrote."""
+    growth = view.evidence.growth
+    if growth.kind != "deadline_exceeded" or growth.pause_s > 0.5 * growth.window_s or not growth.bytes_written:
+        return None
+    rate = growth.bytes_written / growth.last_growth_s if growth.last_growth_s else 0.0
+    return Diagnosis(
+        "still_writing",
+        f"it was still writing when its time limit came ({format_bytes(rate)}/s on average)",
+        (f"{format_bytes(growth.bytes_written)} written, the last {growth.pause_s:.1f} s before the limit",),
+        "Raise --max-duration, or find out why it is slower than expected (storage, CPU, other generations beside it).",
     )
 
 

@@ -101,7 +101,7 @@ def test_a_listing_that_takes_too_long_is_cut_and_says_so(tmp_path):
     lines = [json.loads(line) for line in gzip.open(written.path / "listing.jsonl.gz")]
     assert lines[-1] == {"end": True, "files": 1000, "bytes": 0, "cut": "after 0 s"}
     assert written.cut == ("listing.jsonl.gz holds the first 1000 files: cut after 0 s",)
-    assert load_report(written.path)["bundle"]["cut"] == list(written.cut)
+    assert load_report(written.path)["cut"] == list(written.cut)
 
 
 def test_a_file_system_that_hangs_is_not_listed(tmp_path, cache):
