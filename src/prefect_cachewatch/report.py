@@ -16,6 +16,7 @@ from typing import Any, Literal
 from prefect_cachewatch import __version__
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
+from prefect_cachewatch.postmortem.view import Diagnosis
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
 
@@ -139,6 +140,10 @@ class Report:
     log_tail: list[str]
     #: What else was noticed: log cut short, scanner started again, ...
     notes: list[str]
+    #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
+    diagnosis: Diagnosis | None = None
+    #: Directory of the post-mortem bundle; null if none was written.
+    bundle: str | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 

@@ -23,10 +23,10 @@ from prefect.client.schemas.filters import (
     TaskRunFilter,
 )
 from prefect.states import State
-from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
-from prefect_cachewatch.tasks import monitor_cache
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.tasks import monitor_cache
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 

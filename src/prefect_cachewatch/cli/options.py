@@ -119,6 +119,13 @@ def guard_options(function: F) -> F:
         ),
         click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
         click.option(
+            "--bundle-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Where the post-mortem of a stall goes; default below ~/.local/state.",
+        ),
+        click.option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
+        click.option(
             "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."
         ),
         click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the generator; repeatable."),
