@@ -118,17 +118,27 @@ def test_a_deletion_takes_from_what_is_kept_only():
     assert (gone.bytes_present, gone.files_present, gone.touched_ns) == (0, 0, None)
 
 
-def test_a_path_that_is_written_anew_counts_only_beyond_its_high_water():
-    disk = Disk({"/c/a": File(1, 1000)})
-    assert counters(disk.scan({"/c/a": File(2, 800, st_ctime_ns=2)})) == (0, 0)
-    assert counters(disk.scan({"/c/a": File(3, 1500, st_ctime_ns=3)})) == (500, 500)
-    assert counters(disk.scan({})) == (500, 0)
-    assert counters(disk.scan({"/c/a": File(4, 1600, st_ctime_ns=5)})) == (600, 100)
+def test_a_path_that_is_written_anew_counts_only_beyond_what_was_counted_for_it():
+    disk = Disk({})
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=1)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(2, 800, st_ctime_ns=2)})) == (1000, 0)
+    assert counters(disk.scan({"/c/a": File(3, 1500, st_ctime_ns=3)})) == (1500, 500)
+    assert counters(disk.scan({})) == (1500, 0)
+    assert counters(disk.scan({"/c/a": File(4, 1600, st_ctime_ns=5)})) == (1600, 100)
 
 
-def test_a_file_replaced_by_rename_over_it_keeps_the_high_water_of_its_path():
+def test_what_stood_there_at_the_start_may_be_replaced_once_and_no_more():
     disk = Disk({"/c/a": File(1, 1000)})
-    assert counters(disk.scan({"/c/a": File(2, 1000, st_ctime_ns=2)})) == (0, 0)
+    assert counters(disk.scan({"/c/a": File(2, 1000, st_ctime_ns=2)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(3, 1000, st_ctime_ns=3)})) == (1000, 0)
+
+
+def test_what_stood_there_at_the_start_may_be_cut_off_and_overwritten_once():
+    disk = Disk({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/a": File(1, 0, st_ctime_ns=2)})) == (0, 0)
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=3)})) == (1000, 1000)
+    disk.scan({"/c/a": File(1, 0, st_ctime_ns=4)})
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=5)})) == (1000, 1000)
 
 
 def test_temporary_files_that_come_and_go_are_written_and_not_kept():
