@@ -25,7 +25,7 @@ from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, pu
 from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.reporter import Reporter
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
@@ -233,7 +233,7 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
     )  # fmt: skip
     attempt = Attempt(watch)
     history = past_runs(history_path(inputs.job.name, site.paths))
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, attempt=number, history=history)
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, number, history)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
