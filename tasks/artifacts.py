@@ -180,8 +180,11 @@ def report_markdown(report: Report) -> str:
     for who in stop.survivors if stop else ():
         rows.append(("Could not be killed", f"pid {who.pid}, state {who.state}"))
     rows.append(("Command", " ".join(report.command)))
-    lines = [f"## {for_markdown(report.message, 2000)}", ""]
     diagnosis = report.diagnosis
+    message = report.message
+    for lead in (" Cause: ", " Probable cause: "):  # it has a paragraph of its own below
+        message = message.split(f"{lead}{diagnosis.summary}", 1)[0] if diagnosis else message
+    lines = [f"## {for_markdown(message, 2000)}", ""]
     if diagnosis is not None and diagnosis.category != "unknown":
         summary = diagnosis.summary[:1].upper() + diagnosis.summary[1:]
         lines += [

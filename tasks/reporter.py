@@ -30,6 +30,7 @@ PROGRESS_EVERY_S = 30.0
 # Events are no requests: they go over a connection of their own.
 EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
+_FIRST_PROGRESS_S = 5.0
 _LINES_MAX = 20
 
 
@@ -84,7 +85,11 @@ class Reporter:
     def _run(self) -> None:
         self._emit("started", {"command": self._watch.job.command[0], "expected_bytes": self._expected_bytes})
         now_s = time.monotonic()
-        next_log_s, next_progress_s, next_event_s = now_s + self._log_every_s, now_s + _TICK_S, now_s + EVENT_EVERY_S
+        next_log_s, next_progress_s, next_event_s = (
+            now_s + self._log_every_s,
+            now_s + min(_FIRST_PROGRESS_S, self._log_every_s),
+            now_s + EVENT_EVERY_S,
+        )
         ended = False
         while not ended:
             ended = self._stop.wait(min(_TICK_S, self._log_every_s))

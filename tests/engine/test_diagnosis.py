@@ -104,6 +104,10 @@ CASES = {
     ),
     "deadlocked": evidence(process(call="futex")),
     "waiting_for_child": evidence(process(call="wait4"), process(8, name="g++", parent_pid=7)),
+    "still_writing": evidence(
+        process(), growth=replace(GROWN, kind="deadline_exceeded", pause_s=1.0, last_growth_s=200.0)
+    ),
+    "generator_failed": evidence(exit_code=1, log_tail="Traceback ...\nValueError: no such layer\n"),
     "never_started": evidence(process(), growth=GrowthFacts(kind="never_started", window_s=1200)),
     "unknown": evidence(process()),
 }

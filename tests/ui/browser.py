@@ -87,6 +87,18 @@ class Browser:
             assert time.monotonic() < deadline, f"never true: {expression}\n{self.text()[:3000]}"
             time.sleep(0.1)
 
+    def click(self, words: str) -> None:
+        """Click in the middle of the smallest element that shows just these words."""
+        place = self.evaluate(
+            "(() => { const found = [...document.querySelectorAll('body *')].filter((e) => e.innerText !== undefined &&"
+            f" e.innerText.trim() === {json.dumps(words)} && e.getClientRects().length).pop();"
+            " if (!found) return null; found.scrollIntoView({block: 'center'});"
+            " const r = found.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+        )
+        assert place is not None, f"nothing shows {words!r}\n{self.text()[:2000]}"
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
     def text(self) -> str:
         """What the page shows."""
         return str(self.evaluate("document.body ? document.body.innerText : ''"))

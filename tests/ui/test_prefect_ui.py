@@ -5,10 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,12 @@ import os, sys, threading, time
 cache, stall = sys.argv[1], sys.argv[2] == "stall"
 print("Authorization: Bearer sesame-log-4444", flush=True)
 print("token in the environment:", os.environ["HF_TOKEN"], os.environ["DB_PASSWORD"], flush=True)
+open(f"{cache}/" + HOSTILE, "w").write("x" * 100)
 for layer in range(8):
     with open(f"{cache}/layers.{layer}.tensorbin", "wb") as file:
         file.write(os.urandom(1 << 20))
     print("layer", layer, flush=True)
     time.sleep(0.4)
-open(f"{cache}/" + HOSTILE, "w").write("x" * 100)
 def wait_for_the_other(lock):
     lock.acquire()
 if stall:
@@ -45,9 +47,9 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
+def site():
     """A server and a process worker with two deployments' worth of runs: one stalled, one completed."""
-    root = tmp_path_factory.mktemp("prefect")
+    root = Path(tempfile.mkdtemp(prefix="cachewatch-"))
     port = _free_port()
     binaries = Path(sys.executable).parent
     env = {
@@ -89,6 +91,7 @@ def site(tmp_path_factory):
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        shutil.rmtree(root, ignore_errors=True)
 
 
 DEPLOY_AND_RUN = """
@@ -106,13 +109,13 @@ with get_client(sync_client=True) as client:
         parameter_openapi_schema={"type": "object", "properties": {}}, enforce_parameter_schema=False, pull_steps=[],
     )
 found = {}
-for kind in ("stall", "healthy"):
+for kind, name in (("stall", "llama-3-70b-n300"), ("healthy", "<b>llama</b> [x](javascript:1)")):
     cache = f"{root}/{kind}"
     command = [sys.executable, script, cache, kind, "--api-key", "sesame-argv-1", "https://me:sesame-url-3@host/x"]
     run = run_deployment(
         identity, timeout=150, poll_interval=1, as_subflow=False,
         parameters=dict(
-            job=dict(name=f"llama <b>{kind}</b>", command=command, cache_dirs=[cache]),
+            job=dict(name=name, command=command, cache_dirs=[cache]),
             stall=dict(stall_after_s=4, first_write_within_s=60, poll_s=1),
             stop=dict(grace_s=1), retry=dict(attempts=1),
         ),
@@ -193,7 +196,7 @@ def test_the_events_of_both_runs_are_on_the_server(site):
         assert time.monotonic() < deadline, kinds
         time.sleep(1)
     (stalled,) = [event for event in events if event["event"].endswith(".stalled")]
-    assert stalled["resource"]["prefect.resource.id"] == "cachewatch.cache.llama-b-stall-b"
+    assert stalled["resource"]["prefect.resource.id"] == "cachewatch.cache.llama-3-70b-n300"
     assert stalled["payload"]["category"] == "deadlocked"
     assert any(related["prefect.resource.role"] == "flow-run" for related in stalled["related"])
 
@@ -218,13 +221,14 @@ def test_no_secret_is_in_the_bundle_the_artifacts_the_events_or_the_logs(site):
 def test_the_run_page_shows_the_state(site, browser, pictures, ui, kind):
     base = f"http://127.0.0.1:{site['port']}{'/v2' if ui == 'v2' else ''}"
     browser.open(f"{base}/runs/flow-run/{site[kind]['id']}", width=1400, height=1000)
-    word = "Stalled" if kind == "stall" else "Completed"
-    browser.wait_for(f"document.body.innerText.includes('{word}') && document.body.innerText.includes('monitor-1')", 60)
-    browser.evaluate("new Promise((done) => setTimeout(done, 1500))")
-    shown = browser.text()
-    assert "generate-1" in shown and "monitor-1" in shown
+    state, said = ("Stalled", "a deadlock.") if kind == "stall" else ("Completed", "generation completed in")
+    browser.wait_for(f"document.body.innerText.includes('{state}') && document.body.innerText.includes('{said}')", 60)
+    browser.evaluate("new Promise((done) => setTimeout(done, 2000))")
     _assert_harmless(browser, site)
     browser.screenshot(pictures / f"run-{kind}-{ui}.png")
+    # The tasks stand in a tab of their own.
+    browser.click("Task Runs")
+    browser.wait_for("['generate-1', 'monitor-1'].every((name) => document.body.innerText.includes(name))", 60)
 
 
 @pytest.mark.parametrize("ui", ["v1", "v2"])

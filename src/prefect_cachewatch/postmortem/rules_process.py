@@ -414,16 +414,20 @@ def unknown(view: View) -> Diagnosis:
 
 
 def _what_each_does(view: View) -> tuple[str, ...]:
-    return tuple(
-        f"{who(wait.process)}: {wait.kind.value.replace('_', ' ')}"
-        + (
-            f" in {wait.thread.syscall or wait.thread.wait_channel}"
-            if wait.thread.syscall or wait.thread.wait_channel
-            else ""
-        )
-        + (f" on {shown(wait.target)}" if wait.target else "")
-        for wait in (view.leaves or view.waits)[:10]
-    )
+    return tuple(map(_doing, (view.leaves or view.waits)[:10]))
+
+
+def _doing(wait: Wait) -> str:
+    words = {WaitKind.SLEEP: "sleeps", WaitKind.RUNNING: "runs"}
+    text = f"{who(wait.process)} {words.get(wait.kind, 'waits (' + wait.kind.value.replace('_', ' ') + ')')}"
+    call = wait.thread.syscall or wait.thread.wait_channel
+    if call:
+        text += f" in {call}"
+    if wait.target:
+        text += f" on {shown(wait.target)}"
+    # Where it sleeps is the next best thing to why: a loop that waits for something sleeps in between.
+    frames = hot_stack(wait.process)
+    return f"{text}, at {shown(frames[0], 60)}" if frames else text
 
 
 def _python_line(wait: Wait) -> list[str]:
