@@ -24,7 +24,7 @@ from prefect.states import Completed, Failed, State
 from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.reporter import Reporter
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
@@ -183,7 +183,7 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
     pump = OutputPump(inputs.log or inputs.run_dir / f"generator-{number}.log", pass_through=show_output.get())
     watch = Watch(site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump)
     attempt = Attempt(watch)
-    reporter = Reporter(watch, inputs.logger, inputs.secrets)
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
