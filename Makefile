@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPES := .venv-types
 
-.PHONY: demo test lint types bench test-generators test-faults test-ui clean
+.PHONY: demo test lint types bench test-capacity test-generators test-faults test-ui clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/cachewatch demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m 'not generators and not faults' $(ARGS)
+	$(BIN)/pytest -m 'not generators and not faults and not slow' $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -41,6 +41,12 @@ types: $(VENV)/.installed
 
 bench: $(VENV)/.test
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+# The planner against independent codes: octave with its queueing package, ciw and simpy.
+test-capacity: $(VENV)/.test
+	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
+	$(BIN)/pytest -m slow tests/engine $(ARGS)
 
 test-generators: $(VENV)/.test
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
