@@ -6,6 +6,7 @@ Nothing here measures or reads a file; the probe writes these models and the pla
 from __future__ import annotations
 
 import datetime
+import math
 from itertools import pairwise
 from typing import Literal, Self
 
@@ -128,6 +129,11 @@ class ServiceCurve(Model):
     def measured_n(self) -> int | None:
         """The largest n measured; None for a vendor's two numbers."""
         return self.points[-1].n if self.points else None
+
+    @property
+    def two_numbers(self) -> tuple[float, float]:
+        """What one stream gets and what all get together, of a curve without points."""
+        return self.per_stream_bytes_per_s or math.nan, self.aggregate_bytes_per_s or math.nan
 
 
 class CodecProfile(Model):
