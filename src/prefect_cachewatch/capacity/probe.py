@@ -42,6 +42,8 @@ from prefect_cachewatch.units import format_duration
 
 __all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "levels_up_to", "run_probe"]
 
+StopCause = Literal["time", "interrupted", "storage"]
+
 MIN_REPETITIONS = 3
 _LONGEST_RUN_S = 2.0
 _SHORTEST_RUN_S = 0.1
@@ -119,6 +121,7 @@ class ProbeReport:
     samples: tuple[Sample, ...]
     notes: tuple[str, ...]
     stopped: str | None = None
+    stop_cause: StopCause | None = None
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -195,8 +198,9 @@ def run_probe(
     target = target or inspect_target(directory)
     if target.is_network and not settings.network_ok:
         raise InputError(
-            f"{for_terminal(str(target.path))} is on a network file system ({target.filesystem}), and a probe "
-            "slows everyone who uses it: choose a quiet hour and add --network-ok (network_ok in a flow)"
+            f"{for_terminal(str(target.path))} is on a network file system ({target.filesystem}), and "
+            "a probe slows everyone who uses it: choose a quiet hour and add --network-ok "
+            "(network_ok in a flow)"
         )
     return _Run(target, settings, stop or Event(), on_progress, on_level).measure()
 
@@ -223,6 +227,7 @@ class _Run:
             for path in leftovers(target.path)[:5]
         ]
         self.stopped: str | None = None
+        self.stop_cause: StopCause | None = None
         self.direct = True
         self.engine: _Engine
         self.started = datetime.datetime.now(datetime.UTC)
@@ -267,6 +272,7 @@ class _Run:
             samples=tuple(self.samples),
             notes=(*effects, *self.notes),
             stopped=self.stopped,
+            stop_cause=self.stop_cause,
         )
 
     def _choose_engine(self) -> _Engine:
@@ -336,14 +342,16 @@ class _Run:
         self.on_progress(ProbeStep(len(self.samples), self.total, text))
 
     def _end(self, reason: str) -> bool:
-        self.stopped = "it was interrupted" if self.stop.is_set() else reason
+        interrupted = self.stop.is_set()
+        self.stopped = "it was interrupted" if interrupted else reason
+        self.stop_cause = "interrupted" if interrupted else "time"
         return False
 
     def _refused(self, error: CachewatchError) -> None:
         # What was measured before the storage refused is worth keeping; before the first sample nothing is.
         if not self.samples:
             raise error
-        self.stopped = error.message
+        self.stopped, self.stop_cause = error.message, "storage"
 
 
 def _whole_blocks(size_bytes: int, block_bytes: int) -> int:

@@ -154,10 +154,8 @@ def find_effects(
     """
     effects: list[str] = []
     if memory:
-        opens = (
-            "O_DIRECT opens there and bypasses nothing, so" if direct else "O_DIRECT does not open there, and"
-        )
-        effects.append(f"{filesystem} is memory: {opens} these are figures of RAM, not of storage")
+        opens = "opens there and bypasses nothing" if direct else "does not open there"
+        effects.append(f"{filesystem} is memory: O_DIRECT {opens}: figures of RAM, not of storage")
     elif not direct:
         effects.append(
             f"{filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; "
@@ -216,8 +214,9 @@ def _doubtful_levels(levels: Sequence[Level], python_engine: bool) -> list[str]:
     if wide:
         worst = max(wide, key=lambda level: level.spread)
         effects.append(
-            f"repetitions differ by up to {worst.spread:.0%} ({PHASE_NAMES[worst.phase]}, n = {worst.concurrency}): "
-            "something else uses the storage, or its cache fills; probe again at a quiet hour, or longer with --time"
+            f"repetitions differ by up to {worst.spread:.0%} ({PHASE_NAMES[worst.phase]}, "
+            f"n = {worst.concurrency}): something else uses the storage, or its cache fills; "
+            "probe again at a quiet hour, or longer with --time"
         )
     off = [level for level in levels if not level.obeys_little]
     if off:

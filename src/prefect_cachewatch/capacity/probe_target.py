@@ -34,8 +34,8 @@ __all__ = [
 
 SCRATCH_PREFIX = ".cachewatch-probe-"
 NETWORK_FILESYSTEMS = frozenset(
-    ["9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "orangefs"]
-    + ["pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"]
+    {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"}
+    | {"orangefs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"}
 )
 MEMORY_FILESYSTEMS = frozenset({"ramfs", "tmpfs"})
 MIN_SIZE_BYTES = 16 * 2**20
@@ -146,9 +146,9 @@ def size_budget(target: ProbeTarget, size_bytes: int, keep_free: float) -> int:
     if usable < MIN_SIZE_BYTES:
         raise InputError(
             f"{for_terminal(str(target.path))} is too full to probe: "
-            f"{format_bytes(max(0, target.free_bytes))} free, of which {format_bytes(reserve)} ({keep_free:.0%} of the "
-            f"file system) must stay free, and the probe needs {format_bytes(MIN_SIZE_BYTES)}; "
-            "make room or lower --keep-free"
+            f"{format_bytes(max(0, target.free_bytes))} free, of which {format_bytes(reserve)} "
+            f"({keep_free:.0%} of the file system) must stay free, and the probe needs "
+            f"{format_bytes(MIN_SIZE_BYTES)}; make room or lower --keep-free"
         )
     return usable
 
@@ -237,7 +237,7 @@ def _refuse_protected(path: Path, shown: str, filesystem: str, mounts: list[tupl
     own = "make a directory of your own in it and probe that"
     if path == Path("/"):
         raise InputError(
-            f"{shown} is the root directory: make a directory of your own on the storage to probe, and probe that"
+            f"{shown} is the root directory: make a directory of your own on the storage and probe that"
         )
     if path == Path("~").expanduser().resolve():
         raise InputError(f"{shown} is your home directory: {own}")
