@@ -176,7 +176,7 @@ def _checked_curve(n: Sequence[float], throughput: Sequence[float]) -> tuple[Flo
     distinct = np.unique(jobs).size
     if distinct < 3:
         raise InputError(
-            f"the curve has {distinct} different n, and the fit has three unknowns: measure at three or more, "
+            f"the curve has {distinct} different n, and a fit has three unknowns: measure at three or more, "
             "better at 1, 2, 4, 8, 16"
         )
     return jobs, rates

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 Binding = Literal[
-    "slowdown", "stall", "usl_peak", "deadline", "capacity", "measured_n", "jobs", "max_concurrency"
+    "slowdown", "stall", "usl_peak", "deadline", "capacity", "measured_n", "max_concurrency"
 ]  # fmt: skip
 Verdict = Literal["ok", "slower", "faster", "insufficient data"]
 
@@ -114,6 +114,7 @@ class LimitPlan:
     bottleneck: str
     purchases: tuple[Purchase, ...]
     assumptions: tuple[str, ...]
+    feasible: bool = True  # False: not even one job meets the policy; the limit is 1 all the same, never 0
     simulation: SimulationCheck | None = None
 
     def occupy(self, name: str) -> int:

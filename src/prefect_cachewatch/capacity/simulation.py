@@ -166,7 +166,7 @@ class _Record:
     end_s: float
 
 
-def _run(
+def _run(  # noqa: PLR0915, PLR0917 - one hot loop: a call a turn would halve its speed
     counts: Sequence[int],
     demands: Floats,
     alpha: Floats,
@@ -182,7 +182,7 @@ def _run(
     # A job goes straight from each station it visits to the next one where it has work.
     work = [[float(demands[c, k]) for k in range(stations)] for c in range(len(counts))]
     route = [[k for k in range(stations) if work[c][k] > 0] for c in range(len(counts))]
-    after = [{here: there for here, there in zip([-1, *path], [*path, -1], strict=True)} for path in route]
+    after = [dict(zip([-1, *path], [*path, -1], strict=True)) for path in route]
     rate = [[0.0] + [1.0 / n for n in range(1, jobs + 1)] for _ in range(stations)]
     if variable is not None:
         rate[variable] = [0.0] + [float(alpha[n - 1]) / n for n in range(1, jobs + 1)]
