@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -46,16 +47,25 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a rate: write it like 125MiB/s, 15GB/s or 10Gbit/s") from None
 
 
+def _number_or(parse: Callable[[str], float], value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)  # 2e9, which YAML 1.1 reads as text
+    except ValueError:
+        return parse(value)
+
+
 def _duration(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str) else value
+    return _number_or(parse_duration, value)
 
 
 def _size(value: Any) -> Any:
-    return parse_bytes(value) if isinstance(value, str) else value
+    return _number_or(parse_bytes, value)
 
 
 def _rate(value: Any) -> Any:
-    return parse_rate(value) if isinstance(value, str) else value
+    return _number_or(parse_rate, value)
 
 
 Seconds = Annotated[float, BeforeValidator(_duration), Field(allow_inf_nan=False)]
