@@ -23,7 +23,7 @@ from prefect_cachewatch.capacity.history import (
 from prefect_cachewatch.capacity.results import ClassPrediction, HistoryCheck, LimitPlan, Verdict
 from prefect_cachewatch.units import format_bytes, format_duration
 
-__all__ = ["check_history"]
+__all__ = ["check_history", "unplanned_history"]
 
 SHORT_WINDOW = 10.0
 
@@ -99,6 +99,48 @@ def check_history(
     )
 
 
+def unplanned_history(
+    storage: str, records: Sequence[RunRecord], start_s: float, end_s: float
+) -> HistoryCheck:
+    """Say what is known of a storage that has runs and no plan: Little's law, pauses and hours.
+
+    Args:
+        storage: its name.
+        records: its runs.
+        start_s: begin of the window, seconds since 1970.
+        end_s: its end.
+
+    Returns:
+        A check with the verdict `insufficient data`.
+
+    Raises:
+        InputError: if the window is empty.
+    """
+    law = little_law(records, start_s, end_s)
+    whole = [r for r in records if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
+    moved_s = math.fsum(r.service_s or 0 for r in whole)
+    return HistoryCheck(
+        storage=storage,
+        verdict="insufficient data",
+        reason="there is no plan for this storage to compare with: write one and give it as a plan file"
+        + _edge(law),
+        runs=law.runs,
+        window_s=law.window_s,
+        concurrency=law.concurrency,
+        arrivals_per_s=law.arrivals_per_s,
+        duration_s=law.duration_s,
+        slot_wait_s=law.slot_wait_s,
+        edge_effect=law.edge_effect,
+        bytes_per_s=math.fsum(r.bytes_written or 0 for r in whole) / moved_s if moved_s else None,
+        expected_bytes_per_s=None,
+        burst_s=None,
+        expected_burst_s=None,
+        derate=None,
+        suggested_stall_window_s=suggest_stall_window(records),
+        hours=hours_of(records, start_s, end_s),
+    )
+
+
 @dataclass(frozen=True)
 class _Expectation:
     """A plan's table as functions of concurrency, straight lines between its rows."""
@@ -109,9 +151,10 @@ class _Expectation:
 
     @staticmethod
     def of(limit_plan: LimitPlan) -> _Expectation | None:
-        rows = tuple(
-            row[0] for row in limit_plan.table if row and row[0].n > 0 and row[0].throughput_per_s > 0
-        )
+        # Classes that always run stand in the table beside the class that the answer is about.
+        name = limit_plan.classes[0].name
+        answered = [entry for row in limit_plan.table for entry in row if entry.name == name]
+        rows = tuple(entry for entry in answered if entry.n > 0 and entry.throughput_per_s > 0)
         if not rows:
             return None
         first = rows[0]
