@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from prefect_cachewatch.capacity.demands import Scenario
+from prefect_cachewatch.capacity.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.limits import ClassSearch
 from prefect_cachewatch.capacity.results import Purchase
 from prefect_cachewatch.units import format_duration
 
-__all__ = ["purchases"]
+__all__ = ["batch_at", "purchases"]
 
 
 def purchases(scenario: Scenario, c: int, limit: int, batch_s: float) -> tuple[Purchase, ...]:
@@ -24,16 +24,36 @@ def purchases(scenario: Scenario, c: int, limit: int, batch_s: float) -> tuple[P
         limit: its limit now.
         batch_s: seconds of its batch at that limit now.
 
+    A slowdown is measured by what a job took alone before the change, so that the same wall clock
+    is accepted after it.
+
     Returns:
         Changes in a fixed order: link, storage, compression, one file, isolation.
     """
+    demands = demands_of(scenario, 1)
+    alone = {w.name: w.think_s + seconds for w, seconds in zip(scenario.classes, demands.alone_s, strict=True)}
+    scenario = dataclasses.replace(scenario, accepted_alone_s=alone)
     found = []
     for change, changed, at in _variants(scenario, c):
         search = ClassSearch(changed, at)
         most = max(1, search.find().limit)
-        batch = search.mine(min(most, search.top)).batch_s
+        batch = batch_at(search, most)
         found.append(Purchase(change, most, batch, _say(limit, batch_s, most, batch)))
     return tuple(found)
+
+
+def batch_at(search: ClassSearch, limit: int) -> float:
+    """Seconds of a class's batch under a limit: never more jobs at once than the batch has.
+
+    Args:
+        search: the class's search.
+        limit: the limit.
+
+    Returns:
+        Seconds.
+    """
+    jobs = search.scenario.classes[search.c].jobs
+    return search.mine(min(limit, jobs if jobs > 1 else limit, search.top)).batch_s
 
 
 def _variants(scenario: Scenario, c: int) -> list[tuple[str, Scenario, int]]:

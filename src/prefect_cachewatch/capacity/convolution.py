@@ -77,9 +77,7 @@ def solve_closed(
         (array([3., 2.]), array([2.5, 7. ]))
     """
     counts = [populations] if isinstance(populations, (int, np.integer)) else list(populations)
-    network = ClosedNetwork(
-        counts, demands_s, think_s, capacity, load_dependent_station=load_dependent_station
-    )
+    network = ClosedNetwork(counts, demands_s, think_s, capacity, load_dependent_station=load_dependent_station)
     return network.at(counts)
 
 
@@ -155,9 +153,7 @@ class ClosedNetwork:
         if len(counts) != len(self.populations) or any(
             n > most for n, most in zip(counts, self.populations, strict=True)
         ):
-            raise InputError(
-                f"populations {counts} exceed {self.populations}, for which the network was prepared"
-            )
+            raise InputError(f"populations {counts} exceed {self.populations}, for which the network was prepared")
         classes, stations = self._demands.shape
         whole = self._log_total(self._constant, counts)
         throughput = np.zeros(classes)
@@ -272,9 +268,7 @@ def check_network(
     Raises:
         InputError: if one of them is out of range; the message names it.
     """
-    counts = _checked_populations(
-        [populations] if isinstance(populations, (int, np.integer)) else populations
-    )
+    counts = _checked_populations([populations] if isinstance(populations, (int, np.integer)) else populations)
     demands = _checked_demands(demands_s, len(counts))
     think = _checked_think(think_s, len(counts))
     stations = demands.shape[1]
@@ -319,9 +313,7 @@ def _checked_demands(demands_s: ArrayLike, classes: int) -> Floats:
         raise InputError("demands_s has a negative or infinite value: seconds of service are 0 or more")
     for c in range(classes):
         if not demands[c].any():
-            raise InputError(
-                f"demands_s[{c}] is all zero: a class needs seconds of service at one station at least"
-            )
+            raise InputError(f"demands_s[{c}] is all zero: a class needs seconds of service at one station at least")
     return demands
 
 
@@ -330,9 +322,7 @@ def _checked_think(think_s: float | Sequence[float], classes: int) -> Floats:
     if think.ndim == 0:
         think = np.full(classes, float(think))
     if think.shape != (classes,):
-        raise InputError(
-            f"think_s has {think.size} values for {classes} classes: give one for each, or one number"
-        )
+        raise InputError(f"think_s has {think.size} values for {classes} classes: give one for each, or one number")
     if not np.isfinite(think).all() or (think < 0).any():
         raise InputError("think_s has a negative or infinite value: seconds between bursts are 0 or more")
     return think

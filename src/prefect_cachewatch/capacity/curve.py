@@ -83,7 +83,8 @@ def fit_usl(n: Sequence[float], throughput: Sequence[float]) -> UslFit:
     alpha, beta, gamma = (float(value) for value in found.x)
     errors = _standard_errors(found.jac, 2 * float(found.cost), jobs.size)
     rmse = math.sqrt(2 * float(found.cost) / jobs.size) / float(scaled.mean())
-    peak, note = _peak(alpha, beta, errors[1], rmse, float(jobs.max()))
+    rising = bool(rates[jobs == jobs.max()].mean() >= rates.max())
+    peak, note = _peak(alpha, beta, errors[1], rmse, float(jobs.max()), rising)
     return UslFit(
         alpha=alpha,
         beta=beta,
@@ -159,18 +160,14 @@ def _usl(fit: UslFit, n: Floats) -> Floats:
 def _fit_or_none(curve: ServiceCurve) -> UslFit | None:
     if len(curve.points) < 4:
         return None
-    return fit_usl(
-        [point.n for point in curve.points], [point.throughput_bytes_per_s for point in curve.points]
-    )
+    return fit_usl([point.n for point in curve.points], [point.throughput_bytes_per_s for point in curve.points])
 
 
 def _checked_curve(n: Sequence[float], throughput: Sequence[float]) -> tuple[Floats, Floats]:
     jobs = np.asarray(n, dtype=np.float64)
     rates = np.asarray(throughput, dtype=np.float64)
     if jobs.ndim != 1 or jobs.shape != rates.shape:
-        raise InputError(
-            f"n has {jobs.size} values and throughput {rates.size}: give one throughput for each n"
-        )
+        raise InputError(f"n has {jobs.size} values and throughput {rates.size}: give one throughput for each n")
     if not np.isfinite(jobs).all() or not np.isfinite(rates).all() or (jobs < 1).any() or (rates <= 0).any():
         raise InputError("a curve needs n of 1 or more and throughput above 0 at every point")
     distinct = np.unique(jobs).size
@@ -189,9 +186,7 @@ def _starts(jobs: Floats, rates: Floats) -> list[list[float]]:
     slope = float((rates / jobs).max())
     starts = [[0.05, 1e-4, slope], [0.5, 1e-3, slope], [1e-3, 1e-6, slope]]
     if first > 0:
-        starts.insert(
-            0, [min(max(second / first, 1e-6), 0.999), min(max(third / first, 1e-9), 0.9), 1 / first]
-        )
+        starts.insert(0, [min(max(second / first, 1e-6), 0.999), min(max(third / first, 1e-9), 0.9), 1 / first])
     return starts
 
 
@@ -210,8 +205,8 @@ def _standard_errors(jacobian: Floats, square_sum: float, points: int) -> list[f
     return [None if math.isnan(error) else float(error) for error in errors]
 
 
-def _peak(
-    alpha: float, beta: float, error: float | None, rmse: float, last: float
+def _peak(  # noqa: PLR0917 - the numbers of one fit
+    alpha: float, beta: float, error: float | None, rmse: float, last: float, rising: bool
 ) -> tuple[float | None, str]:
     if rmse > GATE_RMSE_OVER_MEAN:
         gate = f"{GATE_RMSE_OVER_MEAN:.0%} is the gate"
@@ -226,4 +221,6 @@ def _peak(
             None,
             f"not identified: it would be at n = {peak:.0f}, beyond twice the largest measured n",
         )
+    if rising and peak < last:
+        return None, f"not identified: throughput still rises at the largest measured n ({last:.0f})"
     return peak, f"throughput peaks at n = {peak:.1f}"

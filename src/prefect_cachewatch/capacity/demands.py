@@ -6,7 +6,7 @@ how many bursts it serves. Nothing is solved here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,9 @@ class Scenario:
     rate_factor: float = 1.0  # on link and storage, for the band
     link_factor: float = 1.0
     storage_factor: float = 1.0
+    # Class -> Z + R alone that a slowdown is measured by, where it is not this scenario's own: a faster link
+    # must not look like a lower limit only because one job alone got faster too.
+    accepted_alone_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +45,7 @@ class Demands:
     """The network of a scenario: a row of seconds for each class, a column for each station."""
 
     scenario: Scenario
-    stations: tuple[
-        str, ...
-    ]  # codec, link (as often as there are hosts), storage; the last depends on its load
+    stations: tuple[str, ...]  # codec, link (as often as there are hosts), storage; the last depends on its load
     demands_s: NDArray[np.float64]
     think_s: tuple[float, ...]  # with the part of the codec's work that no other job competes for
     delay_s: tuple[float, ...]  # that part: it belongs to the burst
@@ -154,9 +155,7 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
         delays.append(delay)
     if storage.small_file_s is None and any(workload.files_per_burst > 1 for workload in scenario.classes):
         notes.append("the cost of a small file was not measured and counts as nothing: run cachewatch probe")
-    if len({id(rate) for rate in rates}) > 1 and not all(
-        np.array_equal(rates[0].alpha, r.alpha) for r in rates
-    ):
+    if len({id(rate) for rate in rates}) > 1 and not all(np.array_equal(rates[0].alpha, r.alpha) for r in rates):
         notes.append("reads and writes scale differently: the lower of their curves holds for both")
     measured = [rate.measured_n for rate in rates if rate.measured_n is not None]
     peaks = [rate.peak_n for rate in rates if rate.peak_n is not None]

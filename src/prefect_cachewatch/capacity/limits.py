@@ -101,9 +101,7 @@ class ClassSearch:
             ("measured_n", self._measured(), self._say_measured),
             ("max_concurrency", self._reach, lambda n: f"the plan looks no further than {n - 1}"),
         ]
-        rules = [
-            LimitRule(rule, n, "does not bind" if n is None else say(n + 1)) for rule, n, say in candidates
-        ]
+        rules = [LimitRule(rule, n, "does not bind" if n is None else say(n + 1)) for rule, n, say in candidates]
         limit = min(rule.n for rule in rules if rule.n is not None)
         deadline = self._deadline(limit)
         rules.append(deadline)
@@ -149,9 +147,7 @@ class ClassSearch:
         free = self.scenario.storage.free_bytes
         if free is None or workload.kept_bytes <= 0:
             return None
-        others = sum(
-            w.kept_bytes * count for w, count in zip(self.scenario.classes, self._beside, strict=True)
-        )
+        others = sum(w.kept_bytes * count for w, count in zip(self.scenario.classes, self._beside, strict=True))
         return max(0, int((free - others) // workload.kept_bytes))
 
     def _measured(self) -> int | None:
@@ -164,9 +160,7 @@ class ClassSearch:
         due = [(i, seconds) for i, seconds in due if i == self.c or self._beside[i]]
         if not due or limit < 1:
             return LimitRule("deadline", None, "does not bind")
-        meets = [
-            n for n in range(1, limit + 1) if all(self.at(n)[i].batch_s <= seconds for i, seconds in due)
-        ]
+        meets = [n for n in range(1, limit + 1) if all(self.at(n)[i].batch_s <= seconds for i, seconds in due)]
         if not meets:
             n, i, seconds = min(
                 ((n, i, seconds) for n in range(1, limit + 1) for i, seconds in due),
@@ -174,9 +168,7 @@ class ClassSearch:
             )
             took = format_duration(self.at(n)[i].batch_s)
             name = self.scenario.classes[i].name
-            return LimitRule(
-                "deadline", None, f"missed: {name} takes {took} of {format_duration(seconds)} even at {n}"
-            )
+            return LimitRule("deadline", None, f"missed: {name} takes {took} of {format_duration(seconds)} even at {n}")
         if meets[-1] == limit:
             least = f"met from {meets[0]} on" if meets[0] > 1 else "met"
             return LimitRule("deadline", None, least)
@@ -207,14 +199,10 @@ class ClassSearch:
 
     def _say_measured(self, _: int) -> str:
         beside = f", {sum(self._beside)} of them always running" if any(self._beside) else ""
-        return (
-            f"measured up to n = {self.demands.measured_n}, and nothing is promised beyond twice that{beside}"
-        )
+        return f"measured up to n = {self.demands.measured_n}, and nothing is promised beyond twice that{beside}"
 
 
-def predict(
-    demands: Demands, network: ClosedNetwork, counts: list[int]
-) -> tuple[tuple[ClassPrediction, ...], float]:
+def predict(demands: Demands, network: ClosedNetwork, counts: list[int]) -> tuple[tuple[ClassPrediction, ...], float]:
     """What each class sees at a mix, and how many bursts are at the storage on average.
 
     Args:
@@ -233,7 +221,9 @@ def predict(
     busy = dict.fromkeys(demands.stations, 0.0)
     for name, share in zip(demands.stations, solution.utilisation, strict=True):
         busy[name] = max(busy[name], float(share))
-    policy = demands.scenario.policy
+    # Of all that the storage could give, not of what it gives to so few.
+    busy[demands.stations[-1]] = float(solution.throughput_per_s @ demands.demands_s[:, -1] / demands.alpha.max())
+    policy, usual = demands.scenario.policy, demands.scenario.accepted_alone_s
     predictions = []
     for c, workload in enumerate(demands.scenario.classes):
         n, alone = counts[c], demands.alone_s[c]
@@ -253,7 +243,7 @@ def predict(
                 burst_low_s=burst,
                 burst_high_s=burst,
                 io_slowdown=burst / alone,
-                slowdown=cycle / (workload.think_s + alone),
+                slowdown=cycle / (usual.get(workload.name) or workload.think_s + alone),
                 gap_p99_s=workload.think_s + silent,
                 job_s=job,
                 batch_s=job * math.ceil(workload.jobs / max(1, n)),

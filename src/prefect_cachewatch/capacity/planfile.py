@@ -56,9 +56,7 @@ def read_plan(path: Path) -> PlanInput:
     if not isinstance(workloads, list) or not workloads:
         raise InputError(f"{shown}: workloads is not a list of classes: write each as `- name: ...` below it")
     classes = [
-        validate(
-            WorkloadClass, _with_codec(entry, storage, f"{shown}: workloads[{i}]"), shown, f"workloads[{i}]"
-        )
+        validate(WorkloadClass, _with_codec(entry, storage, f"{shown}: workloads[{i}]"), shown, f"workloads[{i}]")
         for i, entry in enumerate(workloads)
     ]
     policy = validate(Policy, data.get("policy") or {}, shown, "policy")
@@ -198,20 +196,16 @@ def _storage(entry: Any, beside: Path, shown: str) -> StorageProfile:
         data.pop("provisioned_tib", None),
     )
     if preset is not None and profile is not None:
-        raise InputError(
-            f"{shown}: storage has a preset and a profile, which contradict each other: keep one"
-        )
+        raise InputError(f"{shown}: storage has a preset and a profile, which contradict each other: keep one")
     if tib is not None and preset is None:
-        raise InputError(
-            f"{shown}: storage.provisioned_tib belongs to a preset, and there is none: leave it out"
-        )
+        raise InputError(f"{shown}: storage.provisioned_tib belongs to a preset, and there is none: leave it out")
     if tib is not None and (isinstance(tib, bool) or not isinstance(tib, (int, float))):
         raise InputError(f"{shown}: storage.provisioned_tib is not a number of TiB: write it like 10")
     base: dict[str, Any] = {}
     if preset is not None:
         base = storage_preset(str(preset), tib).model_dump()
         if any(key in data for key in ("sequential_read", "sequential_write", "random_read")):
-            base |= {"basis": "given", "source": f"{preset}, with curves given by hand"}
+            base |= {"basis": "given", "source": f"preset {preset} with curves of its own"}
     elif profile is not None:
         base = read_storage(beside / Path(str(profile)).expanduser()).model_dump()
     return validate(StorageProfile, base | data, shown, "storage")
@@ -237,9 +231,7 @@ def _with_codec(entry: Any, storage: StorageProfile, where: str) -> Any:
             return entry | {"codec": codec.model_dump()}
     known = [codec.name for codec in storage.codecs]
     hint = nearest(entry["codec"], known) if known else ": measure it with cachewatch probe --codec"
-    raise InputError(
-        f"{where}.codec {for_terminal(entry['codec'])!r} is not among the storage's codecs{hint}"
-    )
+    raise InputError(f"{where}.codec {for_terminal(entry['codec'])!r} is not among the storage's codecs{hint}")
 
 
 def _mapping(data: Any, where: str) -> dict[Any, Any]:
@@ -251,9 +243,7 @@ def _mapping(data: Any, where: str) -> dict[Any, Any]:
 def _refuse_unknown(data: dict[Any, Any], known: tuple[str, ...], shown: str, prefix: str) -> None:
     for key in data:
         if key not in known:
-            raise InputError(
-                f"{shown}: {prefix}{for_terminal(str(key))} is not known{nearest(str(key), known)}"
-            )
+            raise InputError(f"{shown}: {prefix}{for_terminal(str(key))} is not known{nearest(str(key), known)}")
 
 
 class _Loader(yaml.SafeLoader):
@@ -264,8 +254,6 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"{key.value} is written twice", key.start_mark
-                    )
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is written twice", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)

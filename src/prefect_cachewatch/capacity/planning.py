@@ -6,9 +6,11 @@ Joins demands, limits and slots into a `LimitPlan`; it measures nothing and chan
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
-from prefect_cachewatch.capacity.changes import purchases
+from prefect_cachewatch.capacity.changes import batch_at, purchases
+from prefect_cachewatch.capacity.convolution import MAX_STATES
 from prefect_cachewatch.capacity.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.limits import ClassSearch, Found, predict
 from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
@@ -126,10 +128,13 @@ def plan(
             ),
         },
         table=_table(search, limits[0], policy),
+        mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
         bottleneck=_bottleneck(search, shown, limits[0], where),
-        purchases=purchases(search.scenario, shown, limits[0], search.mine(limits[0]).batch_s),
+        purchases=purchases(search.scenario, shown, limits[0], batch_at(search, limits[0])),
         assumptions=_assumptions(storage, link, classes, policy, (*demands.notes, checked)),
         feasible=answer.limit > 0,
+        small_files=_small_files(search.scenario, shown),
+        kinds={workload.name: workload.kind for workload in classes},
     )
 
 
@@ -141,9 +146,7 @@ def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
         if names.count(name) > 1:
             raise InputError(f"workloads has {name!r} twice: give each class a name of its own")
     if all(workload.running is not None for workload in classes):
-        raise InputError(
-            "every class says how many always run: leave out `running` of the one whose limit is wanted"
-        )
+        raise InputError("every class says how many always run: leave out `running` of the one whose limit is wanted")
 
 
 def _isolated(whole: Scenario, c: int) -> tuple[Scenario, int]:
@@ -192,6 +195,30 @@ def _at_rates(search: ClassSearch, factor: float) -> Callable[[list[int]], tuple
     return lambda counts: predict(demands, network, counts)[0]
 
 
+def _mix(whole: Scenario, asked: Sequence[int], slots: int, occupy: Sequence[int]) -> tuple[ClassPrediction, ...]:
+    """Predictions with the slots shared out evenly among the classes that ask."""
+    counts = [workload.running or 0 for workload in whole.classes]
+    for c, weight in zip(asked, occupy, strict=True):
+        counts[c] = max(1, slots // len(asked) // weight)
+    if math.prod(count + 1 for count in counts) > MAX_STATES // 8:
+        return ()
+    demands = demands_of(whole, sum(counts))
+    return predict(demands, demands.network(counts), counts)[0]
+
+
+def _small_files(scenario: Scenario, c: int) -> tuple[tuple[int, float], ...]:
+    """Seconds of a burst alone over the number of files it is cut into; empty where not measured."""
+    if not scenario.storage.small_file_s:
+        return ()
+    points = []
+    for files in sorted({1, 10, 100, 1000, 10_000, 100_000, scenario.classes[c].files_per_burst}):
+        if files <= scenario.classes[c].burst_bytes:
+            changed = scenario.classes[c].model_copy(update={"files_per_burst": files})
+            alone = demands_of(dataclasses.replace(scenario, classes=(changed,)), 1).alone_s[0]
+            points.append((files, alone))
+    return tuple(points)
+
+
 def _bottleneck(search: ClassSearch, c: int, limit: int, where: str) -> str:
     busy = search.mine(limit).utilisation
     names = {
@@ -227,15 +254,12 @@ def _assumptions(
         if link.bytes_per_s is None
         else f"link {link.name}: {format_bytes(link.bytes_per_s)}/s raw x {link.efficiency:g} on each of "
         f"{link.hosts} host{'s' if link.hosts > 1 else ''}",
-        f"all rates are taken {policy.derate:.0%} lower (derate); the band is rates {policy.band:.0%} lower "
-        "and higher",
-        "storage and link share their rates evenly among bursts; pauses between bursts vary (exponential)",
+        f"all rates are taken {policy.derate:.0%} lower (derate); the band is rates {policy.band:.0%} lower and higher",
+        "storage and link share their rates evenly among bursts; pauses between bursts vary by half",
     ]
     if any(w.is_watched and w.bytes_appear == "at_end" for w in classes):
         said.append("bytes of a file appear at its end (worst case for the stall window)")
-    said.append(
-        "nothing here sees a cliff: a storage that collapses beyond its measured n does so unannounced"
-    )
+    said.append("nothing here sees a cliff: a storage that collapses beyond its measured n does so unannounced")
     if storage.free_bytes is not None:
         batch = sum(w.kept_bytes * w.jobs for w in classes)
         if batch > storage.free_bytes:

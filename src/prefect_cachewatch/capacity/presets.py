@@ -40,7 +40,10 @@ def _fsx(rate: int) -> _Storage:
     )  # fmt: skip
 
 
-_EFS = "AWS, EFS user guide, performance and limits (stored copies); regions differ, the smaller ones reach a third"
+_EFS = (
+    "AWS, EFS user guide, performance and limits (stored copies): aggregates are quotas by region, here the low "
+    "ends of reads 20-60 and writes 1-5 GiB/s for Regional"
+)
 
 STORAGES: dict[str, _Storage] = {
     "sata-ssd": _Storage(
@@ -52,7 +55,7 @@ STORAGES: dict[str, _Storage] = {
         "AWS and Google API references: 125 MiB/s where none is asked for (stored copies)", shared=False,
     ),
     "efs-regional": _Storage(
-        "EFS Regional elastic", (1500 * _MIB, 20 * _GIB), (1500 * _MIB, 5 * _GIB), _EFS,
+        "EFS Regional elastic", (1500 * _MIB, 20 * _GIB), (1 * _GIB, 1 * _GIB), _EFS,
     ),
     "efs-one-zone": _Storage("EFS One Zone", (500 * _MIB, 3 * _GIB), (500 * _MIB, 1 * _GIB), _EFS),
     "fsx-lustre-125": _fsx(125),
@@ -65,8 +68,8 @@ STORAGES: dict[str, _Storage] = {
     ),
     "isilon-f800": _Storage(
         "Isilon F800, one 4U chassis", (3.75e9, 15e9), None,
-        "trade press of its announcement, 2016: 15 GB/s a chassis of 4 nodes; the vendor's sheet was not seen, "
-        "and no write rate is published",
+        "trade press of its announcement, 2016: 15 GB/s a chassis of 4 nodes; the vendor's sheet was not "
+        "seen, and no write rate is published",
     ),
 }  # fmt: skip
 
@@ -94,13 +97,9 @@ def storage_preset(name: str, provisioned_tib: float | None = None) -> StoragePr
         raise InputError(f"storage preset {for_terminal(name)!r} is not known{nearest(name, STORAGES)}")
     row = STORAGES[name]
     if row.per_tib and provisioned_tib is None:
-        raise InputError(
-            f"storage preset {name!r} is rated by capacity: give storage.provisioned_tib beside it"
-        )
+        raise InputError(f"storage preset {name!r} is rated by capacity: give storage.provisioned_tib beside it")
     if not row.per_tib and provisioned_tib is not None:
-        raise InputError(
-            f"storage preset {name!r} is not rated by capacity: leave out storage.provisioned_tib"
-        )
+        raise InputError(f"storage preset {name!r} is not rated by capacity: leave out storage.provisioned_tib")
     if provisioned_tib is not None and not 0 < provisioned_tib <= 1e6:
         raise InputError(f"storage.provisioned_tib {provisioned_tib:g} must be above 0 and at most a million")
     times = provisioned_tib or 1.0
@@ -140,9 +139,7 @@ def link_preset(name: str) -> LinkProfile:
     """
     if name not in LINKS:
         raise InputError(f"link preset {for_terminal(name)!r} is not known{nearest(name, LINKS)}")
-    return LinkProfile(
-        name=name, bytes_per_s=LINKS[name], basis="vendor ceiling", source="IEEE 802.3 line rate"
-    )
+    return LinkProfile(name=name, bytes_per_s=LINKS[name], basis="vendor ceiling", source="IEEE 802.3 line rate")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -58,9 +58,7 @@ class UslFit(Model):
     alpha_error: float | None = Field(
         default=None, ge=0, description="Standard error of alpha; none if not determined."
     )
-    beta_error: float | None = Field(
-        default=None, ge=0, description="Standard error of beta; none if not determined."
-    )
+    beta_error: float | None = Field(default=None, ge=0, description="Standard error of beta; none if not determined.")
     gamma_error_per_s: float | None = Field(
         default=None, ge=0, description="Standard error of gamma; none if not determined."
     )
@@ -95,9 +93,7 @@ class ServiceCurve(Model):
         description="What all streams together reach at most (no points measured).",
     )
     usl: UslFit | None = Field(default=None, description="The fit to the points, in bytes per second.")
-    block_bytes: Bytes | None = Field(
-        default=None, gt=0, le=_MAX_BYTES, description="Size of one read or write."
-    )
+    block_bytes: Bytes | None = Field(default=None, gt=0, le=_MAX_BYTES, description="Size of one read or write.")
 
     @model_validator(mode="after")
     def _one_description(self) -> Self:
@@ -120,9 +116,7 @@ class ServiceCurve(Model):
         if two == 2 and self.per_stream_bytes_per_s > self.aggregate_bytes_per_s:  # type: ignore[operator]
             raise ValueError("gives one stream more than all streams together: exchange the two numbers")
         if self.usl is not None and not self.points:
-            raise ValueError(
-                "has a usl fit without the points it was fitted to: add the points or drop the fit"
-            )
+            raise ValueError("has a usl fit without the points it was fitted to: add the points or drop the fit")
         return self
 
     @property
@@ -147,9 +141,7 @@ class CodecProfile(Model):
     decompress_cpu_s_per_gb: float = Field(
         ge=0, le=1e6, description="CPU seconds to give back 10^9 bytes of the uncompressed data."
     )
-    cores: int = Field(
-        default=1, ge=1, le=100_000, description="CPU cores that all jobs together have for the codec."
-    )
+    cores: int = Field(default=1, ge=1, le=100_000, description="CPU cores that all jobs together have for the codec.")
     level: int | None = Field(default=None, description="The codec's level, where it has one.")
     sample: str = Field(default="", max_length=4096, description="The file it was measured on.")
     sample_bytes: Bytes | None = Field(default=None, gt=0, le=_MAX_BYTES, description="Bytes of the sample.")
@@ -158,9 +150,7 @@ class CodecProfile(Model):
 class StorageProfile(Model):
     """A storage as the planner sees it: a curve for each kind of access, and where the numbers are from."""
 
-    name: Name = Field(
-        description="Name of the storage; the generation's storage= and the limit in Prefect use it."
-    )
+    name: Name = Field(description="Name of the storage; the generation's storage= and the limit in Prefect use it.")
     basis: Basis = Field(
         default="given",
         description="measured by the probe, a vendor ceiling (not a promise), or given by hand.",
@@ -227,8 +217,6 @@ class LinkProfile(Model):
         le=1,
         description="Share of the raw rate that carries data; TCP in 1500-byte frames: 0.94.",
     )
-    hosts: int = Field(
-        default=1, ge=1, le=64, description="Hosts that the jobs are spread over, each with its link."
-    )
+    hosts: int = Field(default=1, ge=1, le=64, description="Hosts that the jobs are spread over, each with its link.")
     basis: Basis = Field(default="given", description="measured, a vendor ceiling, or given by hand.")
     source: str = Field(default="", max_length=500, description="Where the rate is from.")

@@ -159,10 +159,6 @@ def stall_bound(stall_window_s: float, think_s: float, demand_max_s: float, p99_
 
 def _check_load(servers: int, offered_load: float) -> None:
     if not isinstance(servers, int) or isinstance(servers, bool) or not 1 <= servers <= _MAX_SERVERS:
-        raise InputError(
-            f"servers {servers!r} is not a number of servers: give an integer from 1 to {_MAX_SERVERS}"
-        )
+        raise InputError(f"servers {servers!r} is not a number of servers: give an integer from 1 to {_MAX_SERVERS}")
     if not math.isfinite(offered_load) or offered_load < 0:
-        raise InputError(
-            f"offered_load {offered_load!r} must be 0 or more: arrivals per second x seconds of service"
-        )
+        raise InputError(f"offered_load {offered_load!r} must be 0 or more: arrivals per second x seconds of service")

@@ -24,6 +24,7 @@ from prefect_cachewatch.errors import InputError
 __all__ = ["ClassSimulation", "Estimate", "SimulationResult", "simulate"]
 
 Burst = Literal["constant", "exponential", "lognormal"]
+Think = Literal["constant", "exponential", "uniform"]
 Floats = NDArray[np.float64]
 
 _BATCHES = 20
@@ -86,7 +87,7 @@ def simulate(
     *,
     burst: Burst | Sequence[Burst] = "constant",
     burst_cv: float | Sequence[float] = 1.0,
-    think: Literal["constant", "exponential"] = "exponential",
+    think: Think = "exponential",
     growths_per_burst: int | Sequence[int] = 1,
     poll_s: float = 15.0,
     events: int = 200_000,
@@ -102,7 +103,8 @@ def simulate(
         capacity: alpha(1), alpha(2), ... of the load-dependent station, as in `solve_closed`.
         burst: distribution of the size of a burst; one size holds for all stations.
         burst_cv: coefficient of variation, for lognormal bursts only.
-        think: distribution of the thinking. Where it and the bursts are constant, jobs may fall
+        think: distribution of the thinking; uniform: from half to one and a half of the mean. Where
+            it and the bursts are constant, jobs may fall
             into step and never meet, and means differ from the exact ones.
         growths_per_burst: files written one after another in a burst: a file's bytes appear at
             its end, taken as an equal share of the burst's time.
@@ -139,13 +141,11 @@ def simulate(
         raise InputError("populations has no job at all: nothing happens in such a simulation")
     if min(parts) < 1 or not poll_s > 0:
         raise InputError("growths_per_burst must be 1 or more, and poll_s above 0")
-    if think not in ("constant", "exponential"):
-        raise InputError(f"think {think!r} is no distribution of thinking: use constant or exponential")
+    if think not in ("constant", "exponential", "uniform"):
+        raise InputError(f"think {think!r} is no distribution of thinking: use constant, exponential or uniform")
     streams = np.random.SeedSequence(seed).spawn(2 * classes)
     sizes = [_sizes(kinds[c], spreads[c], np.random.default_rng(streams[c])) for c in range(classes)]
-    thinking = [
-        _thinks(think, pauses[c], np.random.default_rng(streams[classes + c])) for c in range(classes)
-    ]
+    thinking = [_thinks(think, pauses[c], np.random.default_rng(streams[classes + c])) for c in range(classes)]
     began = time.perf_counter()
     record = _run(counts, demands, alpha, variable, sizes, thinking, events)
     elapsed = time.perf_counter() - began
@@ -312,7 +312,8 @@ def _thinks(kind: str, mean_s: float, random: np.random.Generator) -> Iterator[f
         while True:
             yield float(mean_s)
     while True:
-        yield from (random.standard_exponential(_CHUNK) * mean_s).tolist()
+        drawn = random.standard_exponential(_CHUNK) if kind == "exponential" else random.uniform(0.5, 1.5, _CHUNK)
+        yield from (drawn * mean_s).tolist()
 
 
 def _by_class(value: Any, classes: int, name: str) -> list[Any]:
@@ -320,7 +321,5 @@ def _by_class(value: Any, classes: int, name: str) -> list[Any]:
         return [value] * classes
     values = list(value)
     if len(values) != classes:
-        raise InputError(
-            f"{name} has {len(values)} values for {classes} classes: give one for each, or one for all"
-        )
+        raise InputError(f"{name} has {len(values)} values for {classes} classes: give one for each, or one for all")
     return values

@@ -17,12 +17,11 @@ __all__ = ["choose_slots"]
 
 _MOST_SLOTS = 240
 _STATES = 60_000
+_LOSS = 0.05
 _MOST_MIXES = 400
 
 
-def choose_slots(
-    scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
-) -> tuple[int, tuple[int, ...], str]:
+def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]) -> tuple[int, tuple[int, ...], str]:
     """The value of the shared limit and the slots of each class.
 
     Args:
@@ -41,21 +40,17 @@ def choose_slots(
     if len(asked) == 1:
         return limits[0], (1,), ""
     headroom = scenario.policy.headroom
-    total = max(
-        range(max(limits), max(_MOST_SLOTS, *limits) + 1),
-        key=lambda slots: (_use(slots, limits, headroom), -slots),
-    )
+    candidates = range(max(limits), max(_MOST_SLOTS, *limits) + 1)
+    use = {slots: _use(slots, limits, headroom) for slots in candidates}
+    # The smallest limit that loses little to rounding: small numbers are easier to reason about.
+    total = next(slots for slots in candidates if use[slots] >= max(use.values()) - _LOSS * len(limits))
     occupy = _weights(total, limits)
     slots = max(*occupy, math.floor(total * (1 - headroom)))
     checked = ""
     while True:
         bad, count = _failing(scenario, asked, occupy, slots)
         if bad is None:
-            checked = (
-                f"{count} extreme mixes were solved exactly and hold"
-                if count
-                else "mixes are too many to check"
-            )
+            checked = f"{count} extreme mixes were solved exactly and hold" if count else "mixes are too many to check"
             break
         if slots <= max(occupy):
             mix = ", ".join(f"{n} {scenario.classes[c].name}" for n, c in zip(bad, asked, strict=True))

@@ -53,9 +53,7 @@ class WorkloadClass(Model):
         le=1e17,
         description="Bytes of one burst before compression, for example one tensor file or one sample batch.",
     )
-    think_s: Seconds = Field(
-        ge=0, le=30 * 86400, description="Seconds of computing between two bursts of a job."
-    )
+    think_s: Seconds = Field(ge=0, le=30 * 86400, description="Seconds of computing between two bursts of a job.")
     files_per_burst: int = Field(
         default=1,
         ge=1,
@@ -85,9 +83,7 @@ class WorkloadClass(Model):
         default=None,
         description="Whether silence stops it (the stall window applies); none: generations only.",
     )
-    codec: CodecProfile | None = Field(
-        default=None, description="Compression in use; none: bytes go as they are."
-    )
+    codec: CodecProfile | None = Field(default=None, description="Compression in use; none: bytes go as they are.")
     deadline_s: Seconds | None = Field(
         default=None, gt=0, le=366 * 86400, description="Seconds in which all jobs of the batch must be done."
     )
@@ -172,9 +168,7 @@ class Policy(Model):
         lt=1,
         description="Share of the slots left free where several classes share the limit.",
     )
-    max_concurrency: int = Field(
-        default=256, ge=1, le=2048, description="Largest concurrency that is looked at."
-    )
+    max_concurrency: int = Field(default=256, ge=1, le=2048, description="Largest concurrency that is looked at.")
     isolated: bool = Field(
         default=False, description="Whether training, inference and generation have clusters of their own."
     )
