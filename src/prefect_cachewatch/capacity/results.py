@@ -111,12 +111,12 @@ class LimitPlan:
     knee_n: float  # N* of the first class, without the classes that always run
     bounds: dict[str, float]
     table: tuple[tuple[ClassPrediction, ...], ...]  # rows over n of the first class; all classes in each
-    mix: tuple[ClassPrediction, ...]  # all classes at once, those that ask with equal shares of the slots
     bottleneck: str
     purchases: tuple[Purchase, ...]
     assumptions: tuple[str, ...]
     feasible: bool = True  # False: not even one job meets the policy; the limit is 1 all the same, never 0
     small_files: tuple[tuple[int, float], ...] = ()  # files of a burst -> its seconds alone
+    mix: tuple[ClassPrediction, ...] = ()  # all classes at once, those that ask with equal shares of the slots
     kinds: dict[str, str] = field(default_factory=dict)  # class -> generation, inference, training
     simulation: SimulationCheck | None = None
 
