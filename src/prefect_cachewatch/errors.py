@@ -1,13 +1,13 @@
 """The errors of the engine; what a stalled generator does is a result, not an error.
 
-    CachewatchError
-    ├── InputError                  bad input: nothing was started, nothing was touched
-    │   ├── CacheDirectoryError     a cache directory that cannot be watched
-    │   │   └── CacheDirectoryBusy  another job is writing into it
-    │   └── CommandError            a command that cannot be run (126, 127)
-    ├── GuardError                  the guard process could not do its work
-    └── ScanError                   the scan process could not do its work
-        └── ScanTimeout             it did not answer in time
+CachewatchError
+├── InputError                  bad input: nothing was started, nothing was touched
+│   ├── CacheDirectoryError     a cache directory that cannot be watched
+│   │   └── CacheDirectoryBusy  another job is writing into it
+│   └── CommandError            a command that cannot be run (126, 127)
+├── GuardError                  the guard process could not do its work
+└── ScanError                   the scan process could not do its work
+    └── ScanTimeout             it did not answer in time
 """
 
 from __future__ import annotations
