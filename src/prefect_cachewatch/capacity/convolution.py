@@ -76,9 +76,8 @@ def solve_closed(
         >>> answer.throughput_per_s * 19, answer.residence_s[1]
         (array([3., 2.]), array([2.5, 7. ]))
     """
-    counts = [populations] if isinstance(populations, (int, np.integer)) else list(populations)
-    network = ClosedNetwork(counts, demands_s, think_s, capacity, load_dependent_station=load_dependent_station)
-    return network.at(counts)
+    network = ClosedNetwork(populations, demands_s, think_s, capacity, load_dependent_station=load_dependent_station)
+    return network.at(network.populations)
 
 
 class ClosedNetwork:
@@ -268,7 +267,7 @@ def check_network(
     Raises:
         InputError: if one of them is out of range; the message names it.
     """
-    counts = _checked_populations([populations] if isinstance(populations, (int, np.integer)) else populations)
+    counts = _checked_populations(populations if isinstance(populations, Sequence | np.ndarray) else [populations])
     demands = _checked_demands(demands_s, len(counts))
     think = _checked_think(think_s, len(counts))
     stations = demands.shape[1]
