@@ -144,7 +144,7 @@ def _answered(plan: LimitPlan) -> int:
     return next(i for i, entry in enumerate(plan.table[0]) if entry.name == name)
 
 
-def _svg(  # noqa: PLR0917 - what every chart has
+def _svg(
     title: str,
     x_label: str,
     axes: _Axes,

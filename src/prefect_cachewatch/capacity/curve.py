@@ -205,7 +205,7 @@ def _standard_errors(jacobian: Floats, square_sum: float, points: int) -> list[f
     return [None if math.isnan(error) else float(error) for error in errors]
 
 
-def _peak(  # noqa: PLR0917 - the numbers of one fit
+def _peak(
     alpha: float, beta: float, error: float | None, rmse: float, last: float, rising: bool
 ) -> tuple[float | None, str]:
     if rmse > GATE_RMSE_OVER_MEAN:

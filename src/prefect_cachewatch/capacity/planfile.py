@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -203,7 +203,7 @@ def _storage(entry: Any, beside: Path, shown: str) -> StorageProfile:
         raise InputError(f"{shown}: storage.provisioned_tib is not a number of TiB: write it like 10")
     base: dict[str, Any] = {}
     if preset is not None:
-        base = storage_preset(str(preset), tib).model_dump()
+        base = _named(lambda: storage_preset(str(preset), tib), shown).model_dump()
         if any(key in data for key in ("sequential_read", "sequential_write", "random_read")):
             base |= {"basis": "given", "source": f"preset {preset} with curves of its own"}
     elif profile is not None:
@@ -218,8 +218,16 @@ def _link(entry: Any, shown: str) -> LinkProfile:
     preset = data.pop("preset", None)
     if preset is not None and "bytes_per_s" in data:
         raise InputError(f"{shown}: link has a preset and bytes_per_s, which contradict each other: keep one")
-    base = link_preset(str(preset)).model_dump() if preset is not None else {}
+    base = _named(lambda: link_preset(str(preset)), shown).model_dump() if preset is not None else {}
     return validate(LinkProfile, base | data, shown, "link")
+
+
+def _named(make: Callable[[], _Model], shown: str) -> _Model:
+    """A preset, with the file's name before whatever is wrong with it."""
+    try:
+        return make()
+    except InputError as error:
+        raise InputError(f"{shown}: {error.message}") from None
 
 
 def _with_codec(entry: Any, storage: StorageProfile, where: str) -> Any:

@@ -166,7 +166,7 @@ class _Record:
     end_s: float
 
 
-def _run(  # noqa: PLR0915, PLR0917 - one hot loop: a call a turn would halve its speed
+def _run(  # noqa: PLR0915 - one hot loop: a call a turn would halve its speed
     counts: Sequence[int],
     demands: Floats,
     alpha: Floats,

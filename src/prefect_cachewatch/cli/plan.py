@@ -29,7 +29,7 @@ __all__ = ["command"]
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a self-contained page with charts."
 )
 @click.option("--presets", is_flag=True, help="List the storages and links known by name, and stop.")
-def command(  # noqa: PLR0917 - click gives each option by name
+def command(
     plan_file: Path | None,
     as_json_: bool,
     simulated: bool,
