@@ -68,8 +68,10 @@ def check_history(
     if whole:
         rate = math.fsum(r.bytes_written or 0 for r in whole) / math.fsum(r.service_s or 0 for r in whole)
     if whole and expected is not None:
+        moved = math.fsum(r.bytes_written or 0 for r in whole)
+        rate = moved / max(1e-9, math.fsum(map(expected.moving_s, whole)))
         wanted_s = math.fsum((r.bytes_written or 0) / expected.rate(met[r.run_id]) for r in whole)
-        expected_rate = math.fsum(r.bytes_written or 0 for r in whole) / wanted_s
+        expected_rate = moved / wanted_s
         burst_s = statistics.fmean(expected.burst_of(r) for r in whole)
         expected_burst_s = statistics.fmean(expected.burst_s(met[r.run_id]) for r in whole)
     if len(whole) >= MIN_RUNS and rate is not None and expected_rate is not None:
@@ -99,9 +101,7 @@ def check_history(
     )
 
 
-def unplanned_history(
-    storage: str, records: Sequence[RunRecord], start_s: float, end_s: float
-) -> HistoryCheck:
+def unplanned_history(storage: str, records: Sequence[RunRecord], start_s: float, end_s: float) -> HistoryCheck:
     """Say what is known of a storage that has runs and no plan: Little's law, pauses and hours.
 
     Args:
@@ -122,8 +122,7 @@ def unplanned_history(
     return HistoryCheck(
         storage=storage,
         verdict="insufficient data",
-        reason="there is no plan for this storage to compare with: write one and give it as a plan file"
-        + _edge(law),
+        reason="there is no plan for this storage to compare with: write one and give it as a plan file" + _edge(law),
         runs=law.runs,
         window_s=law.window_s,
         concurrency=law.concurrency,
@@ -175,16 +174,22 @@ class _Expectation:
         # Beyond the table the storage is saturated: bursts grow with the number that share it.
         return self.rows[-1].burst_s * n / self.rows[-1].n
 
-    def burst_of(self, record: RunRecord) -> float:
-        """The mean burst of a run: its cycle less the time it thinks."""
+    def cycle_of(self, record: RunRecord) -> float:
+        """The mean cycle of a run, thinking and one burst, without loading before the first byte."""
         bursts = max(1.0, (record.bytes_written or 0) / self.burst_bytes)
         service_s = record.service_s or 0.0
         if record.first_write_s is not None and bursts >= 2:
-            # Loading before the first byte is no burst, and the first burst ends with that byte.
-            cycle_s = max(0.0, service_s - record.first_write_s) / (bursts - 1)
-        else:
-            cycle_s = service_s / bursts
-        return max(0.0, cycle_s - self.think_s)
+            # The first burst ends with the first byte, and what came before it is no whole cycle.
+            return max(0.0, service_s - record.first_write_s) / (bursts - 1)
+        return service_s / bursts
+
+    def moving_s(self, record: RunRecord) -> float:
+        """Seconds in which a run moved its bytes and thought between them."""
+        return self.cycle_of(record) * max(1.0, (record.bytes_written or 0) / self.burst_bytes)
+
+    def burst_of(self, record: RunRecord) -> float:
+        """The mean burst of a run: its cycle less the time it thinks."""
+        return max(0.0, self.cycle_of(record) - self.think_s)
 
 
 def _calibrate(

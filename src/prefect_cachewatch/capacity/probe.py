@@ -85,9 +85,7 @@ class ProbeSettings(Model):
         default="auto",
         description="auto: fio where it is installed, else the probe's own threads with O_DIRECT.",
     )
-    block_bytes: int = Field(
-        default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams."
-    )
+    block_bytes: int = Field(default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams.")
     random_block_bytes: int = Field(
         default=2**16, ge=4096, le=2**26, multiple_of=4096, description="Request size of random reads."
     )
@@ -246,9 +244,7 @@ class _Run:
                 self._refused(write_refused(error, self.target.path))
             except FioError as error:
                 number = error.data.get("errno")
-                self._refused(
-                    write_refused(OSError(number, error.message), self.target.path) if number else error
-                )
+                self._refused(write_refused(OSError(number, error.message), self.target.path) if number else error)
         return self.report()
 
     def report(self) -> ProbeReport:
@@ -305,9 +301,7 @@ class _Run:
                         f"the time of {format_duration(self.settings.time_s)} was up at n = {streams}: "
                         "allow more with --time"
                     )
-                self._say(
-                    f"n = {streams}, {PHASE_NAMES[phase]}, {repetition + 1} of {self.settings.repetitions}"
-                )
+                self._say(f"n = {streams}, {PHASE_NAMES[phase]}, {repetition + 1} of {self.settings.repetitions}")
                 sample = self._one(scratch, phase, streams, fresh_bytes if phase == "write" else kept_bytes)
                 if sample is None:
                     return self._end("")
@@ -318,9 +312,7 @@ class _Run:
         time_s = self._run_s()
         if phase == "metadata":
             return measure_small_files(scratch, streams, min(time_s, 1.0), self.stop)
-        block_bytes = (
-            self.settings.random_block_bytes if phase == "random_read" else self.settings.block_bytes
-        )
+        block_bytes = self.settings.random_block_bytes if phase == "random_read" else self.settings.block_bytes
         return self.engine.run(
             phase,
             scratch,

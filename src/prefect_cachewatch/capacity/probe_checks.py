@@ -120,9 +120,7 @@ def summarise(samples: Sequence[Sample]) -> Level:
         mean_latency_s=median(s.mean_latency_s for s in samples),
         in_flight=median(s.in_flight for s in samples),
         spread=spread_of(rates),
-        p99_latency_s=median(p99s)
-        if (p99s := [s.p99_latency_s for s in samples if s.p99_latency_s])
-        else None,
+        p99_latency_s=median(p99s) if (p99s := [s.p99_latency_s for s in samples if s.p99_latency_s]) else None,
     )
 
 

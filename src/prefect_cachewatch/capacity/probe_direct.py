@@ -97,9 +97,7 @@ class DirectEngine:
     def _read(
         self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]
     ) -> _Part:
-        return self._read_at(
-            directory, index, iter(range(0, stream_bytes, block_bytes)), block_bytes, deadline
-        )
+        return self._read_at(directory, index, iter(range(0, stream_bytes, block_bytes)), block_bytes, deadline)
 
     def _random_read(
         self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]
@@ -139,9 +137,7 @@ def stream_path(directory: Path, index: int) -> Path:
     return directory / f"stream.{index}.0"
 
 
-def lay_out(
-    directory: Path, streams: int, stream_bytes: int, *, direct: bool, stop: Event, time_s: float
-) -> bool:
+def lay_out(directory: Path, streams: int, stream_bytes: int, *, direct: bool, stop: Event, time_s: float) -> bool:
     """Write the files that reads will read, flushed to the storage; those already there stay.
 
     Args:
@@ -164,9 +160,7 @@ def lay_out(
         path = stream_path(directory, index)
         if path.exists() and path.stat().st_size >= stream_bytes:
             continue
-        descriptor = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0), 0o600
-        )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0), 0o600)
         try:
             for offset in range(0, stream_bytes, _LAYOUT_BLOCK):
                 if stop.is_set() or time.monotonic() >= end_s:

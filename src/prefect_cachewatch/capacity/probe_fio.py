@@ -179,9 +179,7 @@ def read_fio_json(output: str, phase: Phase, streams: int) -> Sample:
         number = next(filter(None, errors))
         raise FioError(f"fio could not {_DDIR[phase]}: {os.strerror(number)}", errno=number)
     if not operations or elapsed_s <= 0:
-        raise FioError(
-            "fio ended without a single operation: give the probe more time (--time) or size (--size)"
-        )
+        raise FioError("fio ended without a single operation: give the probe more time (--time) or size (--size)")
     return Sample(
         phase=phase,
         concurrency=streams,
@@ -195,9 +193,7 @@ def read_fio_json(output: str, phase: Phase, streams: int) -> Sample:
 
 def _version(executable: str) -> str:
     try:
-        run = subprocess.run(
-            [executable, "--version"], capture_output=True, text=True, timeout=20, check=True
-        )
+        run = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise FioError(
             f"{for_terminal(executable)} does not run ({type(error).__name__}): use --engine direct"

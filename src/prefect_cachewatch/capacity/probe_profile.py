@@ -25,9 +25,7 @@ __all__ = ["profile_from_report", "profile_yaml", "write_atomically"]
 _MAX_NOTES = 64
 
 
-def profile_from_report(
-    report: ProbeReport, name: str, codecs: Sequence[CodecProfile] = ()
-) -> StorageProfile:
+def profile_from_report(report: ProbeReport, name: str, codecs: Sequence[CodecProfile] = ()) -> StorageProfile:
     """Turn what was measured into the profile that a plan reads.
 
     Args:
@@ -44,8 +42,7 @@ def profile_from_report(
     write, read, random = report.curve("write"), report.curve("read"), report.curve("random_read")
     if not (write or read or random):
         raise InputError(
-            f"nothing was measured on {for_terminal(str(report.target.path))}: "
-            f"{report.stopped or 'no phase ended'}"
+            f"nothing was measured on {for_terminal(str(report.target.path))}: {report.stopped or 'no phase ended'}"
         )
     notes = list(report.notes)
     if report.stopped:
@@ -106,7 +103,7 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: if its directory is missing, full or not writable.
     """
-    temporary = ""
+    temporary: str | None = None
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -115,12 +112,14 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise InputError(
             f"{for_terminal(str(path))} cannot be written ({error.strerror}): name another file with --output"
         ) from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def _curve(levels: Sequence[Level], block_bytes: int) -> ServiceCurve | None:

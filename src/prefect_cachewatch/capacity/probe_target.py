@@ -93,9 +93,7 @@ def inspect_target(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(
-            f"{shown} cannot be looked at ({reason}): name a directory that this user can open"
-        ) from None
+        raise InputError(f"{shown} cannot be looked at ({reason}): name a directory that this user can open") from None
     if not is_directory:
         raise InputError(f"{shown} is not a directory: name a directory on the storage to probe")
     mounts = _mounts(mountinfo)
@@ -111,8 +109,7 @@ def inspect_target(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo
         )
     if status.f_files > 0 and status.f_favail < MIN_FREE_INODES:
         raise InputError(
-            f"{shown} has {status.f_favail} free inodes left and the probe wants {MIN_FREE_INODES}: "
-            "make room first"
+            f"{shown} has {status.f_favail} free inodes left and the probe wants {MIN_FREE_INODES}: make room first"
         )
     return ProbeTarget(
         path=path,
@@ -182,9 +179,7 @@ def scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Itera
                 break
             time.sleep(0.1)
         else:
-            warn(
-                f"the probe's own directory could not be removed: delete {for_terminal(str(scratch))} by hand"
-            )
+            warn(f"the probe's own directory could not be removed: delete {for_terminal(str(scratch))} by hand")
 
 
 def write_refused(error: OSError, path: Path) -> InputError:
@@ -236,16 +231,12 @@ def opens_direct(directory: Path) -> bool:
 def _refuse_protected(path: Path, shown: str, filesystem: str, mounts: list[tuple[str, str]]) -> None:
     own = "make a directory of your own in it and probe that"
     if path == Path("/"):
-        raise InputError(
-            f"{shown} is the root directory: make a directory of your own on the storage and probe that"
-        )
+        raise InputError(f"{shown} is the root directory: make a directory of your own on the storage and probe that")
     if path == Path("~").expanduser().resolve():
         raise InputError(f"{shown} is your home directory: {own}")
     # os.path.ismount does not see a bind mount of the same file system; the table does.
     if os.path.ismount(path) or any(point == str(path) for point, _ in mounts):
-        kind = (
-            "network file system" if ProbeTarget(path, filesystem, 0, 0, False).is_network else "file system"
-        )
+        kind = "network file system" if ProbeTarget(path, filesystem, 0, 0, False).is_network else "file system"
         raise InputError(f"{shown} is the root of a mounted {kind} ({filesystem}): {own}")
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,18 @@ import click
 from prefect_cachewatch.capacity.codec import CODECS
 from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, run_probe
 from prefect_cachewatch.capacity.probe_target import inspect_target, size_budget
-from prefect_cachewatch.cli.probe_show import WIDTH, announcement, codec_verdict, progress, stopping, table
+from prefect_cachewatch.cli.probe_show import (
+    WIDTH,
+    announcement,
+    check_output,
+    exit_status,
+    progress,
+    stopping,
+    table,
+)
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, parse_bytes, parse_duration
+from prefect_cachewatch.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 __all__ = ["command"]
 
@@ -117,7 +126,9 @@ def command(
     which writes nothing.
     """
     if codec is not None:
-        return _probe_codec(path, codec, level, output, as_json)
+        from prefect_cachewatch.cli.probe_codec import probe_codec  # noqa: PLC0415 - codecs only when asked for
+
+        return probe_codec(path, codec, level, output, as_json)
     if level is not None:
         raise click.UsageError("--level belongs to a codec: add --codec zstd, lz4 or lzo")
     return _probe_storage(path, output, as_json, **options)
@@ -138,25 +149,32 @@ def _probe_storage(
         max_concurrency=max_concurrency, size_bytes=size, time_s=time_s, repetitions=repetitions,
         keep_free=keep_free, engine=engine, network_ok=network_ok,
     )  # fmt: skip
-    name = name or _name_of(target.path)
+    name = _checked_name(name, target.path)
     output = output or Path(f"storage-{_slug(name)}.yaml")
+    check_output(output)
     partial = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
-    _check_output(output)
 
     def save(report: ProbeReport) -> None:
-        # After each concurrency, so that even a power cut leaves what was measured.
-        write_atomically(partial, profile_yaml(profile_from_report(_under_way(report), name)))
+        # After each concurrency, so that even a power cut leaves what was measured. A disk that is
+        # full here is no reason to stop measuring there: the end tries again.
+        with suppress(InputError):
+            write_atomically(partial, profile_yaml(profile_from_report(_under_way(report), name)))
 
     if not quiet:
         print(announcement(target.path, settings, size_budget(target, int(size), keep_free)), file=sys.stderr)
     with stopping() as (stop, caught), progress(quiet) as show:
         report = run_probe(path, settings, stop=stop, on_progress=show, on_level=save, target=target)
     if not report.samples:
-        return _exit_status(caught)
+        print("cachewatch: ended before anything was measured; nothing is left behind", file=sys.stderr)
+        return exit_status(caught)
     profile = profile_from_report(report, name)
     interrupted = report.stop_cause in ("interrupted", "storage")
     written = partial if interrupted else output
-    write_atomically(written, profile_yaml(profile))
+    try:
+        write_atomically(written, profile_yaml(profile))
+    except InputError:
+        print(profile_yaml(profile))  # minutes of measuring: better on the screen than lost
+        raise
     if not interrupted:
         partial.unlink(missing_ok=True)
     if as_json:
@@ -173,87 +191,32 @@ def _probe_storage(
         print(f"\nProfile of {for_terminal(name)} written to {for_terminal(str(written))}")
     if interrupted and not caught:
         raise InputError(f"{report.stopped}; what was measured before is in {for_terminal(str(written))}")
-    return _exit_status(caught)
-
-
-def _probe_codec(sample: Path, codec: str, level: int | None, output: Path | None, as_json: bool) -> int:
-    import yaml  # noqa: PLC0415 - after --help
-
-    from prefect_cachewatch.capacity.codec import measure_codec  # noqa: PLC0415
-    from prefect_cachewatch.capacity.probe_profile import write_atomically  # noqa: PLC0415
-
-    with stopping() as (stop, caught):
-        measured = measure_codec(codec, sample, level=level, stop=stop)  # type: ignore[arg-type]
-    profile = measured.profile
-    data = profile.model_dump(mode="json", exclude_none=True)
-    if output is not None:
-        _check_output(output)
-        write_atomically(output, yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True))
-    if as_json:
-        print(
-            json.dumps(
-                {"codec": data, **{k: v for k, v in vars(measured).items() if k != "profile"}}, indent=2
-            )
-        )
-        return _exit_status(caught)
-    taken = format_bytes(profile.sample_bytes or 0)
-    part = (
-        ""
-        if profile.sample_bytes == measured.whole_sample_bytes
-        else f" of {format_bytes(measured.whole_sample_bytes)}"
-    )
-    print(f"{codec} level {profile.level} ({measured.library}) on {for_terminal(str(sample))}: {taken}{part}")
-    print(f"  ratio        {profile.ratio:.3f}")
-    for verb, cpu_s, spread in (
-        ("compress  ", profile.compress_cpu_s_per_gb, measured.compress_spread),
-        ("decompress", profile.decompress_cpu_s_per_gb, measured.decompress_spread),
-    ):
-        rate = f"{format_bytes(1e9 / cpu_s)}/s a core" if cpu_s else "too fast to time"
-        print(f"  {verb}   {cpu_s:.3g} CPU seconds per GB, {rate}, spread {spread:.0%}")
-    print(textwrap.fill(codec_verdict(measured.pays_below_bytes_per_s, profile.ratio), WIDTH))
-    print("\n" + yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True), end="")
-    return _exit_status(caught)
+    return exit_status(caught)
 
 
 def _settings(**values: Any) -> ProbeSettings:
-    from pydantic import ValidationError  # noqa: PLC0415
+    least_bytes, least_s = 16 * 2**20, 1.0
+    if values["size_bytes"] < least_bytes:
+        given, least = format_bytes(values["size_bytes"]), format_bytes(least_bytes)
+        raise click.UsageError(f"--size: {given} is too little: give {least} or more")
+    if not least_s <= values["time_s"] <= 86400:
+        wrong, bound = ("short", "1 s or more") if values["time_s"] < least_s else ("long", "a day or less")
+        raise click.UsageError(f"--time: {format_duration(values['time_s'])} is too {wrong}: give {bound}")
+    return ProbeSettings(**values)
 
-    try:
-        return ProbeSettings(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = {"size_bytes": "--size", "time_s": "--time"}.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise click.UsageError(f"{option}: {first['msg'].lower()}") from None
+
+def _checked_name(name: str | None, path: Path) -> str:
+    if name is None:
+        return re.sub(r"[\x00-\x1f\x7f]", "_", for_terminal(path.name, 100))
+    if not 1 <= len(name) <= 100 or re.search(r"[\x00-\x1f\x7f]", name):
+        raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
+    return name
 
 
 def _under_way(report: ProbeReport) -> ProbeReport:
     from dataclasses import replace  # noqa: PLC0415
 
     return replace(report, stopped=report.stopped or "the probe was still running when this was written")
-
-
-def _check_output(output: Path) -> None:
-    """Refuse before an hour of measuring what could not be written after it."""
-    shown = for_terminal(str(output))
-    if output.is_dir():
-        raise InputError(f"{shown} is a directory: name a file with --output")
-    if not output.parent.is_dir():
-        raise InputError(
-            f"{for_terminal(str(output.parent))} does not exist: "
-            "make it first, or name another file with --output"
-        )
-    if output.exists():
-        head = output.read_bytes()[:4096]
-        if head.strip() and not re.search(rb"^(# Storage profile|name:|codec:)", head, re.MULTILINE):
-            raise InputError(f"{shown} exists and is no profile: name another file with --output")
-
-
-def _exit_status(caught: list[int]) -> int:
-    return 128 + caught[0] if caught else 0
-
-
-def _name_of(path: Path) -> str:
-    return re.sub(r"[\x00-\x1f\x7f]", "_", for_terminal(path.name, 100))
 
 
 def _slug(name: str) -> str:

@@ -9,17 +9,18 @@ import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, ProbeStep, levels_up_to
+from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
 
-__all__ = ["WIDTH", "announcement", "codec_verdict", "progress", "stopping", "table"]
+__all__ = ["WIDTH", "announcement", "check_output", "exit_status", "progress", "stopping", "table"]
 
 WIDTH = 80
 
@@ -41,9 +42,9 @@ def table(report: ProbeReport) -> str:
         f"{for_terminal(str(report.target.path))} ({report.target.filesystem}), {report.engine}, {how}, "
         f"{format_duration(report.elapsed_s)}",
         "",
-        f"{'':4} {'fresh writes':>17} {'reads':>17} {'random reads':>25} {'small files':>14}".rstrip(),
+        f"{'':4} {'fresh writes':>17} {'reads':>17} {'random reads':>25} {'small files':>13}".rstrip(),
         f"{'n':>4} {'/s':>10} {'spread':>6} {'/s':>10} {'spread':>6} {'/s':>10} {'IOPS':>7} {'spread':>6} "
-        f"{'/s':>6} {'ms':>7}",
+        f"{'/s':>6} {'ms':>6}",
     ]
     streams = sorted({level.concurrency for level in report.levels})
     by_place = {(level.phase, level.concurrency): level for level in report.levels}
@@ -53,18 +54,14 @@ def table(report: ProbeReport) -> str:
         for phase in ("write", "read", "random_read"):
             level = by_place.get((phase, n))
             if level is None:
-                cells.append(
-                    f"{'-':>10} {'-':>6}" if phase != "random_read" else f"{'-':>10} {'-':>7} {'-':>6}"
-                )
+                cells.append(f"{'-':>10} {'-':>6}" if phase != "random_read" else f"{'-':>10} {'-':>7} {'-':>6}")
                 continue
             mark = " " if level.obeys_little else "*"
             doubtful = doubtful or not level.obeys_little
             ops = f" {level.rate_per_s:>7.0f}" if phase == "random_read" else ""
             cells.append(f"{format_bytes(level.rate_bytes_per_s):>10}{ops} {level.spread:>5.0%}{mark}")
         small = by_place.get(("metadata", n))
-        cells.append(
-            f"{small.rate_per_s:>6.0f} {small.mean_latency_s * 1e3:>7.2f}" if small else f"{'-':>6} {'-':>7}"
-        )
+        cells.append(f"{small.rate_per_s:>6.0f} {small.mean_latency_s * 1e3:>6.2f}" if small else f"{'-':>6} {'-':>6}")
         lines.append(" ".join(cells))
     if doubtful:
         lines.append("   * X x latency is not n within 10 %")
@@ -121,10 +118,32 @@ def progress(quiet: bool) -> Iterator[Callable[[ProbeStep], None]]:
         yield show
 
 
-def codec_verdict(pays_below_bytes_per_s: float, ratio: float) -> str:
-    if ratio < 1.02:
-        return "This sample does not shrink: compressing it costs processor time and saves nothing."
-    return (
-        f"With one core for each job, compressing pays where a job's writes move less than "
-        f"{format_bytes(pays_below_bytes_per_s)}/s; put the lines below into a workload of the plan."
-    )
+def check_output(output: Path) -> None:
+    """Refuse before minutes of measuring what could not be written after it.
+
+    Args:
+        output: the file that the user named.
+
+    Raises:
+        InputError: if it is a directory, its directory is missing, or it is some other file.
+    """
+    shown = for_terminal(str(output))
+    if output.is_dir():
+        raise InputError(f"{shown} is a directory: name a file with --output")
+    if not output.parent.is_dir():
+        raise InputError(
+            f"{for_terminal(str(output.parent))} does not exist: make it first, or name another file with --output"
+        )
+    if output.exists():
+        try:
+            with output.open("rb") as file:
+                head = file.read(4096)
+        except OSError as error:
+            raise InputError(f"{shown} cannot be read ({error.strerror}): name another file with --output") from None
+        if head.strip() and not re.search(rb"^(# Storage profile|name:|codec:)", head, re.MULTILINE):
+            raise InputError(f"{shown} exists and is no profile: name another file with --output")
+
+
+def exit_status(caught: Sequence[int]) -> int:
+    """The status a shell expects of a command that a signal ended; 0 without one."""
+    return 128 + caught[0] if caught else 0
