@@ -39,13 +39,17 @@ types: $(VENV)/.installed
 	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
 	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
 
-bench: $(VENV)/.test
+# Independent simulators that the planner is compared with.
+$(VENV)/.peers: $(VENV)/.test
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
+	@touch $@
+
+bench: $(VENV)/.peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 # The planner against independent codes: octave with its queueing package, ciw and simpy.
-test-capacity: $(VENV)/.test
+test-capacity: $(VENV)/.peers
 	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
 	$(BIN)/pytest -m slow tests/engine $(ARGS)
 
 test-generators: $(VENV)/.test

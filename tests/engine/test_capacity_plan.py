@@ -124,8 +124,8 @@ def test_a_deadline_of_whoever_always_runs_binds() -> None:
     alone = plan(flat(1e9), LinkProfile(), [caches(), training], loose(stall_window_s=86400))
     assert alone.binding == "deadline"
     assert "training takes" in alone.answer
-    late = [row for row in alone.table if row[0].n == alone.limit + 1][0][1]
-    kept = [row for row in alone.table if row[0].n == alone.limit][0][1]
+    late = next(row for row in alone.table if row[0].n == alone.limit + 1)[1]
+    kept = next(row for row in alone.table if row[0].n == alone.limit)[1]
     assert kept.batch_s <= 400 < late.batch_s
 
 
