@@ -24,6 +24,7 @@ from prefect_cachewatch.capacity.probe_target import (
     scratch_directory,
     size_budget,
 )
+from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.errors import InputError
 
 ENGINES = ["direct", pytest.param("fio", marks=pytest.mark.skipif(not find_fio(), reason="fio is not installed"))]
@@ -52,7 +53,7 @@ def small_tmpfs(tmp_path):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_phase_is_measured_at_every_concurrency_and_nothing_is_left(tmp_path, engine):
     saved = []
-    report = run_probe(tmp_path, quick(engine=engine, time_s=15), on_level=saved.append)
+    report = run_probe(tmp_path, quick(engine=engine, time_s=12), on_level=saved.append)
     measured = {(level.phase, level.concurrency): level for level in report.levels}
     assert set(measured) == {(p, n) for p in ("write", "read", "random_read", "metadata") for n in (1, 2)}
     assert all(level.repetitions == 3 for level in measured.values())
@@ -380,11 +381,13 @@ def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
         (["--codec", "zstd", "nowhere"], "nowhere does not exist"),
     ],
 )
-def test_bad_input_is_one_sentence_and_nothing_is_touched(place, words, said):
+def test_bad_input_is_one_sentence_and_nothing_is_touched(place, monkeypatch, capsys, words, said):
     (place / "out" / "mine.txt").write_text("my notes\n")
-    run = cachewatch("probe", *words, cwd=place / "out")
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 125
+    monkeypatch.chdir(place / "out")
+    with pytest.raises(SystemExit) as caught:
+        main(["probe", *words])
+    out, err = capsys.readouterr()
+    assert caught.value.code == 125
     assert said in err
     assert err.startswith("cachewatch: ")
     assert err.count("\n") == 1
