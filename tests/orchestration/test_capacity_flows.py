@@ -15,7 +15,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from prefect.concurrency.sync import concurrency
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.variables import Variable
 from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
 from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, store_run_record
@@ -33,9 +33,9 @@ LOGGER = logging.getLogger("tests.capacity")
 
 
 @pytest.fixture(autouse=True)
-def _no_logs_to_the_server():
-    """Flushing a run's logs takes a second at the end of each run, and no test here reads them."""
-    with temporary_settings({PREFECT_LOGGING_TO_API_ENABLED: False}):
+def _no_heartbeats():
+    """A flow's end waits a second for its heartbeat thread, and no test here needs it."""
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
         yield
 
 
