@@ -14,7 +14,6 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from prefect.states import Failed
-from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit, slug
 from pydantic import Field
 
 from prefect_cachewatch.capacity.agreement import with_simulation
@@ -30,51 +29,27 @@ from prefect_cachewatch.capacity.results import HistoryCheck, LimitPlan, as_json
 from prefect_cachewatch.capacity.rollout import decide_limit
 from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit, slug
 
 __all__ = ["check_capacity", "plan_capacity"]
 
-_PlanFile = Annotated[
-    Path | None, Field(description="PLAN.yaml on the worker's machine: storage, link, workloads, policy.")
-]
-_Storage = Annotated[StorageProfile | None, Field(description="The storage, instead of the plan file's.")]
-_Link = Annotated[
-    LinkProfile | None, Field(description="The link, instead of the plan file's; default: none.")
-]
-_Workloads = Annotated[
-    list[WorkloadClass] | None, Field(description="Classes of jobs, instead of the plan file's.")
-]
-_Policy = Annotated[Policy | None, Field(description="The policy, instead of the plan file's.")]
+_WindowHours = Annotated[float, Field(gt=0, le=24 * 366)]
 
 
 @flow(name="plan-capacity", log_prints=False)
-def plan_capacity(  # noqa: PLR0917 - the fields of Prefect's form
-    plan_file: _PlanFile = None,
-    storage: _Storage = None,
-    workloads: _Workloads = None,
-    link: _Link = None,
-    policy: _Policy = None,
-    probe_dir: Annotated[
-        Path | None,
-        Field(description="Measure this directory first, which disturbs whoever shares the storage."),
-    ] = None,
-    probe_settings: Annotated[ProbeSettings | None, Field(description="Caps of the probe.")] = None,
-    profile_path: Annotated[
-        Path | None,
-        Field(
-            description="With probe_dir: the file to write the profile to. Without: the profile to plan with."
-        ),
-    ] = None,
-    simulate: Annotated[bool, Field(description="Check the answer by a simulation of the same jobs.")] = True,
-    apply: Annotated[
-        bool, Field(description="Set the limit; off: a dry run that says what would change.")
-    ] = False,
-    force: Annotated[
-        bool,
-        Field(description="Set it even beyond the concurrency measured, or for a storage never measured."),
-    ] = False,
-    limit_name: Annotated[
-        str | None, Field(description="Name of the limit; default: the storage's name.")
-    ] = None,
+def plan_capacity(
+    plan_file: Path | None = None,
+    storage: StorageProfile | None = None,
+    workloads: list[WorkloadClass] | None = None,
+    link: LinkProfile | None = None,
+    policy: Policy | None = None,
+    probe_dir: Path | None = None,
+    probe_settings: ProbeSettings | None = None,
+    profile_path: Path | None = None,
+    simulate: bool = True,
+    apply: bool = False,
+    force: bool = False,
+    limit_name: str | None = None,
 ) -> dict[str, Any] | State[Any]:
     """Plan how many jobs a storage carries at once, and set the concurrency limit when asked to.
 
@@ -83,18 +58,19 @@ def plan_capacity(  # noqa: PLR0917 - the fields of Prefect's form
     not above the largest concurrency measured unless forced.
 
     Args:
-        plan_file: PLAN.yaml on the worker's machine.
-        storage: the storage, instead of the plan file's.
-        workloads: classes of jobs, instead of the plan file's.
-        link: the link, instead of the plan file's.
-        policy: the policy, instead of the plan file's.
-        probe_dir: a directory on the storage to measure first.
-        probe_settings: caps of the probe.
-        profile_path: where the measured profile goes, or the profile to plan with.
-        simulate: check the answer by simulation.
-        apply: set the limit and the weights.
-        force: beyond what was measured, too.
-        limit_name: name of the limit.
+        plan_file: PLAN.yaml on the worker's machine: storage, link, workloads and policy.
+        storage: The storage, instead of the plan file's.
+        workloads: Classes of jobs, instead of the plan file's.
+        link: The link between jobs and storage, instead of the plan file's; default none.
+        policy: What counts as too slow, instead of the plan file's.
+        probe_dir: A directory on the storage to measure first, which disturbs whoever shares it; default no probe.
+        probe_settings: What the probe may take: streams, bytes, time.
+        profile_path: With probe_dir, the file that the measured profile is written to; without, the profile to
+            plan with.
+        simulate: Check the answer by a simulation of the same jobs.
+        apply: Set the concurrency limit and the weights; off is a dry run that says what would change.
+        force: Set the limit even beyond the concurrency measured, or for a storage that was never measured.
+        limit_name: Name of the concurrency limit; default the storage's name.
 
     Returns:
         `answer`, `limit`, `slots`, `change` and the whole `plan` as plain values; or a state of type
@@ -126,7 +102,7 @@ def plan_capacity(  # noqa: PLR0917 - the fields of Prefect's form
             change: dict[str, Any] = {"applied": False, "sentence": f"Nothing would be set: {decision}"}
             logger.warning(change["sentence"])
         else:
-            change = dict(set_storage_limit(decision, apply))
+            change = as_json(set_storage_limit(decision, apply))
     except CachewatchError as error:
         return _refused(error)
     key = slug(limit_plan.storage)
@@ -150,22 +126,15 @@ def plan_capacity(  # noqa: PLR0917 - the fields of Prefect's form
 
 
 @flow(name="check-capacity", log_prints=False)
-def check_capacity(  # noqa: PLR0917 - the fields of Prefect's form
-    plan_files: Annotated[
-        list[Path] | None,
-        Field(description="PLAN.yaml files on the worker's machine, one for each storage to check."),
-    ] = None,
-    storage: _Storage = None,
-    workloads: _Workloads = None,
-    link: _Link = None,
-    policy: _Policy = None,
-    window_hours: Annotated[
-        float, Field(gt=0, le=24 * 366, description="How far to look back, in hours.")
-    ] = 168,
-    until: Annotated[datetime.datetime | None, Field(description="End of the window; default: now.")] = None,
-    generation_flow: Annotated[
-        str, Field(description="Name of the flow whose runs are read.")
-    ] = "generate-cache",
+def check_capacity(
+    plan_files: list[Path] | None = None,
+    storage: StorageProfile | None = None,
+    workloads: list[WorkloadClass] | None = None,
+    link: LinkProfile | None = None,
+    policy: Policy | None = None,
+    window_hours: _WindowHours = 168,
+    until: datetime.datetime | None = None,
+    generation_flow: str = "generate-cache",
 ) -> list[dict[str, Any]] | State[Any]:
     """Compare past generations with the plan: Little's law, rates, burst times, by storage and hour.
 
@@ -173,14 +142,14 @@ def check_capacity(  # noqa: PLR0917 - the fields of Prefect's form
     (`cachewatch-check-*`) with the verdict, the calibrated derate and a suggested stall window.
 
     Args:
-        plan_files: plans to compare with.
-        storage: the storage of a plan given here instead of in a file.
-        workloads: its classes of jobs.
-        link: its link.
-        policy: its policy.
-        window_hours: how far to look back.
-        until: end of the window.
-        generation_flow: name of the flow whose runs are read.
+        plan_files: PLAN.yaml files on the worker's machine, one for each storage to compare with its plan.
+        storage: The storage of a plan given here instead of in a file.
+        workloads: Classes of jobs of the plan given here.
+        link: Link of the plan given here.
+        policy: Policy of the plan given here.
+        window_hours: How far to look back, in hours.
+        until: End of the window; default now.
+        generation_flow: Name of the flow whose runs are read.
 
     Returns:
         One check for each storage planned or met, as plain values; or a state of type FAILED named
@@ -198,9 +167,7 @@ def check_capacity(  # noqa: PLR0917 - the fields of Prefect's form
         checks = [_checked(inputs, records, start.timestamp(), end.timestamp()) for inputs in plans]
         planned = {check.storage for check in checks}
         checks += [
-            unplanned_history(
-                name, [r for r in records if r.storage == name], start.timestamp(), end.timestamp()
-            )
+            unplanned_history(name, [r for r in records if r.storage == name], start.timestamp(), end.timestamp())
             for name in sorted({record.storage for record in records} - planned)
         ]
         if not checks:
@@ -297,9 +264,7 @@ def _checked(inputs: PlanInput, records: list[RunRecord], start_s: float, end_s:
         return plan(inputs.storage, inputs.link, inputs.workloads, policy)
 
     here = [record for record in records if record.storage == inputs.storage.name]
-    return check_history(
-        here, replan(inputs.policy.derate), start_s, end_s, band=inputs.policy.band, replan=replan
-    )
+    return check_history(here, replan(inputs.policy.derate), start_s, end_s, band=inputs.policy.band, replan=replan)
 
 
 def _refused(error: CachewatchError) -> State[Any]:

@@ -106,9 +106,7 @@ def storage_slot(
     with ExitStack() as stack:
         try:
             with _reminders(what, logger):
-                stack.enter_context(
-                    concurrency(storage, occupy=slots, **_options(flow_run_id, timeout_s, lease_s))
-                )
+                stack.enter_context(concurrency(storage, occupy=slots, **_options(flow_run_id, timeout_s, lease_s)))
         except TimeoutError:
             waited = format_duration(time.monotonic() - begin_s)
             raise InputError(

@@ -347,6 +347,23 @@ def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, numbe
     assert list((place / "disk").iterdir()) == []
 
 
+@pytest.mark.skipif(not find_fio(), reason="fio is not installed")
+def test_fio_does_not_outlive_a_probe_that_was_killed(place):
+    run = cachewatch("probe", "../disk", "--time", "10m", "--engine", "fio", cwd=place / "out")
+    probe = psutil.Process(run.pid)
+    fios = []
+    deadline_s = time.monotonic() + 60
+    while not fios and time.monotonic() < deadline_s:
+        fios = [child for child in probe.children(recursive=True) if child.name() == "fio"]
+        # The one that asks for fio's version is gone at once, and is not the one meant.
+        fios = [child for child in fios if "--thread" in child.cmdline()]
+    run.kill()
+    run.communicate(timeout=60)
+    assert fios
+    _, alive = psutil.wait_procs(fios, timeout=20)
+    assert alive == []
+
+
 def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
     run = cachewatch(
         "probe", "../disk", "--size", "16MiB", "--time", "20s", "--max-concurrency", "64", "--keep-free", "0",

@@ -17,8 +17,6 @@ from prefect.concurrency.sync import concurrency
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.variables import Variable
-from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
-from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, store_run_record
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.capacity.planning import plan
@@ -26,6 +24,8 @@ from prefect_cachewatch.capacity.probe import ProbeSettings
 from prefect_cachewatch.capacity.profile import CurvePoint, LinkProfile, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.workload import WorkloadClass
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
+from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, store_run_record
 
 pytestmark = [pytest.mark.usefixtures("prefect_harness"), pytest.mark.timeout(180)]
 
