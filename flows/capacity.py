@@ -23,7 +23,7 @@ from prefect_cachewatch.capacity.history_check import check_history, unplanned_h
 from prefect_cachewatch.capacity.markdown import check_markdown, plan_markdown, plan_rows
 from prefect_cachewatch.capacity.planfile import PlanInput, read_plan, read_storage
 from prefect_cachewatch.capacity.planning import plan
-from prefect_cachewatch.capacity.probe import ProbeSettings
+from prefect_cachewatch.capacity.probe import ProbeSettings, check_probe
 from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.results import HistoryCheck, LimitPlan, as_json
 from prefect_cachewatch.capacity.rollout import decide_limit
@@ -89,7 +89,9 @@ def plan_capacity(
         notes: tuple[str, ...] = ()
         if probe_dir is not None:
             name = given.storage.name if given.storage else probe_dir.name
-            _, measured = measure_storage(probe_dir, name, probe_settings or ProbeSettings(), profile_path)
+            settings = probe_settings or ProbeSettings()
+            check_probe(probe_dir, settings)  # here, so that bad input is a sentence and no traceback of a task
+            _, measured = measure_storage(probe_dir, name, settings, profile_path)
             notes = tuple(measured.notes)
             given = given.with_storage(measured)
         elif profile_path is not None:

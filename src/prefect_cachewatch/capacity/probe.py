@@ -40,7 +40,7 @@ from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
-__all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "levels_up_to", "run_probe"]
+__all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "check_probe", "levels_up_to", "run_probe"]
 
 StopCause = Literal["time", "interrupted", "storage"]
 
@@ -193,6 +193,24 @@ def run_probe(
         CachewatchError: if fio was asked for and does not work.
     """
     settings = settings or ProbeSettings()
+    target = check_probe(directory, settings, target)
+    return _Run(target, settings, stop or Event(), on_progress, on_level).measure()
+
+
+def check_probe(directory: Path, settings: ProbeSettings, target: ProbeTarget | None = None) -> ProbeTarget:
+    """Check that a probe may run, before anything is written.
+
+    Args:
+        directory: what to probe.
+        settings: caps and choices.
+        target: what `inspect_target(directory)` gave, if it was asked already.
+
+    Returns:
+        What the kernel says of the directory.
+
+    Raises:
+        InputError: if the directory must not or cannot be probed.
+    """
     target = target or inspect_target(directory)
     if target.is_network and not settings.network_ok:
         raise InputError(
@@ -200,7 +218,10 @@ def run_probe(
             "a probe slows everyone who uses it: choose a quiet hour and add --network-ok "
             "(network_ok in a flow)"
         )
-    return _Run(target, settings, stop or Event(), on_progress, on_level).measure()
+    size_budget(target, int(settings.size_bytes), settings.keep_free)
+    if settings.engine == "fio" and find_fio() is None:
+        raise InputError("fio is not installed: apt install fio, or use --engine direct")
+    return target
 
 
 class _Run:
@@ -272,13 +293,10 @@ class _Run:
         )
 
     def _choose_engine(self) -> _Engine:
-        wanted = self.settings.engine
-        fio = None if wanted == "direct" else find_fio()
-        if fio is not None:
-            return FioEngine(fio, direct=self.direct, stop=self.stop)
-        if wanted == "fio":
-            raise InputError("fio is not installed: apt install fio, or use --engine direct")
-        return DirectEngine(direct=self.direct, stop=self.stop)
+        fio = None if self.settings.engine == "direct" else find_fio()
+        if fio is None:
+            return DirectEngine(direct=self.direct, stop=self.stop)
+        return FioEngine(fio, direct=self.direct, stop=self.stop)
 
     def _measure_level(self, scratch: Path, streams: int) -> bool:
         # Half of the space is for the files to read, which stay; half for fresh ones, which come and go.

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.capacity.codec import CODECS
-from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, run_probe
+from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, check_probe, run_probe
 from prefect_cachewatch.capacity.probe_target import inspect_target, size_budget
 from prefect_cachewatch.cli.probe_show import (
     WIDTH,
@@ -144,11 +144,12 @@ def _probe_storage(
         write_atomically,
     )
 
-    target = inspect_target(path)
+    inspect_target(path)  # what is wrong with the directory comes before what is wrong with an option
     settings = _settings(
         max_concurrency=max_concurrency, size_bytes=size, time_s=time_s, repetitions=repetitions,
         keep_free=keep_free, engine=engine, network_ok=network_ok,
     )  # fmt: skip
+    target = check_probe(path, settings)
     name = _checked_name(name, target.path)
     output = output or Path(f"storage-{_slug(name)}.yaml")
     check_output(output)
