@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prefect_cachewatch.capacity.changes import batch_at, purchases
 from prefect_cachewatch.capacity.convolution import MAX_STATES
@@ -21,10 +21,10 @@ from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.units import format_bytes
 
-__all__ = ["plan"]
+__all__ = ["plan", "rows_at"]
 
 _NOUNS = {"generation": "generation", "inference": "model load", "training": "training job"}
-_ROWS = 14
+_ROWS = 16
 
 
 def plan(
@@ -118,16 +118,9 @@ def plan(
             "knee_n": edge.knee_n,
             "throughput_max_per_s": edge.throughput_max_per_s,
             "residence_min_s": edge.residence_min_s,
-            "stall_n": float(
-                stall_bound(
-                    policy.stall_window_s,
-                    classes[first].think_s,
-                    dmax,
-                    policy.p99_over_mean(classes[first].burst_cv),
-                )
-            ),
+            "stall_n": _stall_bound(classes[first], policy, dmax),
         },
-        table=_table(search, limits[0], policy),
+        table=_table(search, limits[0]),
         mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
         bottleneck=_bottleneck(search, shown, limits[0], where),
         purchases=purchases(search.scenario, shown, limits[0], batch_at(search, limits[0])),
@@ -157,6 +150,14 @@ def _isolated(whole: Scenario, c: int) -> tuple[Scenario, int]:
     return dataclasses.replace(whole, classes=kept), kept.index(whole.classes[c])
 
 
+def _stall_bound(workload: WorkloadClass, policy: Policy, dmax: float) -> float:
+    """The asymptote's answer for a class; infinite where silence does not stop it."""
+    if not workload.is_watched or workload.bytes_appear == "while_moving":
+        return math.inf
+    k = policy.p99_over_mean(workload.burst_cv) / workload.files_per_burst
+    return float(stall_bound(policy.stall_window_s, workload.think_s, dmax, k))
+
+
 def _edges(whole: Scenario, c: int) -> tuple[int, int]:
     """The limit with all rates lower and higher by the band."""
     scenario, c = _isolated(whole, c)
@@ -166,25 +167,33 @@ def _edges(whole: Scenario, c: int) -> tuple[int, int]:
     return max(1, ClassSearch(slow, c).find().limit), max(1, ClassSearch(fast, c).find().limit)
 
 
-def _table(search: ClassSearch, limit: int, policy: Policy) -> tuple[tuple[ClassPrediction, ...], ...]:
+def _table(search: ClassSearch, limit: int) -> tuple[tuple[ClassPrediction, ...], ...]:
     top = min(search.top, max(limit + 3, round(1.4 * limit)))
     if top <= _ROWS:
-        wanted = list(range(1, top + 1))
-    else:
-        even = {max(1, round(top * i / (_ROWS - 2))) for i in range(1, _ROWS - 1)}
-        wanted = sorted(even | {1, limit, min(top, limit + 1)})
-    slow = _at_rates(search, 1 - policy.band)
-    fast = _at_rates(search, 1 + policy.band)
-    rows = []
-    for n in wanted:
-        counts = search.counts(n)
-        rows.append(
-            tuple(
-                dataclasses.replace(entry, burst_low_s=below.burst_s, burst_high_s=above.burst_s)
-                for entry, below, above in zip(search.at(n), fast(counts), slow(counts), strict=True)
-            )
+        return rows_at(search, range(1, top + 1))
+    even = {max(1, round(top * i / (_ROWS - 2))) for i in range(1, _ROWS - 1)}
+    return rows_at(search, sorted(even | {1, limit, min(top, limit + 1)}))
+
+
+def rows_at(search: ClassSearch, numbers: Iterable[int]) -> tuple[tuple[ClassPrediction, ...], ...]:
+    """Predictions with their band at given numbers of jobs of the class searched for.
+
+    Args:
+        search: the class, with what runs beside it.
+        numbers: jobs at once, none above `search.top`.
+
+    Returns:
+        A row for each number, with a prediction of each class in it.
+    """
+    band = search.scenario.policy.band
+    slow, fast = _at_rates(search, 1 - band), _at_rates(search, 1 + band)
+    return tuple(
+        tuple(
+            dataclasses.replace(entry, burst_low_s=below.burst_s, burst_high_s=above.burst_s)
+            for entry, below, above in zip(search.at(n), fast(search.counts(n)), slow(search.counts(n)), strict=True)
         )
-    return tuple(rows)
+        for n in numbers
+    )
 
 
 def _at_rates(search: ClassSearch, factor: float) -> Callable[[list[int]], tuple[ClassPrediction, ...]]:

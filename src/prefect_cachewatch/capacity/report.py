@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from prefect_cachewatch.capacity.charts import latency_chart, shares_chart, small_files_chart
 from prefect_cachewatch.capacity.results import ClassPrediction, LimitPlan
 from prefect_cachewatch.text import for_html
@@ -75,13 +77,15 @@ def bound_lines(plan: LimitPlan) -> list[str]:
         One line for each.
     """
     edge = plan.bounds
-    return [
+    lines = [
         f"knee N* = {edge['knee_n']:.1f}: beyond it, jobs wait for each other whatever is done",
         f"a burst takes {edge['demand_s']:.3g} s alone; the bottleneck needs {edge['demand_max_s']:.3g} s of it",
         f"at {plan.limit}: at most {edge['throughput_max_per_s']:.3g} bursts/s, "
         f"and {edge['residence_min_s']:.3g} s or more each",
-        f"by the bound alone, the stall window admits {edge['stall_n']:.0f}",
     ]
+    if math.isfinite(edge["stall_n"]):
+        lines.append(f"by the bound alone, the stall window admits {edge['stall_n']:.0f}")
+    return lines
 
 
 def _charts(plan: LimitPlan) -> tuple[str, str, str]:
