@@ -28,7 +28,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a stalled generation."),
+    "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
+    "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
 }  # fmt: skip
 
 
