@@ -1,7 +1,7 @@
 """The stall rule: measurements in, verdict out. Pure; time comes in as an argument.
 
-Stall time is accumulated observed time, at most two polls a tick, so that a paused machine or a late
-scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
+Stall time is accumulated observed time, at most two polls a tick and nothing for the time by which a
+wait ended late, so that a paused machine or a late scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
 is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines.
 """
 
@@ -21,6 +21,8 @@ Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
+# A wait that ends later than this was no wait: the machine or this process stood still, perhaps the generator too.
+_LATE_S, _LATE_SHARE = 0.25, 0.02
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class StallRule:
         self.suspicions: list[Suspicion] = []
         self._gaps = 0
         self._tick_s = started_s
+        self._stood_still = False
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
         self._blind_missing = False
@@ -136,26 +139,29 @@ class StallRule:
             return limit
         return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
 
-    def observe(self, began_s: float, ended_s: float, seen: Measurement) -> Verdict:
+    def observe(self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0) -> Verdict:
         """Take in one full scan.
 
         Args:
             began_s: monotonic time at which the scan began.
             ended_s: monotonic time at which it ended.
             seen: its counters.
+            late_s: by how much it began later than it was due; more than a timer's error means that the
+                machine or this process stood still.
 
         Returns:
             The verdict.
         """
-        credit = self._credit(began_s)
+        credit = self._credit(began_s, late_s)
         self._blind_s = 0.0
         wrote = self._has_written(seen)
         age_s = self._progress_age_s(seen, wrote)
         if age_s is None:
             self.pause_s += credit
         else:
-            # Growth is dated by the file's own change time, within this tick: never before the last scan.
-            grew_s = min(max(ended_s - age_s, began_s - credit), ended_s)
+            # Growth is dated by the file's own change time, within this tick: never before the last scan. If something
+            # stood still in between, its date says nothing, and it is taken as new.
+            grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, began_s - credit), ended_s)
             gap_s = self.pause_s + credit - max(0.0, began_s - grew_s)
             if self.first_write_s is not None and wrote:
                 self._writing_s += min(gap_s, self.policy.stall_after_s)
@@ -198,12 +204,15 @@ class StallRule:
         if self.policy.max_duration_s is not None:
             due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
         suspect_in = self.suspect_after_s - self.pause_s
-        if suspect_in > 0:
+        if suspect_in > _EPSILON_S:
             due.append(suspect_in)
         return max(0.0, min(due))
 
-    def _credit(self, now_s: float) -> float:
+    def _credit(self, now_s: float, late_s: float) -> float:
         elapsed = max(0.0, now_s - self._tick_s)
+        self._stood_still = late_s > min(_LATE_S, self.poll_s, _LATE_SHARE * self.window_s)
+        if self._stood_still:
+            elapsed = max(0.0, elapsed - late_s)
         self._tick_s = now_s
         credit = min(elapsed, 2 * self.poll_s)
         if self._blind_s:  # what was blind until now has been counted as such
