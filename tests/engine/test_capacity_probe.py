@@ -347,20 +347,35 @@ def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, numbe
     assert list((place / "disk").iterdir()) == []
 
 
+READ_FOR_MINUTES = """
+import sys
+from pathlib import Path
+from threading import Event
+from prefect_cachewatch.capacity.probe_direct import lay_out
+from prefect_cachewatch.capacity.probe_fio import FioEngine, find_fio
+
+place, stop = Path(sys.argv[1]), Event()
+lay_out(place, 1, 2**20, direct=True, stop=stop, time_s=60)
+engine = FioEngine(find_fio(), direct=True, stop=stop)
+engine.run("random_read", place, streams=1, stream_bytes=2**20, block_bytes=4096, time_s=120)
+"""
+
+
 @pytest.mark.skipif(not find_fio(), reason="fio is not installed")
-def test_fio_does_not_outlive_a_probe_that_was_killed(place):
-    run = cachewatch("probe", "../disk", "--time", "10m", "--engine", "fio", cwd=place / "out")
-    probe = psutil.Process(run.pid)
+def test_fio_does_not_outlive_a_probe_that_was_killed(tmp_path):
+    probe = subprocess.Popen([sys.executable, "-c", READ_FOR_MINUTES, tmp_path])
     fios = []
     deadline_s = time.monotonic() + 60
     while not fios and time.monotonic() < deadline_s:
-        fios = [child for child in probe.children(recursive=True) if child.name() == "fio"]
+        children = psutil.Process(probe.pid).children(recursive=True)
         # The one that asks for fio's version is gone at once, and is not the one meant.
-        fios = [child for child in fios if "--thread" in child.cmdline()]
-    run.kill()
-    run.communicate(timeout=60)
+        fios = [child for child in children if child.name() == "fio" and "--thread" in child.cmdline()]
+    probe.kill()
+    probe.wait(60)
     assert fios
     _, alive = psutil.wait_procs(fios, timeout=20)
+    for fio in alive:
+        fio.kill()
     assert alive == []
 
 
