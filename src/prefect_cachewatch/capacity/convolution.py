@@ -125,7 +125,13 @@ class ClosedNetwork:
             constant = self._levels.add_station(constant, self._log_demands[:, station])
         self._constant = constant
         # With a station counted twice, the constant gives its mean queue length without a subtraction.
-        self._twice = {k: self._levels.add_station(constant, self._log_demands[:, k]) for k in self._fixed}
+        # Stations that are alike, such as the links of many hosts, share it.
+        alike = {k: self._log_demands[:, k].tobytes() for k in self._fixed}
+        doubled = {
+            alike[k]: self._levels.add_station(constant, self._log_demands[:, k])
+            for k in {alike[k]: k for k in self._fixed}.values()
+        }
+        self._twice = {k: doubled[alike[k]] for k in self._fixed}
         self._factor: Floats | None = None
         if self._variable is not None:
             total = np.indices(self._shape).sum(axis=0)
