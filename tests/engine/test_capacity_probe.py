@@ -32,7 +32,9 @@ MIB = 2**20
 
 
 def quick(**changes):
-    return ProbeSettings(**{"max_concurrency": 2, "size_bytes": 32 * MIB, "time_s": 5, "keep_free": 0} | changes)
+    return ProbeSettings(
+        **{"max_concurrency": 2, "size_bytes": 32 * MIB, "time_s": 150, "run_s": 0.15, "keep_free": 0} | changes
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def small_tmpfs(tmp_path):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_phase_is_measured_at_every_concurrency_and_nothing_is_left(tmp_path, engine):
     saved = []
-    report = run_probe(tmp_path, quick(engine=engine, time_s=12), on_level=saved.append)
+    report = run_probe(tmp_path, quick(engine=engine), on_level=saved.append)
     measured = {(level.phase, level.concurrency): level for level in report.levels}
     assert set(measured) == {(p, n) for p in ("write", "read", "random_read", "metadata") for n in (1, 2)}
     assert all(level.repetitions == 3 for level in measured.values())
@@ -78,7 +80,7 @@ def test_a_probe_that_is_stopped_ends_soon_keeps_its_figures_and_cleans_up(tmp_p
     before_s = time.monotonic()
     report = run_probe(
         tmp_path,
-        quick(engine=engine, time_s=600, max_concurrency=8, size_bytes=16 * MIB),
+        quick(engine=engine, time_s=600, run_s=1, max_concurrency=8, size_bytes=16 * MIB),
         stop=stop,
         on_progress=progress,
     )
@@ -251,7 +253,7 @@ def test_a_directory_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return run_probe(tmp_path_factory.mktemp("disk"), quick(engine="direct", time_s=3))
+    return run_probe(tmp_path_factory.mktemp("disk"), quick(engine="direct"))
 
 
 def test_a_profile_written_is_the_profile_read(tmp_path, report):
@@ -307,7 +309,7 @@ def place(tmp_path):
 
 def test_the_command_writes_a_profile_and_a_table_that_fits_the_terminal(place):
     run = cachewatch(
-        "probe", "../disk", "--size", "32MiB", "--time", "5s", "--max-concurrency", "2", "--name", "nfs a",
+        "probe", "../disk", "--size", "32MiB", "--time", "12s", "--max-concurrency", "2", "--name", "nfs a",
         "--keep-free", "0", "--engine", "direct", cwd=place / "out",
     )  # fmt: skip
     out, err = run.communicate(timeout=120)
@@ -328,7 +330,7 @@ def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, numbe
     good = place / "out" / "storage-disk.yaml"
     good.write_text("# Storage profile of last week\nname: disk\n")
     run = cachewatch(
-        "probe", "../disk", "--size", "16MiB", "--time", "20s", "--max-concurrency", "64", "--keep-free", "0",
+        "probe", "../disk", "--size", "16MiB", "--time", "60s", "--max-concurrency", "64", "--keep-free", "0",
         "--engine", engine, cwd=place / "out",
     )  # fmt: skip
     seen = []
@@ -387,7 +389,7 @@ def test_fio_does_not_outlive_a_probe_that_was_killed(tmp_path):
 
 def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
     run = cachewatch(
-        "probe", "../disk", "--size", "16MiB", "--time", "20s", "--max-concurrency", "64", "--keep-free", "0",
+        "probe", "../disk", "--size", "16MiB", "--time", "60s", "--max-concurrency", "64", "--keep-free", "0",
         "--engine", "direct", cwd=place / "out",
     )  # fmt: skip
     for line in run.stderr:
