@@ -1,6 +1,9 @@
 """The probe on real directories: what it measures, refuses, and always cleans up."""
 
+import contextlib
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -322,6 +325,25 @@ def test_the_command_writes_a_profile_and_a_table_that_fits_the_terminal(place):
     assert read_storage(place / "out" / "storage-nfs-a.yaml").name == "nfs a"
     assert [path.name for path in (place / "out").iterdir()] == ["storage-nfs-a.yaml"]
     assert list((place / "disk").iterdir()) == []
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is(place):
+    ours, theirs = pty.openpty()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "prefect_cachewatch.cli.main", "probe", "../disk", "--size", "16MiB", "--time", "3s",
+         "--max-concurrency", "2", "--keep-free", "0", "--engine", "direct"],
+        cwd=place / "out", stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the terminal's other end is closed
+        while part := os.read(ours, 65536):
+            seen += part
+    os.close(ours)
+    assert run.communicate(timeout=60)[0].decode().count("storage-disk.yaml") == 1
+    assert run.returncode == 0
+    assert re.search(rb"\d+/24 n = \d, ", seen)
+    assert b"Traceback" not in seen
 
 
 @pytest.mark.parametrize("engine", ENGINES)
