@@ -77,7 +77,7 @@ def write_bundle(
     root: Path,
     content: BundleContent,
     *,
-    listing_s: float = 3.5,
+    listing_s: float = 4.0,
     log_s: float = 0.7,
     clock: Callable[[], float] = time.monotonic,
 ) -> WrittenBundle:

@@ -111,7 +111,10 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
     add("Signal", report.get("signal"))
     add("Command", " ".join(map(str, report.get("command") or ())) or None)
     add("Evidence taken in", evidence.took_s or None, lambda s: f"{s:.2f} s")
-    cells = "".join(f"<div><dt>{for_html(label)}</dt><dd>{for_html(value, 400)}</dd></div>" for label, value in rows)
+    cells = "".join(
+        f"<div{' class=wide' if len(value) > 40 else ''}><dt>{for_html(label)}</dt><dd>{for_html(value, 600)}</dd></div>"
+        for label, value in rows
+    )
     return f'<dl class="numbers">{cells}</dl>'
 
 
