@@ -5,7 +5,8 @@ Each takes the view of an evidence and returns a diagnosis, or None where it doe
 
 from __future__ import annotations
 
-from prefect_cachewatch.postmortem.view import Diagnosis, View, hot_stack, shown, who
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 from prefect_cachewatch.units import format_bytes, format_duration
 
