@@ -198,7 +198,7 @@ class StallRule:
         if self.policy.max_duration_s is not None:
             due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
         suspect_in = self.suspect_after_s - self.pause_s
-        if suspect_in > 0:
+        if suspect_in > _EPSILON_S:
             due.append(suspect_in)
         return max(0.0, min(due))
 
