@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exec": ("prefect_cachewatch.cli.exec:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
+    "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
 }  # fmt: skip
 
