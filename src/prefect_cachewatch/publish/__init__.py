@@ -18,6 +18,7 @@ __all__ = [
     "staging",
     "store",
     "suspects",
+    "target",
     "tree",
     "verification",
 ]

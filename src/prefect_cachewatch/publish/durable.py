@@ -208,7 +208,7 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
                 f"'{for_terminal(name)}' is a symbolic link; the store follows none: remove it"
             ) from None
         raise
-    with open(fd, "rb") as file:
+    with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"'{for_terminal(name)}' is not a regular file: remove it")

@@ -151,7 +151,7 @@ def describe_holder(directory_fd: int, name: str) -> str:
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
-        with open(fd, "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             note = json.loads(file.read(4096))
         where = f"pid {int(note['pid'])} on {note['host']}"
         return for_terminal(f"{where}, {note['purpose']} since {note['since']}", 200)

@@ -47,7 +47,8 @@ from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id, make_build_id
 from prefect_cachewatch.publish.space import read_free_space, require_space
-from prefect_cachewatch.publish.staging import STAGING_RECORD, BuildRecipe, StagedBuild
+from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild
+from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
 from prefect_cachewatch.text import for_terminal
 

@@ -116,13 +116,11 @@ def compare_files(
             problems.append(
                 Problem("digest", entry.path, f"{shown} has other contents than the manifest says")
             )
-    for link in manifest.links:
-        if links.get(link.path) != link.target:
-            problems.append(
-                Problem(
-                    "link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere"
-                )
-            )
+    problems += [
+        Problem("link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere")
+        for link in manifest.links
+        if links.get(link.path) != link.target
+    ]
     problems += _unexpected(sizes, {entry.path for entry in manifest.files}, manifest.ignore)
     problems += _unexpected(links, {link.path for link in manifest.links}, manifest.ignore)
     return sorted(problems, key=lambda problem: (problem.path, problem.kind))
