@@ -66,16 +66,17 @@ def write_durably(directory_fd: int, name: str, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o644, dir_fd=directory_fd)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        _replace(directory_fd, temporary, name)
     except BaseException:
-        os.close(fd)
-        os.unlink(temporary, dir_fd=directory_fd)
+        _remove(directory_fd, temporary)
         raise
-    os.close(fd)
-    _replace(directory_fd, temporary, name)
     sync_directory(directory_fd)
 
 
@@ -96,8 +97,7 @@ def switch_link(directory_fd: int, name: str, target: str) -> None:
         # rename(2) replaces a link atomically; unlink + symlink would leave readers a moment without one.
         _replace(directory_fd, temporary, name)
     except BaseException:
-        if entry_exists(directory_fd, temporary):
-            os.unlink(temporary, dir_fd=directory_fd)
+        _remove(directory_fd, temporary)
         raise
     sync_directory(directory_fd)
 

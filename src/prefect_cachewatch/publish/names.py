@@ -126,7 +126,7 @@ def cache_key_digest(
 
     Example:
         >>> cache_key_digest({"dtype": "bf16"}, ["gen", "{cache_dir}"])[:12]
-        '4d20103e45ae'
+        '8065c2d84078'
     """
     body = {"argv": list(argv), "tools": dict(tool_versions or {}), "values": dict(values), "version": 1}
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
