@@ -44,10 +44,9 @@ class Verdict:
     def summary(self) -> str:
         """Say it in one line."""
         if self.whole:
-            how = "names and sizes" if self.depth == "quick" else "every digest"
-            return (
-                f"whole: {self.files} files, {format_bytes(self.size_bytes)}, {how} agree with the manifest"
-            )
+            how = "names and sizes agree" if self.depth == "quick" else "every digest agrees"
+            count = "1 file" if self.files == 1 else f"{self.files} files"
+            return f"whole: {format_bytes(self.size_bytes)} in {count}, {how} with the manifest"
         named = "; ".join(problem.message for problem in self.problems[:_NAMED])
         more = f"; and {len(self.problems) - _NAMED} more" if len(self.problems) > _NAMED else ""
         return f"not whole: {named}{more}"
