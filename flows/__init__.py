@@ -1,3 +1,3 @@
-"""The Prefect flows that people deploy."""
+"""The Prefect flows that people deploy: `generation.generate_cache`."""
 
-__all__: list[str] = []
+__all__ = ["generation"]

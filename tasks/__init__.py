@@ -1,3 +1,5 @@
-"""The engine as Prefect tasks."""
+"""The engine as Prefect tasks: `generation` (the guarded attempt), `artifacts`, `reporter`."""
 
-__all__: list[str] = []
+from prefect_cachewatch.tasks.generation import Attempt, monitor_cache, monitor_growth, run_generator
+
+__all__ = ["Attempt", "monitor_cache", "monitor_growth", "run_generator"]

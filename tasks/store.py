@@ -113,8 +113,6 @@ def collect_cache(
     Returns:
         The decisions and the bytes freed.
     """
-    done = CacheStore(store).gc(
-        name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s, dry_run=dry_run
-    )
+    done = CacheStore(store).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s, dry_run=dry_run)
     get_run_logger().info("%d builds removed, %s", len(done.removed), format_bytes(done.freed_bytes))
     return done

@@ -1,17 +1,17 @@
 """The errors of the engine; what a stalled generator does is a result, not an error.
 
-    CachewatchError
-    ├── InputError                  bad input: nothing was started, nothing was touched
-    │   ├── CacheDirectoryError     a cache directory that cannot be watched
-    │   │   └── CacheDirectoryBusy  another job is writing into it
-    │   ├── CommandError            a command that cannot be run (126, 127)
-    │   └── StoreError              a cache store, a build or a manifest that cannot be used as asked
-    │       ├── StoreBusy           another process is publishing, switching or reading
-    │       ├── BuildDamaged        a build that is not whole, or a manifest that was cut or edited
-    │       └── NotEnoughSpace      too few free bytes or inodes for another build
-    ├── GuardError                  the guard process could not do its work
-    └── ScanError                   the scan process could not do its work
-        └── ScanTimeout             it did not answer in time
+CachewatchError
+├── InputError                  bad input: nothing was started, nothing was touched
+│   ├── CacheDirectoryError     a cache directory that cannot be watched
+│   │   └── CacheDirectoryBusy  another job is writing into it
+│   ├── CommandError            a command that cannot be run (126, 127)
+│   └── StoreError              a cache store, a build or a manifest that cannot be used as asked
+│       ├── StoreBusy           another process is publishing, switching or reading
+│       ├── BuildDamaged        a build that is not whole, or a manifest that was cut or edited
+│       └── NotEnoughSpace      too few free bytes or inodes for another build
+├── GuardError                  the guard process could not do its work
+└── ScanError                   the scan process could not do its work
+    └── ScanTimeout             it did not answer in time
 """
 
 from __future__ import annotations

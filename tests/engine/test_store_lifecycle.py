@@ -140,9 +140,7 @@ def test_a_file_that_changes_while_it_is_digested_is_seen(store):
 
 def test_ignored_files_are_not_part_of_the_cache(store):
     build = publish(store, {"a.bin": b"abc", "run.log": b"log"})
-    assert [entry["path"] for entry in json.loads(Path(build.manifest_path).read_text())["files"]] == [
-        "a.bin"
-    ]
+    assert [entry["path"] for entry in json.loads(Path(build.manifest_path).read_text())["files"]] == ["a.bin"]
     Path(build.path, "run.log").write_text("longer than before")
     assert store.verify("c").whole
 
@@ -527,9 +525,7 @@ def test_a_link_planted_for_a_build_is_refused(store, tmp_path_factory):
     assert (store.root / "moved/a.bin").exists()
 
 
-@pytest.mark.parametrize(
-    "target", ["/etc", "../other/builds/20260131T235959123Z-0a1b2c3d", "builds/..", "builds/x"]
-)
+@pytest.mark.parametrize("target", ["/etc", "../other/builds/20260131T235959123Z-0a1b2c3d", "builds/..", "builds/x"])
 def test_a_current_that_leads_elsewhere_is_said_and_nothing_is_removed(store, target):
     publish(store), publish(store)
     os.unlink(store.current_path("c"))

@@ -43,9 +43,7 @@ def policy(**fields):
 # -- names and key
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "a/b", "..", ".", "/etc", "", ".hidden", "-rf", "a\nb", "a\0b", "é" * 101]
-)
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "/etc", "", ".hidden", "-rf", "a\nb", "a\0b", "é" * 101])
 def test_a_name_that_could_leave_the_root_or_break_a_tool_is_refused(name):
     with pytest.raises(StoreError) as caught:
         check_cache_name(name)
@@ -136,9 +134,7 @@ def test_in_place_needs_no_store():
 
 # -- manifest
 
-PATHS = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=20).filter(
-    lambda p: p not in (".", "..")
-)
+PATHS = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=20).filter(lambda p: p not in (".", ".."))
 ENTRIES = st.lists(
     st.builds(FileEntry, PATHS, st.integers(0, 2**60), st.sampled_from(["0" * 64, "9f" * 32])), max_size=5
 )
@@ -242,9 +238,7 @@ def test_a_link_that_leads_elsewhere_is_a_difference():
 
 
 def found(tree, last_bytes=None, **fields):
-    return [
-        (finding.category, finding.severity) for finding in check_tree(tree, policy(**fields), last_bytes)
-    ]
+    return [(finding.category, finding.severity) for finding in check_tree(tree, policy(**fields), last_bytes)]
 
 
 def test_a_healthy_build_has_no_findings():
@@ -428,11 +422,7 @@ BUILDS = st.lists(
 def test_clean_up_never_touches_what_is_in_use(builds, keep, keep_quarantined, grace_s):
     gone = removed(builds, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s)
     for build in builds:
-        if (
-            build.pinned
-            or build.state in ("staging", "damaged", "active")
-            or 1e9 - build.idle_since_s < grace_s
-        ):
+        if build.pinned or build.state in ("staging", "damaged", "active") or 1e9 - build.idle_since_s < grace_s:
             assert build.build_id not in gone
     whole = [build for build in builds if build.state == "published"]
     assert len([build for build in whole if build.build_id not in gone]) >= min(keep, len(whole))

@@ -61,9 +61,7 @@ def publish_one(root, text):
         ("switch", "pinned", 9, 50),
     ],
 )
-def test_a_reader_sees_a_whole_cache_whatever_call_the_publisher_is_killed_at(
-    root, scenario, how, stride, least
-):
+def test_a_reader_sees_a_whole_cache_whatever_call_the_publisher_is_killed_at(root, scenario, how, stride, least):
     publish_one(root, "first")
     with reader(root, how) as seen:
         done = subprocess.run(
@@ -76,9 +74,7 @@ def test_a_reader_sees_a_whole_cache_whatever_call_the_publisher_is_killed_at(
     assert sum(killer["killed"].values()) >= least
     if stride == 1:
         switched = {"rename", "symlink", "fsync", "write"}
-        assert switched | ({"mkdir", "unlink"} if scenario == "publish" else {"rmdir"}) <= set(
-            killer["killed"]
-        )
+        assert switched | ({"mkdir", "unlink"} if scenario == "publish" else {"rmdir"}) <= set(killer["killed"])
     assert seen["bad"] == []
     assert seen["reads"] > 50
     assert seen["builds"] > 1
@@ -139,9 +135,7 @@ def test_a_publisher_killed_at_a_random_moment_leaves_a_whole_cache(root):
     )
     with reader(root, "plain") as seen:
         for turn in range(12):
-            publisher = subprocess.Popen(
-                [sys.executable, "-c", script, str(root)], stdout=subprocess.PIPE, text=True
-            )
+            publisher = subprocess.Popen([sys.executable, "-c", script, str(root)], stdout=subprocess.PIPE, text=True)
             assert publisher.stdout.readline() == "ready\n"
             time.sleep(0.05 + 0.037 * turn)
             publisher.kill()

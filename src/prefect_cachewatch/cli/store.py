@@ -39,9 +39,7 @@ def _where(function: _F) -> _F:
 
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_deep = click.option(
-    "--full", is_flag=True, help="Read every byte before switching, not only names and sizes."
-)
+_deep = click.option("--full", is_flag=True, help="Read every byte before switching, not only names and sizes.")
 
 
 @click.group()
@@ -83,9 +81,7 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, as_j
         if as_json:
             problems = error.data.get("problems") or [error.message]
             print(
-                json.dumps(
-                    {"whole": False, "depth": depth, "message": error.message, "problems": problems}, indent=1
-                )
+                json.dumps({"whole": False, "depth": depth, "message": error.message, "problems": problems}, indent=1)
             )
         else:
             print(f"cachewatch: {error.message}", file=sys.stderr)
@@ -152,9 +148,7 @@ def gc_command(
     root: str, name: str, keep: int, keep_quarantined: int, grace: float, dry_run: bool, as_json: bool
 ) -> None:
     """Remove surplus builds; never one that is active, being written, or held by a reader."""
-    done = CacheStore(root).gc(
-        name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace, dry_run=dry_run
-    )
+    done = CacheStore(root).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace, dry_run=dry_run)
     if as_json:
         print(json.dumps(asdict(done), indent=1))
         return
@@ -184,8 +178,6 @@ def _say(switched: Activation, verb: str, as_json: bool) -> None:
     for message in switched.skipped:
         print(f"passed over: {for_terminal(message, 1000)}")
     manifest = switched.manifest
-    print(
-        f"{verb} {switched.build_id} ({format_bytes(manifest.total_bytes)} in {manifest.total_files} files)"
-    )
+    print(f"{verb} {switched.build_id} ({format_bytes(manifest.total_bytes)} in {manifest.total_files} files)")
     if switched.previous and switched.previous != switched.build_id:
         print(f"before: {switched.previous}")

@@ -103,9 +103,7 @@ def activate_build(
         return Activation(build_id, previous, folder.build_path(build_id), manifest)
 
 
-def roll_back(
-    folder: CacheFolder, *, verify: str = "quick", now: Callable[[], float] = time.time
-) -> Activation:
+def roll_back(folder: CacheFolder, *, verify: str = "quick", now: Callable[[], float] = time.time) -> Activation:
     """Make the build current again that was so before; twice goes back two steps.
 
     Args:

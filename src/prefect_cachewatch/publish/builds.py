@@ -77,9 +77,7 @@ def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
         ) from None
     with open_subdirectory(folder.builds_fd, build_id, folder.build_path(build_id)) as fd:
         if os.fstat(fd).st_dev != os.fstat(folder.fd).st_dev:
-            raise StoreError(
-                f"{folder.build_path(build_id)} lies on another file system than the store: unmount it"
-            )
+            raise StoreError(f"{folder.build_path(build_id)} lies on another file system than the store: unmount it")
         yield fd
 
 
@@ -101,15 +99,11 @@ def read_manifest(build_fd: int, path: str) -> Manifest:
     try:
         meta_fd = os.open(META_DIRECTORY, OPEN_DIRECTORY, dir_fd=build_fd)
     except OSError:
-        raise BuildDamaged(
-            f"there is no manifest {where}: the build was never finished", path=where
-        ) from None
+        raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     try:
         data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES)
     except FileNotFoundError:
-        raise BuildDamaged(
-            f"there is no manifest {where}: the build was never finished", path=where
-        ) from None
+        raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     except OSError as error:
         raise StoreError(f"cannot read {where}: {os.strerror(error.errno or 0)}", path=where) from None
     finally:
@@ -209,9 +203,7 @@ def list_builds(folder: CacheFolder, writing: str | None) -> list[BuildInfo]:
     found = [_describe(folder, name, active, writing) for name in _build_names(folder.builds_fd)]
     for name in _build_names(folder.quarantine_fd):
         path = folder.quarantine_path(name)
-        found.append(
-            BuildInfo(name, "quarantined", path, note=f"see {path}/{META_DIRECTORY}/quarantine.json")
-        )
+        found.append(BuildInfo(name, "quarantined", path, note=f"see {path}/{META_DIRECTORY}/quarantine.json"))
     return found
 
 
@@ -226,11 +218,7 @@ def _describe(folder: CacheFolder, name: str, active: str | None, writing: str |
     try:
         with open_build(folder, name) as fd:
             if name == writing or not _has_manifest(fd):
-                note = (
-                    "is being written"
-                    if name == writing
-                    else "left by a run that ended; a retry may resume it"
-                )
+                note = "is being written" if name == writing else "left by a run that ended; a retry may resume it"
                 if name == active:
                     state, note = (
                         "damaged",

@@ -54,18 +54,14 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     empty = [
         file.path
         for file in counted
-        if file.size_bytes == 0
-        and file.path not in temporary
-        and not matches_any(file.path, policy.allow_empty)
+        if file.size_bytes == 0 and file.path not in temporary and not matches_any(file.path, policy.allow_empty)
     ]
     total = sum(file.size_bytes for file in counted)
     found: list[Finding] = []
     if tree.others:
         found.append(_finding("special_file", "not a regular file or on another file system", tree.others))
     if tree.escapes:
-        found.append(
-            _finding("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes)
-        )
+        found.append(_finding("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes))
     if temporary:
         found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
     if empty:
@@ -80,9 +76,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     found += _check_expected(counted, policy)
     if counted and total < policy.min_bytes:
         wanted = format_bytes(policy.min_bytes)
-        found.append(
-            Finding("too_small", f"the build has {format_bytes(total)}, and at least {wanted} are asked for")
-        )
+        found.append(Finding("too_small", f"the build has {format_bytes(total)}, and at least {wanted} are asked for"))
     found += _check_band(total, last_bytes, policy)
     found += _check_shared(counted)
     return sorted(found, key=lambda finding: finding.severity != "refuse")

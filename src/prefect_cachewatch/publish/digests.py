@@ -57,9 +57,7 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
             digest.update(view[:count])
             size += count
     except OSError as error:
-        raise StoreError(
-            f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path
-        ) from None
+        raise StoreError(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
     after = os.fstat(fd)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
         raise StoreError(
@@ -118,9 +116,7 @@ def digest_build(
 def _digest_and_close(fd: int, file: ScannedFile, sync: bool) -> FileEntry:
     try:
         if os.fstat(fd).st_ino != file.inode:
-            raise StoreError(
-                f"'{for_terminal(file.path)}' was replaced while it was read: is it being written?"
-            )
+            raise StoreError(f"'{for_terminal(file.path)}' was replaced while it was read: is it being written?")
         size, digest = digest_descriptor(fd, file.path)
         if sync:
             os.fsync(fd)

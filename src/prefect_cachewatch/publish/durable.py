@@ -204,18 +204,14 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise StoreError(
-                f"'{for_terminal(name)}' is a symbolic link; the store follows none: remove it"
-            ) from None
+            raise StoreError(f"'{for_terminal(name)}' is a symbolic link; the store follows none: remove it") from None
         raise
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"'{for_terminal(name)}' is not a regular file: remove it")
         if status.st_size > limit_bytes:
-            raise StoreError(
-                f"'{for_terminal(name)}' is larger than {limit_bytes} bytes: cachewatch did not write it"
-            )
+            raise StoreError(f"'{for_terminal(name)}' is larger than {limit_bytes} bytes: cachewatch did not write it")
         return file.read(limit_bytes + 1)
 
 
@@ -224,9 +220,7 @@ def _remove(directory_fd: int, name: str) -> None:
         os.unlink(name, dir_fd=directory_fd)
     except IsADirectoryError:
         if not shutil.rmtree.avoids_symlink_attacks:
-            raise StoreError(
-                "this Python cannot remove directories without following links: nothing removed"
-            ) from None
+            raise StoreError("this Python cannot remove directories without following links: nothing removed") from None
         # Two clean-ups may be at the same trash.
         shutil.rmtree(name, onerror=_unless_gone, dir_fd=directory_fd)
     except FileNotFoundError:

@@ -85,9 +85,7 @@ def check_root(root: str | os.PathLike[str]) -> Path:
         raise StoreError("the store's root is no path: give a directory such as /mnt/caches")
     path = Path(os.path.realpath(text))
     if not path.exists():
-        raise StoreError(
-            f"the store {shown} does not exist: create the directory first (mkdir -p {shown})", path=text
-        )
+        raise StoreError(f"the store {shown} does not exist: create the directory first (mkdir -p {shown})", path=text)
     if not path.is_dir():
         raise StoreError(f"the store {shown} is not a directory: give one such as /mnt/caches", path=text)
     if path in (Path("/"), Path(os.path.realpath(Path.home()))):
@@ -200,9 +198,7 @@ def read_current(folder: CacheFolder) -> str | None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise StoreError(
-            f"{link} is not a symbolic link: move it away, then activate a build", path=link
-        ) from None
+        raise StoreError(f"{link} is not a symbolic link: move it away, then activate a build", path=link) from None
     match = _LINK.fullmatch(target)
     try:
         return check_build_id(match[1]) if match else _planted(link, target)
@@ -217,9 +213,7 @@ def _planted(link: str, target: str) -> str:
     )
 
 
-def _open(
-    stack: contextlib.ExitStack, directory_fd: int | None, name: str, path: str, *, create: bool
-) -> int:
+def _open(stack: contextlib.ExitStack, directory_fd: int | None, name: str, path: str, *, create: bool) -> int:
     shown = for_terminal(path, 1000)
     if create:
         try:
@@ -237,9 +231,7 @@ def _open(
         ) from None
     except OSError as error:
         if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(directory_fd, name)):
-            raise StoreError(
-                f"{shown} is a symbolic link; the store follows none: remove it", path=path
-            ) from None
+            raise StoreError(f"{shown} is a symbolic link; the store follows none: remove it", path=path) from None
         if error.errno == errno.ENOTDIR:
             raise StoreError(f"{shown} is not a directory: move it away", path=path) from None
         raise StoreError(f"cannot open {shown}: {os.strerror(error.errno or 0)}", path=path) from None

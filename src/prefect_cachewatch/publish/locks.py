@@ -172,14 +172,10 @@ def _hold(
     deadline = clock() + wait_s
     while True:
         try:
-            fd = os.open(
-                name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=directory_fd
-            )
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise StoreError(
-                    f"the lock file '{for_terminal(name)}' is a symbolic link: remove it"
-                ) from None
+                raise StoreError(f"the lock file '{for_terminal(name)}' is a symbolic link: remove it") from None
             raise
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -196,9 +192,7 @@ def _hold(
         os.close(fd)
         if clock() >= deadline:
             holder = describe_holder(directory_fd, name)
-            raise StoreBusy(
-                f"cannot {purpose}: the lock is held by {holder}; wait for it or stop it", holder=holder
-            )
+            raise StoreBusy(f"cannot {purpose}: the lock is held by {holder}; wait for it or stop it", holder=holder)
         sleep(_RETRY_S)
 
 

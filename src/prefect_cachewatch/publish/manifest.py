@@ -151,9 +151,7 @@ def _self_digest(body: Mapping[str, Any]) -> str:
 
 
 def _from_body(body: dict[str, Any]) -> Manifest:
-    files = tuple(
-        FileEntry(_path(e["path"]), int(e["size_bytes"]), _digest(e["digest"])) for e in body["files"]
-    )
+    files = tuple(FileEntry(_path(e["path"]), int(e["size_bytes"]), _digest(e["digest"])) for e in body["files"])
     links = tuple(LinkEntry(_path(e["path"]), str(e["target"])) for e in body["links"])
     manifest = Manifest(
         name=str(body["name"]),

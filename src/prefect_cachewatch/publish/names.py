@@ -58,9 +58,7 @@ def check_cache_name(name: str) -> str:
             f"write it without slashes, such as {for_terminal(name.strip('./').replace('/', '-') or 'cache', 80)!r}"
         )
     if name.startswith((".", "-")):
-        raise StoreError(
-            f"the cache name {shown!r} starts with {name[0]!r}: begin it with a letter or a digit"
-        )
+        raise StoreError(f"the cache name {shown!r} starts with {name[0]!r}: begin it with a letter or a digit")
     if any(ord(char) < 0x20 or ord(char) == 0x7F for char in name):
         raise StoreError(f"the cache name '{shown}' has a control character in it: leave it out")
     if len(name.encode("utf-8", "surrogateescape")) > _MAX_NAME_BYTES:

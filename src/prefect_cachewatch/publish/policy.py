@@ -99,9 +99,7 @@ class PublishPolicy(BaseModel):
         default="quick",
         description="How a build that is already there is checked before it is used again: names and sizes, or all digests.",
     )
-    force: bool = Field(
-        default=False, description="Generate even where a whole cache of the same key is current."
-    )
+    force: bool = Field(default=False, description="Generate even where a whole cache of the same key is current.")
     suspects: Literal["remove", "keep"] = Field(
         default="remove",
         description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
@@ -124,9 +122,7 @@ class PublishPolicy(BaseModel):
         le=10**6,
         description="After activation, how many published builds stay, the current one among them; null: remove nothing.",
     )
-    keep_quarantined: int = Field(
-        default=1, ge=0, le=10**6, description="How many refused builds stay for inspection."
-    )
+    keep_quarantined: int = Field(default=1, ge=0, le=10**6, description="How many refused builds stay for inspection.")
     gc_grace_s: float = Field(
         default=3600,
         ge=0,

@@ -89,7 +89,5 @@ def plan_collection(
             reason = "young"
         else:
             reason = "kept" if build.build_id in stays else "surplus"
-        decisions.append(
-            GcDecision(build.build_id, build.state, reason == "surplus", reason, build.size_bytes)
-        )
+        decisions.append(GcDecision(build.build_id, build.state, reason == "surplus", reason, build.size_bytes))
     return decisions

@@ -214,9 +214,7 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             return list_builds(folder, _writing(folder))
 
-    def verify(
-        self, name: str, build_id: str | None = None, *, depth: Literal["quick", "full"] = "full"
-    ) -> Verdict:
+    def verify(self, name: str, build_id: str | None = None, *, depth: Literal["quick", "full"] = "full") -> Verdict:
         """Verify one build against its manifest.
 
         Args:
@@ -393,9 +391,7 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str | None, float]:
 
 
 def _last_published(folder: CacheFolder) -> BuildInfo | None:
-    whole = [
-        build for build in list_builds(folder, _writing(folder)) if build.state in ("active", "published")
-    ]
+    whole = [build for build in list_builds(folder, _writing(folder)) if build.state in ("active", "published")]
     return max(
         whole,
         key=lambda build: datetime.fromisoformat(build.finished_at or "1970-01-01T00:00:00+00:00"),

@@ -184,9 +184,7 @@ class BuildTarget(ABC):
         """
         self._require_open()
         if self._checked is None or any(finding.severity == "refuse" for finding in findings):
-            raise StoreError(
-                "a build is published only after its checks, and not when they refuse it: check first"
-            )
+            raise StoreError("a build is published only after its checks, and not when they refuse it: check first")
         try:
             with self._open() as fd:
                 files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)

@@ -110,9 +110,7 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
     except OSError as error:
-        raise StoreError(
-            f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path
-        ) from None
+        raise StoreError(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise StoreError(
@@ -125,9 +123,7 @@ def _walk(
     fd: int, here: str, device: int, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
 ) -> None:
     if depth > _MAX_DEPTH:
-        raise StoreError(
-            f"'{for_terminal(here)}' is nested more than {_MAX_DEPTH} directories deep: flatten the cache"
-        )
+        raise StoreError(f"'{for_terminal(here)}' is nested more than {_MAX_DEPTH} directories deep: flatten the cache")
     directories: list[str] = []
     try:
         with os.scandir(fd) as entries:
@@ -137,9 +133,7 @@ def _walk(
                 path = here + entry.name
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    file = ScannedFile(
-                        path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink
-                    )
+                    file = ScannedFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink)
                     visit(fd, file, entry.name)
                 elif stat.S_ISLNK(status.st_mode):
                     target = os.readlink(entry.name, dir_fd=fd)

@@ -79,8 +79,7 @@ def verify_files(
     problems = compare_files(manifest, sizes, dict(tree.links), digests if depth == "full" else None)
     problems += [Problem("special", p, f"{for_terminal(p)} is no regular file") for p in tree.others]
     problems += [
-        Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere")
-        for p in tree.escapes
+        Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
     ]
     return Verdict(depth, tuple(problems), manifest.total_files, manifest.total_bytes)
 
@@ -112,9 +111,7 @@ def compare_files(
             said = f"{shown} has {size} bytes, and the manifest says {entry.size_bytes}"
             problems.append(Problem("size", entry.path, said))
         elif digests is not None and digests.get(entry.path) != entry.digest:
-            problems.append(
-                Problem("digest", entry.path, f"{shown} has other contents than the manifest says")
-            )
+            problems.append(Problem("digest", entry.path, f"{shown} has other contents than the manifest says"))
     problems += [
         Problem("link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere")
         for link in manifest.links

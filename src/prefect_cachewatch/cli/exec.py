@@ -1,0 +1,110 @@
+"""`cachewatch exec`: the engine alone, like timeout(1) but for progress. No Prefect, no server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.report import build_report, check_report_path, write_report
+from prefect_cachewatch.site import CacheSite, check_command
+from prefect_cachewatch.text import redact
+from prefect_cachewatch.watch import Outcome, Watch, run_watch
+
+__all__ = ["STOPPED", "command", "exit_status"]
+
+STOPPED = 124
+_OWN_FAILURE = 125
+_CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False}, epilog=(
+    "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; "
+    "126 not executable; 127 not found; 128+N if signal N ended it."
+))  # fmt: skip
+@guard_options
+@click.pass_context
+def command(context: click.Context, **options: Any) -> int:
+    """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
+    job, stall, stop = job_from(None, options), stall_from(options), stop_from(options)
+    report_path: Path | None = options["report"]
+    if report_path is not None:
+        check_report_path(report_path)
+    env = dict(os.environ) | job.env
+    check_command(job.command, env, str(job.cwd) if job.cwd else None)
+    progress = ProgressLine(options["quiet"])
+    note = poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE)
+    if note and not options["quiet"]:
+        print(f"cachewatch: {note}", file=sys.stderr)
+    with CacheSite(
+        job.cache_dirs, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes
+    ) as site:
+        output = OutputPump(options["log"], pass_through=True, before_write=progress.clear if progress.live else None)
+        stdin_fd = 0 if _is_open(0) else None
+        watch = Watch(site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd, on_sample=progress.sampled)
+        received = _cancel_on_signals(watch)
+        try:
+            outcome = run_watch(watch)
+        finally:
+            progress.close()
+    tail = [redact(line) for line in output.tail_lines(50)]
+    if report_path is not None:
+        try:
+            write_report(build_report(outcome, name=job.name, command=job.command, log_tail=tail), report_path)
+        except CachewatchError as error:
+            print(f"cachewatch: {error.message}", file=sys.stderr)
+    if outcome.name != "completed" or not options["quiet"]:
+        print(outcome.message, file=sys.stderr, flush=True)
+    return exit_status(outcome, received[0] if received else None)
+
+
+def exit_status(outcome: Outcome, received: int | None = None) -> int:
+    """Say how the command ends after an outcome.
+
+    Args:
+        outcome: of the attempt.
+        received: the signal that cancelled it, if one did.
+
+    Returns:
+        The exit status.
+    """
+    if outcome.name in ("stalled", "deadline_exceeded"):
+        return STOPPED
+    if outcome.name == "cancelled":
+        return 128 + received if received else _OWN_FAILURE
+    if outcome.stop is None or outcome.stop.why != "exited":
+        return _OWN_FAILURE
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return outcome.exit_code if outcome.exit_code is not None else _OWN_FAILURE
+
+
+def _cancel_on_signals(watch: Watch) -> list[int]:
+    """Turn Ctrl-C and kill into an orderly stop; a second one ends the grace period. Returns what came, live."""
+    received: list[int] = []
+
+    def cancel(number: int, frame: object) -> None:
+        received.append(number)
+        watch.cancel(signal.Signals(number).name, 0.0 if len(received) > 1 else None)
+
+    for number in _CANCELLING:
+        # nohup's and a background shell's choice to ignore a signal is respected.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, cancel)
+    return received
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""`cachewatch generate`: the guarded generation through the Prefect flow, with attempts and artifacts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.cli.options import (
+    DURATION,
+    build_model,
+    guard_options,
+    job_from,
+    stall_from,
+    stop_from,
+)
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.report import check_report_path
+from prefect_cachewatch.site import CacheSite, check_command
+
+__all__ = ["command", "run_flow"]
+
+
+@click.command("generate", context_settings={"allow_interspersed_args": False})
+@click.option("--attempts", type=int, default=3, show_default=True, help="Attempts in all.")
+@click.option("--backoff", type=DURATION, default="30s", show_default=True, help="Pause before the second attempt.")
+@click.option(
+    "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
+)
+@click.option("--name", help="Name of the job; default the cache directory's.")
+@guard_options
+def command(attempts: int, backoff: float, on_retry: str, name: str | None, **options: Any) -> int:
+    """Generate a cache through the Prefect flow; same options, exit status and report as exec."""
+    job, stall, stop = job_from(name, options), stall_from(options), stop_from(options)
+    retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
+    env = dict(os.environ) | job.env
+    check_command(job.command, env, str(job.cwd) if job.cwd else None)
+    if options["report"] is not None:
+        check_report_path(options["report"])
+    # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
+    with CacheSite(
+        job.cache_dirs, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes
+    ):
+        pass
+    return run_flow(job, stall, stop, retry, report=options["report"], log=options["log"], quiet=options["quiet"])
+
+
+def run_flow(
+    job: CacheJob,
+    stall: StallPolicy,
+    stop: StopPolicy,
+    retry: RetryPolicy,
+    *,
+    report: Path | None = None,
+    log: Path | None = None,
+    quiet: bool = False,
+    show: bool = True,
+) -> int:
+    """Run `generate_cache` in this process and say its exit status.
+
+    Args:
+        job: what to run.
+        stall: when silence is a stall.
+        stop: how the tree is stopped.
+        retry: attempts.
+        report: file for the last attempt's report.
+        log: file for the generator's output.
+        quiet: whether Prefect's log lines are left out.
+        show: whether the generator's output is passed through.
+
+    Returns:
+        As `cachewatch exec`.
+
+    Raises:
+        InputError: the Prefect API cannot be reached.
+    """
+    # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    if quiet:
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    check_api()
+    from prefect_cachewatch.flows.generation import generate_cache, show_output  # noqa: PLC0415 - a second of imports
+
+    with tempfile.TemporaryDirectory(prefix="cachewatch-") as scratch:
+        path = report.absolute() if report else Path(scratch) / "report.json"
+        before = path.stat().st_mtime_ns if path.exists() else None
+        token = show_output.set(show)
+        try:
+            state: Any = generate_cache(
+                job,
+                stall=stall,
+                stop=stop,
+                retry=retry,
+                report=path,
+                log=log.absolute() if log else None,
+                return_state=True,
+            )
+        finally:
+            show_output.reset(token)
+        written = path.exists() and path.stat().st_mtime_ns != before
+        data: dict[str, Any] = json.loads(path.read_text()) if written else {}
+    sys.stdout.flush()
+    if not state.is_completed() or not quiet:
+        print(state.message, file=sys.stderr, flush=True)
+    return _status(state, data)
+
+
+def check_api() -> None:
+    """See that the configured Prefect API answers; without one, Prefect starts a temporary server.
+
+    Raises:
+        InputError: it does not answer.
+    """
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415
+
+    url = PREFECT_API_URL.value()
+    if not url:
+        return
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise InputError(
+            f"the Prefect API at {url} cannot be reached: start it with `prefect server start`, "
+            "or unset PREFECT_API_URL to use a temporary server"
+        )
+
+
+def _status(state: Any, report: dict[str, Any]) -> int:
+    if state.is_completed():
+        return 0
+    if report.get("outcome") in ("stalled", "deadline_exceeded"):
+        return 124
+    if report.get("outcome") == "failed" and report.get("stop") is None:
+        if report.get("signal") is not None:
+            return 128 + int(report["signal"])
+        if report.get("exit_code") is not None:
+            return int(report["exit_code"])
+    return 125

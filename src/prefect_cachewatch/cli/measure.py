@@ -1,0 +1,52 @@
+"""`cachewatch measure`: one scan of a directory with the engine's own scanner."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+
+import click
+
+from prefect_cachewatch.errors import CacheDirectoryError, ScanError
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes
+
+__all__ = ["command"]
+
+_TIMEOUT_S = 600.0
+
+
+@click.command("measure")
+@click.argument("directory")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option(
+    "--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Scans; the median is shown."
+)
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Files to leave out; repeatable.")
+def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...]) -> None:
+    """Count bytes, allocated bytes, files and directories below DIRECTORY, as the watch does."""
+    path, shown = os.path.realpath(directory), for_terminal(directory)
+    scanner = DirectoryScanner()
+    try:
+        answers = [scanner.request("measure", _TIMEOUT_S, roots=[path], ignore=list(ignore)) for _ in range(repeat)]
+    except ScanError as error:
+        raise CacheDirectoryError(f"directory {shown} cannot be measured: {error.message}") from error
+    finally:
+        scanner.close()
+    last = answers[-1]
+    root = last["roots"][0]
+    if root["missing"] or root["error"]:
+        raise CacheDirectoryError(f"directory {shown} cannot be measured: {root['error']}")
+    seconds = statistics.median(answer["scan_s"] for answer in answers)
+    if as_json:
+        row = {name: last[name] for name in ("bytes", "allocated_bytes", "files", "directories", "errors")}
+        print(json.dumps({"path": path, **row, "seconds": seconds, "repeats": repeat}))
+        return
+    print(
+        f"{format_bytes(last['bytes'])} ({last['bytes']:,} bytes, {format_bytes(last['allocated_bytes'])} allocated) in "
+        f"{last['files']:,} files and {last['directories']:,} directories, {seconds:.3f} s a scan"
+    )
+    for text in last["errors"]:
+        click.echo(f"cachewatch: not counted: {for_terminal(text, 400)}", err=True)

@@ -1,0 +1,239 @@
+"""Options that `exec` and `generate` share, and how they become the engine's models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.stall import effective_poll_s
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_duration, parse_bytes, parse_duration
+
+__all__ = ["DURATION", "SIZE", "build_model", "guard_options", "job_from", "poll_note", "stall_from", "stop_from"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=BaseModel)
+
+# The field of a model to the option that sets it, for messages.
+_OPTION_OF = {
+    "cache_dirs": "--cache-dir",
+    "env": "--env",
+    "cwd": "--cwd",
+    "ignore": "--ignore",
+    "name": "--name",
+    "expected_bytes": "--expect",
+    "stall_after_s": "--stall-after",
+    "first_write_within_s": "--first-write-within",
+    "poll_s": "--poll",
+    "min_growth_bytes": "--min-growth",
+    "churn_after_s": "--churn-after",
+    "max_duration_s": "--max-duration",
+    "grace_s": "--grace",
+    "attempts": "--attempts",
+    "backoff_s": "--backoff",
+    "command": "COMMAND",
+}
+
+
+class _Parsed(click.ParamType):
+    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, int | float):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION = _Parsed("duration", parse_duration)
+SIZE = _Parsed("size", parse_bytes)
+
+
+def guard_options(function: F) -> F:
+    """Add the options of the guarded generation to a click command."""
+    options = [
+        click.option(
+            "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
+        ),
+        click.option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
+        click.option(
+            "--stall-after", type=DURATION, default="5m", show_default=True, help="No growth for this long is a stall."
+        ),
+        click.option(
+            "--first-write-within",
+            type=DURATION,
+            default="20m",
+            show_default=True,
+            help="The first byte must come within this.",
+        ),
+        click.option("--poll", type=DURATION, default="15s", show_default=True, help="Time between two measurements."),
+        click.option(
+            "--min-growth", type=SIZE, default="4KiB", show_default=True, help="Less growth than this is no progress."
+        ),
+        click.option(
+            "--progress",
+            type=click.Choice(["bytes", "any"]),
+            default="bytes",
+            show_default=True,
+            help="any: changed modification times count too.",
+        ),
+        click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
+        click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too."),
+        click.option(
+            "--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."
+        ),
+        click.option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
+        click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL."),
+        click.option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
+        click.option(
+            "--wait-for",
+            type=click.Choice(["tree", "leader"]),
+            default="tree",
+            show_default=True,
+            help="Whose end is the end: the command with all its descendants, or itself alone.",
+        ),
+        click.option(
+            "--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for a check of free space."
+        ),
+        click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
+        click.option(
+            "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."
+        ),
+        click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the generator; repeatable."),
+        click.option(
+            "--cwd", type=click.Path(path_type=Path), metavar="DIR", help="Working directory of the generator."
+        ),
+        click.option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
+        click.argument("command", nargs=-1, type=click.UNPROCESSED),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def build_model(model: type[M], **values: Any) -> M:
+    """Make a model, its validation errors turned into one sentence that names the option.
+
+    Args:
+        model: the model.
+        values: its fields.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: a field is not valid.
+    """
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise InputError(explain(error)) from None
+
+
+def explain(error: ValidationError) -> str:
+    """Say the first of a model's validation errors in one sentence.
+
+    Args:
+        error: from pydantic.
+
+    Returns:
+        The option or field, what is wrong, and what was given.
+    """
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else ""
+    where = _OPTION_OF.get(field, ".".join(map(str, first["loc"])))
+    what = first["msg"].removeprefix("Value error, ")
+    limits = first.get("ctx", {})
+    if field.endswith("_s") and isinstance(first["input"], int | float):
+        for word, bound in (("at least", limits.get("ge")), ("at most", limits.get("le"))):
+            if bound is not None:
+                return f"{where} {format_duration(float(first['input']))} is out of range: give {word} {format_duration(bound)}"
+    if first["type"].startswith("string_"):
+        return f"{where}: {what[0].lower()}{what[1:]}"
+    shown = for_terminal(repr(first["input"]), 80)
+    return f"{where}: {what[0].lower()}{what[1:]}" + ("" if shown[1:-1] in what else f" (given: {shown})")
+
+
+def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
+    """Make the job from the parsed options.
+
+    Args:
+        name: of the job; default the last part of the first cache directory.
+        options: of `guard_options`.
+
+    Returns:
+        The job, relative paths made absolute.
+
+    Raises:
+        InputError: something is missing or malformed.
+    """
+    command = list(options["command"])
+    if not command:
+        raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
+    if not options["cache_dirs"]:
+        raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
+    env = {}
+    for pair in options["env"]:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InputError(
+                f"--env {for_terminal(pair, 40)!r} is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"
+            )
+        env[key] = value
+    dirs = [os.path.abspath(os.path.expanduser(path)) for path in options["cache_dirs"] if path]
+    if len(dirs) < len(options["cache_dirs"]):
+        raise InputError("--cache-dir is empty: name the directory that must grow")
+    ignore = list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE))
+    return build_model(
+        CacheJob,
+        name=name or os.path.basename(dirs[0]) or "cache",
+        command=command,
+        cache_dirs=dirs,
+        env=env,
+        cwd=options["cwd"].absolute() if options["cwd"] else None,
+        expected_bytes=options["expected_bytes"],
+        ignore=ignore,
+        wait_for=options["wait_for"],
+    )
+
+
+def stall_from(options: dict[str, Any]) -> StallPolicy:
+    """Make the stall policy from the parsed options; raises InputError."""
+    return build_model(
+        StallPolicy,
+        stall_after_s=options["stall_after"],
+        first_write_within_s=options["first_write_within"],
+        poll_s=options["poll"],
+        min_growth_bytes=options["min_growth"],
+        progress=options["progress"],
+        churn_after_s=options["churn_after"],
+        max_duration_s=options["max_duration"],
+        adaptive="extend" if options["adaptive"] else "off",
+    )
+
+
+def stop_from(options: dict[str, Any]) -> StopPolicy:
+    """Make the stop policy from the parsed options; raises InputError."""
+    return build_model(StopPolicy, grace_s=options["grace"])
+
+
+def poll_note(stall: StallPolicy, asked: bool) -> str | None:
+    """Say that the poll was shortened, if it was asked for and does not fit twice into the shortest window."""
+    poll_s = effective_poll_s(stall)
+    if poll_s >= stall.poll_s or not asked:
+        return None
+    return (
+        f"the poll of {format_duration(stall.poll_s)} does not fit twice into the shortest window; "
+        f"measuring every {format_duration(poll_s)} instead"
+    )

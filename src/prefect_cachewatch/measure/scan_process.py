@@ -1,0 +1,275 @@
+"""The scan process: walks, keeps the ledger, answers requests of `scanner`; standard library only.
+
+One JSON object a line each way. It is a process of its own because a stat on a file system that
+hangs cannot be interrupted, and a thread that hangs in one takes its whole process along.
+It ends when its socket ends. It never decides and never signals anybody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import heapq
+import json
+import os
+import stat
+import time
+from typing import Any
+
+from prefect_cachewatch.measure.ledger import FileRecord, Growth, Ledger
+from prefect_cachewatch.measure.snapshot import Walk, walk_directories
+
+__all__ = ["main"]
+
+_AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
+_AT_STATX_DONT_SYNC = 0x4000
+
+
+class ScanServer:
+    """Answers one request at a time over a ledger."""
+
+    def __init__(self) -> None:
+        self.roots: list[str] = []
+        self.ignore: list[str] = []
+        self.identities: dict[str, tuple[int, int]] = {}
+        self.origin: frozenset[int] | None = None
+        self.origin_directories: frozenset[str] = frozenset()
+        self.ledger = Ledger(birth_ns)
+
+    def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
+        self.roots, self.ignore = roots, ignore
+        self.ledger = Ledger(birth_ns)
+        answer = self.scan()
+        if self.origin is None:  # what stood here before the first attempt belongs to somebody else
+            self.origin = frozenset(self.ledger.files)
+            self.origin_directories = frozenset(_directories(roots))
+        return answer
+
+    def scan(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        self.ledger.begin()
+        walk = walk_directories(self.roots, self.ignore, self.ledger.see)
+        for problem in walk.roots:
+            if problem.missing or problem.error:
+                # Half a look is none: files that could not be seen are not deleted files.
+                return self._answer(None, walk, began)
+        return self._answer(self.ledger.end(), walk, began)
+
+    def _answer(self, growth: Growth | None, walk: Walk, began: float) -> dict[str, Any]:
+        now_ns = time.time_ns()
+        answer: dict[str, Any] = {
+            "roots": [vars(root) for root in walk.roots],
+            "directories": walk.directories,
+            "errors": walk.errors,
+        }
+        if growth is not None:
+            answer["scan"] = self.ledger.scans - 1  # the start is scan 0
+            answer["growth"] = vars(growth)
+            # Ages are taken here, at the end of the walk, so that no transport delay is in them.
+            for name in ("newest_changed_ns", "touched_ns"):
+                value = getattr(growth, name)
+                answer[name.removesuffix("_ns") + "_age_s"] = None if value is None else (now_ns - value) / 1e9
+        answer["scan_s"] = time.perf_counter() - began
+        return answer
+
+    def listing(self, limit: int) -> dict[str, Any]:
+        records = self.ledger.files.values()
+        newest = heapq.nlargest(limit, records, key=lambda record: record.modified_ns)
+        shown = {id(record) for record in newest}
+        rest: dict[str, list[int]] = {}
+        total = allocated = 0
+        for record in records:
+            total += record.size_bytes
+            allocated += record.blocks * 512
+            if id(record) not in shown:
+                totals = rest.setdefault(record.directory, [0, 0])
+                totals[0] += 1
+                totals[1] += record.size_bytes
+        return {
+            "total_files": len(records),
+            "total_bytes": total,
+            "allocated_bytes": allocated,
+            "scan": self.ledger.scans - 1,
+            "entries": [_entry(record) for record in newest],
+            "rest": sorted(([d, n, b] for d, (n, b) in rest.items()), key=lambda row: -row[2])[:limit],
+        }
+
+    def clean(self) -> dict[str, Any]:
+        """Remove what was not there before the first attempt: files by inode, then directories left empty."""
+        removed = freed = 0
+        problems: list[str] = []
+        origin = self.origin or frozenset()
+        ranks: dict[int, int] = {}
+        for root in self.roots:
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            device = os.fstat(fd).st_dev
+            rank = ranks.setdefault(device, len(ranks)) << 64
+            for directory, names, files, here in os.fwalk(".", topdown=False, dir_fd=fd, follow_symlinks=False):
+                for name in files:
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if status.st_dev != device or status.st_ino | rank in origin or not stat.S_ISREG(status.st_mode):
+                        continue
+                    try:
+                        os.unlink(name, dir_fd=here)
+                        removed, freed = removed + 1, freed + status.st_blocks * 512
+                    except OSError as error:
+                        problems.append(f"{directory}/{name}: {error.strerror}")
+                for name in names:
+                    path = os.path.normpath(os.path.join(root, directory, name))
+                    if path not in self.origin_directories:
+                        try:
+                            os.rmdir(name, dir_fd=here)
+                        except OSError:
+                            continue  # not empty: something in it was there before, or is a link of somebody else's
+            os.close(fd)
+        return {"removed": removed, "freed_bytes": freed, "problems": problems[:20]}
+
+
+def _directories(roots: list[str]) -> list[str]:
+    found = []
+    for root in roots:
+        for directory, names, _ in os.walk(root, followlinks=False):
+            found.extend(os.path.join(directory, name) for name in names)
+    return found
+
+
+def _entry(record: FileRecord) -> dict[str, Any]:
+    return {
+        "path": record.path,
+        "size_bytes": record.size_bytes,
+        "allocated_bytes": record.blocks * 512,
+        "modified_ns": record.modified_ns,
+        "grown_scan": record.grown_scan,
+        "written_bytes": record.written_bytes,
+    }
+
+
+def birth_ns(path: str) -> int | None:
+    """Read a file's creation time with statx(2), which Python does not offer.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Nanoseconds of the file system's clock; None where the file system does not keep it.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    try:
+        failed = ctypes.CDLL(None).statx(
+            _AT_FDCWD, os.fsencode(path), _AT_SYMLINK_NOFOLLOW | _AT_STATX_DONT_SYNC, _STATX_BTIME, buffer
+        )
+    except AttributeError:  # a C library without statx
+        return None
+    if failed or not int.from_bytes(buffer.raw[0:4], "little") & _STATX_BTIME:
+        return None
+    seconds = int.from_bytes(buffer.raw[80:88], "little", signed=True)
+    return seconds * 1_000_000_000 + int.from_bytes(buffer.raw[88:92], "little")
+
+
+def check_directory(path: str, create: bool, count: bool = False) -> dict[str, Any]:
+    """Look at one directory before the start: resolve it, create it, say whether it can be watched and written.
+
+    Args:
+        path: absolute path; symbolic links in it are resolved once, here.
+        create: whether a missing one is made.
+        count: whether the bytes that are there already are counted, at the price of a scan.
+
+    Returns:
+        `path` (resolved), `error` (one sentence or None), `free_bytes`, `free_inodes`, `created`.
+    """
+    resolved = os.path.realpath(path)
+    answer: dict[str, Any] = {"path": resolved, "error": None, "created": False}
+    try:
+        status = os.stat(resolved)
+    except FileNotFoundError:
+        if not create:
+            error_text = f"cache directory {path} does not exist: create it, or let it be created"
+            return answer | {"error": error_text, "missing": True}
+        try:
+            os.makedirs(resolved)
+        except OSError as error:
+            return answer | {"error": f"cache directory {path} cannot be created: {error.strerror}"}
+        answer["created"] = True
+        status = os.stat(resolved)
+    except OSError as error:
+        return answer | {"error": f"cache directory {path} cannot be read: {error.strerror}"}
+    if not stat.S_ISDIR(status.st_mode):
+        return answer | {"error": f"cache directory {path} is not a directory: name the directory the files go to"}
+    if not os.access(resolved, os.R_OK | os.X_OK):
+        return answer | {"error": f"cache directory {path} cannot be read: Permission denied"}
+    if not os.access(resolved, os.W_OK):
+        space = os.statvfs(resolved)
+        why = "its file system is read-only" if space.f_flag & os.ST_RDONLY else "Permission denied"
+        return answer | {"error": f"cache directory {path} cannot be written to: {why}"}
+    space = os.statvfs(resolved)
+    answer["present_bytes"] = measure([resolved], [])["bytes"] if count else 0
+    answer["free_bytes"] = space.f_bavail * space.f_frsize
+    answer["free_inodes"] = space.f_favail if space.f_files else None
+    return answer
+
+
+def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
+    """Count bytes, allocated bytes, files and directories in one scan, hard links once; keeps nothing."""
+    began = time.perf_counter()
+    linked: set[tuple[int, int]] = set()
+    size = blocks = files = 0
+
+    def visit(directory: str, rank: int, names: list[str], stats: list[os.stat_result]) -> None:
+        nonlocal size, blocks, files
+        for status in stats:
+            if status.st_nlink > 1:
+                key = (rank, status.st_ino)
+                if key in linked:
+                    continue
+                linked.add(key)
+            size += status.st_size
+            blocks += status.st_blocks
+            files += 1
+
+    walk = walk_directories(roots, ignore, visit)
+    return {
+        "bytes": size,
+        "allocated_bytes": blocks * 512,
+        "files": files,
+        "directories": walk.directories,
+        "errors": walk.errors,
+        "roots": [vars(root) for root in walk.roots],
+        "scan_s": time.perf_counter() - began,
+    }
+
+
+def main(fd: int) -> None:
+    """Serve requests on a connected stream socket until it ends.
+
+    Args:
+        fd: descriptor of the socket.
+    """
+    gc.disable()  # no cycles are made here, and walking the ledger's tuples costs a third of a scan
+    os.chdir("/")
+    server = ScanServer()
+    stream = os.fdopen(fd, "rb", buffering=65536)
+    for line in stream:
+        request = json.loads(line)
+        operation = request.pop("op")
+        try:
+            if operation == "begin":
+                answer = server.begin(**request)
+            elif operation == "scan":
+                answer = server.scan()
+            elif operation == "listing":
+                answer = server.listing(**request)
+            elif operation == "check":
+                answer = check_directory(**request)
+            elif operation == "measure":
+                answer = measure(**request)
+            elif operation == "clean":
+                answer = server.clean()
+            else:
+                answer = {"failure": f"unknown operation {operation!r}"}
+        except OSError as error:
+            answer = {"failure": error.strerror or str(error), "errno": error.errno}
+        except Exception as error:  # noqa: BLE001 - the other side turns it into a ScanError with this text
+            answer = {"failure": f"{type(error).__name__}: {error}"}
+        data = json.dumps(answer).encode() + b"\n"
+        while data:
+            data = data[os.write(fd, data) :]

@@ -1,0 +1,193 @@
+"""The scan process's client: a request with a deadline, an answer or a `ScanTimeout`; never a hang.
+
+A scanner that is stuck in the kernel is left alone, and no second one is started while it is.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect_cachewatch.errors import ScanError, ScanTimeout
+
+__all__ = ["DirectoryScanner", "package_parent", "spawn_helper"]
+
+MIN_DEADLINE_S = 10.0
+DEADLINE_FACTOR = 5.0
+
+
+def package_parent() -> str:
+    """Say which directory the package is imported from, for a helper started with `python -I -S`."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> subprocess.Popen[bytes]:
+    """Start a standard-library-only helper process of this package in a session of its own.
+
+    Args:
+        module: dotted module whose `main(fd)` is run.
+        fd: descriptor of its control socket.
+        pass_fds: every descriptor it inherits, `fd` included; nothing else is.
+        title: a word for process listings.
+
+    Returns:
+        The running process; its standard streams are /dev/null.
+    """
+    code = f"import sys;sys.path.append({package_parent()!r});from {module} import main;main({fd})"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, title],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=tuple(pass_fds),
+        start_new_session=True,
+        env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
+    )
+
+
+class DirectoryScanner:
+    """One scan process and the conversation with it; not thread-safe, one owner.
+
+    Args:
+        deadline_s: least time a scan may take before it counts as not answering.
+
+    Example:
+        >>> scanner = DirectoryScanner()
+        >>> scanner.request("check", path="/nonexistent/x", create=False)["error"][:15]
+        'cache directory'
+        >>> scanner.close()
+    """
+
+    def __init__(self, deadline_s: float = MIN_DEADLINE_S) -> None:
+        self._least_deadline_s = deadline_s
+        self.last_scan_s = 0.0
+        self.pending = False
+        self._buffer = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a scan may take: max(10 s, 5 x the last one)."""
+        return max(self._least_deadline_s, DEADLINE_FACTOR * self.last_scan_s)
+
+    @property
+    def pid(self) -> int | None:
+        """The scan process's pid, None before the first request."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start the process, if it is not there yet; does not wait for it."""
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = spawn_helper(
+                "prefect_cachewatch.measure.scan_process",
+                theirs.fileno(),
+                [theirs.fileno()],
+                "cachewatch-scanner",
+            )
+        ours.setblocking(False)
+        self._socket, self._buffer, self.pending = ours, b"", False
+
+    def send(self, operation: str, **arguments: Any) -> None:
+        """Send a request without waiting; only when none is pending."""
+        self.start()
+        assert self._socket is not None
+        if self.pending:
+            raise ScanTimeout("the scan process has not answered the last request yet")
+        data = json.dumps({"op": operation, **arguments}).encode() + b"\n"
+        try:
+            self._socket.setblocking(True)
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ScanError(f"the scan process ended: {error.strerror}") from error
+        finally:
+            self._socket.setblocking(False)
+        self.pending = True
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """Wait for the answer to the pending request.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ScanTimeout: not in time; the request stays pending and its answer may still come.
+            ScanError: the process ended, or says that it failed.
+        """
+        assert self._socket is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer:
+            # The socket is looked at before the clock: after a pause of this very process both may be ready.
+            left = max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([self._socket], [], [], left)
+            if not readable:
+                raise ScanTimeout(f"the cache directory did not answer within {timeout_s:.1f} s")
+            try:
+                chunk = self._socket.recv(1 << 18)
+            except BlockingIOError:
+                continue
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.pending = False
+                raise ScanError("the scan process ended unexpectedly")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        self.pending = False
+        answer: dict[str, Any] = json.loads(line)
+        if "failure" in answer:
+            raise ScanError(str(answer["failure"]), errno=answer.get("errno"))
+        if "scan_s" in answer:
+            self.last_scan_s = float(answer["scan_s"])
+        return answer
+
+    def request(self, operation: str, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Args:
+            operation: what to do: begin, scan, listing, check, clean.
+            timeout_s: the longest wait; default `deadline_s`.
+            arguments: of the operation.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ScanTimeout: not in time, or the last request is still unanswered.
+            ScanError: the process ended or failed.
+        """
+        self.send(operation, **arguments)
+        return self.receive(self.deadline_s if timeout_s is None else timeout_s)
+
+    def close(self) -> None:
+        """Let the process end; one that is stuck in the kernel is left to end when the kernel lets it."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        try:
+            process.wait(0.05 if self.pending else 1.0)
+        except subprocess.TimeoutExpired:
+            # In the kernel's D state: SIGKILL takes effect when the file system answers. Not waited for, by design.
+            process.returncode = -9
+            abandoned.append(process.pid)
+
+
+# Pids of scan processes that were stuck when they were left; for reports.
+abandoned: list[int] = []

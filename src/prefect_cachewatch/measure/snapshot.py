@@ -1,0 +1,232 @@
+"""One scan of the cache directories: every regular file's size, blocks and times.
+
+Standard library only, since it runs in the scan process. It walks by directory descriptor,
+follows no symbolic link and stays on one device; it keeps no history (see `ledger`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["RootScan", "StatLike", "Walk", "compile_ignore", "walk_directories"]
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
+_RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+_MAX_ERRORS = 20
+
+
+class StatLike(Protocol):
+    """What is read of an `os.stat_result`."""
+
+    @property
+    def st_ino(self) -> int: ...
+    @property
+    def st_nlink(self) -> int: ...
+    @property
+    def st_size(self) -> int: ...
+    @property
+    def st_blocks(self) -> int: ...
+    @property
+    def st_mtime_ns(self) -> int: ...
+    @property
+    def st_ctime_ns(self) -> int: ...
+
+
+# (directory path with a trailing slash, rank of its device, file names, their stat results)
+Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
+
+
+@dataclass(frozen=True)
+class RootScan:
+    """What became of one watched directory: its identity, or why it could not be read."""
+
+    path: str
+    device: int = 0
+    inode: int = 0
+    missing: bool = False
+    error: str | None = None
+
+
+@dataclass
+class Walk:
+    """One walk over all watched directories; what it saw of files went to the visitor."""
+
+    roots: list[RootScan] = field(default_factory=list)
+    directories: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def compile_ignore(globs: Iterable[str]) -> Callable[[str, str], bool] | None:
+    """Turn ignore globs into a test on (name, directory relative to the watched one).
+
+    Args:
+        globs: shell patterns; one with a slash is matched against the relative path, else the name.
+
+    Returns:
+        A function that is true for a file to ignore, or None where there is nothing to ignore.
+        Plain prefixes and suffixes cost no regex.
+
+    Example:
+        >>> compile_ignore(["*.log"])("run.log", "a/")
+        True
+    """
+    suffixes: list[str] = []
+    prefixes: list[str] = []
+    names: list[str] = []
+    paths: list[str] = []
+    for glob in globs:
+        special = re.search(r"[*?\[]", glob[1:-1]) is not None
+        if "/" in glob:
+            paths.append(fnmatch.translate(glob.removeprefix("/")))
+        elif glob.startswith("*") and not special and glob[-1:] not in ("*", "?", "]"):
+            suffixes.append(glob[1:])
+        elif glob.endswith("*") and not special and glob[:1] not in ("?", "[", "*"):
+            prefixes.append(glob[:-1])
+        else:
+            names.append(fnmatch.translate(glob))
+    ends, begins = tuple(suffixes), tuple(prefixes)
+    by_name = re.compile("|".join(names)).match if names else None
+    by_path = re.compile("|".join(paths)).match if paths else None
+    if not (ends or begins or by_name or by_path):
+        return None
+
+    def ignored(name: str, relative: str) -> bool:
+        return bool(
+            (ends and name.endswith(ends))
+            or (begins and name.startswith(begins))
+            or (by_name and by_name(name))
+            or (by_path and by_path(relative + name))
+        )
+
+    return ignored
+
+
+def walk_directories(roots: Sequence[str], ignore: Iterable[str], visit: Visit) -> Walk:
+    """Stat every regular file below some directories once, one directory at a time.
+
+    It changes the working directory of the process while it walks (a stat by bare name is the
+    fastest there is from Python) and ends in `/`: use it in the scan process.
+
+    Args:
+        roots: absolute paths of directories; none is followed if it is a symbolic link.
+        ignore: globs of files to leave out (see `compile_ignore`).
+        visit: called once a directory with its path, its device's rank, the names of its regular
+            files and their stat results. Memory stays that of the largest directory.
+
+    Returns:
+        What became of the roots. One that is missing or unreadable is said in its `RootScan`, an
+        unreadable directory below in `errors`; what vanishes during the walk is left out silently.
+
+    Example:
+        >>> walk_directories(["/proc/self/nowhere"], [], lambda *_: None).roots[0].missing
+        True
+    """
+    walk = Walk()
+    ignored = compile_ignore(ignore)
+    ranks: dict[int, int] = {}
+    for root in roots:
+        try:
+            fd = os.open(root, _OPEN_DIRECTORY)
+        except OSError as error:
+            walk.roots.append(RootScan(root, missing=error.errno in _RACES, error=os.strerror(error.errno or 0)))
+            continue
+        try:
+            status = os.fstat(fd)
+            rank = ranks.setdefault(status.st_dev, len(ranks))
+            _walk(fd, root.rstrip("/") + "/", status.st_dev, rank, ignored, visit, walk)
+        except OSError as error:
+            walk.roots.append(RootScan(root, error=os.strerror(error.errno or 0)))
+        else:
+            walk.roots.append(RootScan(root, status.st_dev, status.st_ino))
+    os.chdir("/")
+    return walk
+
+
+def _walk(
+    root_fd: int,
+    root: str,
+    device: int,
+    rank: int,
+    ignored: Callable[[str, str], bool] | None,
+    visit: Visit,
+    walk: Walk,
+) -> None:
+    # Depth first with one open descriptor a level; the descriptor pins the directory against renames and links.
+    stack: list[tuple[int, str, list[str]]] = []
+    opened = [root_fd]
+    try:
+        subdirectories = _visit_directory(root_fd, root, len(root), device, rank, ignored, visit, walk)
+        stack.append((root_fd, root, subdirectories))
+        while stack:
+            parent, here, pending = stack[-1]
+            if not pending:
+                stack.pop()
+                os.close(opened.pop())
+                continue
+            path = here + pending.pop()
+            try:
+                fd = os.open(path.rpartition("/")[2], _OPEN_DIRECTORY, dir_fd=parent)
+            except OSError as error:
+                _note(walk, path, error)
+                continue
+            opened.append(fd)
+            # A mount may have come between the stat and the open.
+            if os.fstat(fd).st_dev == device:
+                try:
+                    below = _visit_directory(fd, path + "/", len(root), device, rank, ignored, visit, walk)
+                except OSError as error:
+                    _note(walk, path, error)
+                    below = []
+                stack.append((fd, path + "/", below))
+            else:
+                os.close(opened.pop())
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _visit_directory(
+    fd: int,
+    here: str,
+    root_length: int,
+    device: int,
+    rank: int,
+    ignored: Callable[[str, str], bool] | None,
+    visit: Visit,
+    walk: Walk,
+) -> list[str]:
+    lstat = os.lstat
+    relative = here[root_length:]
+    names: list[str] = []
+    stats: list[os.stat_result] = []
+    subdirectories: list[str] = []
+    os.fchdir(fd)
+    walk.directories += 1
+    for name in os.listdir(fd):
+        try:
+            status = lstat(name)
+        except OSError as error:
+            _note(walk, here + name, error)
+            continue
+        kind = status.st_mode & 0o170000
+        if kind == 0o100000:
+            if ignored is None or not ignored(name, relative):
+                names.append(name)
+                stats.append(status)
+        elif kind == 0o040000 and status.st_dev == device:
+            subdirectories.append(name)
+    if names:
+        visit(here, rank, names, stats)
+    return subdirectories
+
+
+def _note(walk: Walk, path: str, error: OSError) -> None:
+    if error.errno not in _RACES and len(walk.errors) < _MAX_ERRORS:
+        walk.errors.append(f"{path}: {os.strerror(error.errno or 0)}")

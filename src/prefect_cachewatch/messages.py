@@ -1,0 +1,78 @@
+"""The sentences that say how a generation ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_cachewatch.stall import Verdict
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["describe_growth", "describe_stall", "signal_name"]
+
+
+def signal_name(number: int) -> str:
+    """Name a signal.
+
+    Example:
+        >>> signal_name(9)
+        'SIGKILL'
+    """
+    import signal  # noqa: PLC0415 - the name would hide the module's in this one
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe_growth(bytes_present: int, files_present: int, last_path: str | None = None) -> str:
+    """Say what there is: bytes, files, and the file that grew last.
+
+    Example:
+        >>> describe_growth(1159641170, 43, "/mnt/cache/layers.7.w2.tensorbin")
+        '1.08 GiB in 43 files; last growth layers.7.w2.tensorbin'
+    """
+    files = "1 file" if files_present == 1 else f"{files_present:,} files"
+    text = f"{format_bytes(bytes_present)} in {files}"
+    if last_path:
+        text += f"; last growth {for_terminal(last_path.rsplit('/', 1)[-1], 120)}"
+    return text
+
+
+def describe_stall(
+    verdict: Verdict, paths: Sequence[str], growth: str, *, problem: str | None = None, touched: bool = False
+) -> str:
+    """Say what was seen when an attempt was stopped, in one sentence.
+
+    Args:
+        verdict: a final one.
+        paths: the cache directories.
+        growth: from `describe_growth`.
+        problem: what the last failed scan said, for a directory that cannot be measured.
+        touched: whether files changed in place during the pause, without growing.
+
+    Returns:
+        One line, harmless for a terminal.
+    """
+    where = ", ".join(for_terminal(path) for path in paths)
+    window = format_duration(verdict.window_s)
+    tail = f" in {where} ({growth})."
+    if verdict.status == "deadline_exceeded":
+        return f"Tensor cache generation exceeded its time limit and was stopped{tail}"
+    if verdict.kind == "never_started":
+        return f"Tensor cache generation never started: no byte written within {window}{tail}"
+    if verdict.kind == "churning":
+        return f"Tensor cache generation stalled: files are written and deleted, but nothing is kept{tail}"
+    if verdict.kind == "cache_directory_missing":
+        return (
+            f"Tensor cache generation stalled: cache directory missing for {format_duration(verdict.pause_s)}: {where}."
+        )
+    if verdict.kind == "filesystem_unresponsive":
+        why = f" ({for_terminal(problem)})" if problem else ""
+        return (
+            f"Tensor cache generation stalled: {where} could not be measured for "
+            f"{format_duration(verdict.pause_s)}{why}."
+        )
+    hint = " Files change in place without growing: consider progress=any." if touched else ""
+    return f"Tensor cache generation stalled: no disk write activity detected for {window}{tail}{hint}"

@@ -1,0 +1,123 @@
+"""The listing of a cache directory as a report shows it: newest first, bounded, flagged. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+__all__ = ["TEMPORARY_PATTERNS", "DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
+
+TEMPORARY_PATTERNS = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete", "*.part", "*.crdownload")
+
+Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
+
+
+@dataclass(frozen=True)
+class ListingEntry:
+    """One file."""
+
+    #: Absolute path; undecodable bytes as surrogate escapes.
+    path: str
+    #: Apparent size.
+    size_bytes: int
+    #: Blocks on disk x 512.
+    allocated_bytes: int
+    #: Modification time, ISO 8601 in UTC.
+    modified_at: str
+    #: Seconds from the modification to the end of the attempt.
+    age_s: float
+    #: What is remarkable about it.
+    flags: list[Flag]
+
+
+@dataclass(frozen=True)
+class DirectoryTotal:
+    """Files of one directory that are not listed one by one."""
+
+    path: str
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of the cache directories, most recently modified first."""
+
+    #: All files, listed or not; a hard-linked file once.
+    total_files: int
+    #: Their apparent size.
+    total_bytes: int
+    #: Whether some files are only in `rest`.
+    truncated: bool
+    entries: list[ListingEntry]
+    #: Totals per directory of the files that are not in `entries`.
+    rest: list[DirectoryTotal]
+
+
+def build_listing(
+    raw: Mapping[str, Any],
+    *,
+    now_s: float,
+    finished: bool,
+    grown_since_scan: int,
+    patterns: Sequence[str] = TEMPORARY_PATTERNS,
+) -> Listing:
+    """Turn the scan process's listing into the report's.
+
+    Args:
+        raw: the answer of the scan process.
+        now_s: wall-clock time of the attempt's end.
+        finished: whether the generator ended by itself with exit code 0: then no file is suspected.
+        grown_since_scan: number of the first scan that lies in the last window of writing.
+        patterns: names of temporary files.
+
+    Returns:
+        The listing.
+    """
+    last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
+    entries = []
+    for entry in raw["entries"]:
+        name = entry["path"].rpartition("/")[2]
+        size, allocated = entry["size_bytes"], entry["allocated_bytes"]
+        temporary = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        flags: list[Flag] = []
+        # Whatever was written in the last scan that saw growth may have been cut in the middle.
+        if not finished and (temporary or (entry["grown_scan"] == last_scan and last_scan > 0)):
+            flags.append("suspect_partial")
+        if temporary:
+            flags.append("temporary")
+        if size == 0:
+            flags.append("empty")
+        if allocated < size * 0.9 and size - allocated > 65536:
+            flags.append("sparse")
+        if entry["grown_scan"] >= max(1, grown_since_scan):
+            flags.append("grew_in_window")
+        modified_s = entry["modified_ns"] / 1e9
+        entries.append(
+            ListingEntry(
+                path=entry["path"],
+                size_bytes=size,
+                allocated_bytes=allocated,
+                modified_at=_timestamp(modified_s),
+                age_s=round(now_s - modified_s, 3),
+                flags=flags,
+            )
+        )
+    rest = [DirectoryTotal(path=path, files=files, bytes=size) for path, files, size in raw["rest"]]
+    return Listing(
+        total_files=raw["total_files"],
+        total_bytes=raw["total_bytes"],
+        truncated=len(entries) < raw["total_files"],
+        entries=entries,
+        rest=rest,
+    )
+
+
+def _timestamp(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):  # a generator may stamp its files with anything
+        return f"{seconds:.0f}"

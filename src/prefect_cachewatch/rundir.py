@@ -1,0 +1,86 @@
+"""Where a run keeps its report and log: the user's state directory, apart from the cache it watches."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["make_run_directory", "prune_run_directories", "slugify", "state_home"]
+
+KEEP_RUNS = 200
+KEEP_S = 30 * 86400.0
+
+
+def state_home() -> Path:
+    """Say where state lies: `$CACHEWATCH_STATE`, else `$XDG_STATE_HOME/cachewatch`, else `~/.local/state/cachewatch`."""
+    if own := os.environ.get("CACHEWATCH_STATE"):
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "cachewatch"
+
+
+def slugify(name: str) -> str:
+    """Turn a name into lower-case letters, digits and dashes, as Prefect's artifact keys want it.
+
+    Example:
+        >>> slugify("Llama 3.1/70B (N300)")
+        'llama-3-1-70b-n300'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100].strip("-") or "cache"
+
+
+def make_run_directory(name: str, run_id: str) -> Path:
+    """Make the directory of one run, readable by its owner only, and prune old ones.
+
+    Args:
+        name: of the job.
+        run_id: of the run, unique.
+
+    Returns:
+        The directory.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    runs = state_home() / "generations"
+    path = runs / f"{slugify(name)}-{run_id}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prune_run_directories(runs)
+        path.mkdir(exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise InputError(
+            f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
+        ) from error
+    return path
+
+
+def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEEP_S) -> int:
+    """Remove run directories beyond a count or an age, oldest first.
+
+    Args:
+        runs: the directory of run directories.
+        keep: the most that are kept.
+        keep_s: the longest that one is kept, in seconds.
+
+    Returns:
+        How many were removed.
+    """
+    found = []
+    with os.scandir(runs) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    found.sort(reverse=True)
+    oldest_s = time.time() - keep_s
+    removed = 0
+    for rank, (modified_s, path) in enumerate(found):
+        if rank >= keep or modified_s < oldest_s:
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
+    return removed

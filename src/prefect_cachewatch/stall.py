@@ -1,0 +1,264 @@
+"""The stall rule: measurements in, verdict out. Pure; time comes in as an argument.
+
+Stall time is accumulated observed time, at most two polls a tick, so that a paused machine or a late
+scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
+is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.units import format_duration
+
+__all__ = ["Measurement", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
+
+Kind = Literal["no_growth", "never_started", "churning", "filesystem_unresponsive", "cache_directory_missing"]
+Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
+
+_EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
+_GAPS_BEFORE_LEARNING = 8
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One scan's counters in bytes; ages in seconds before the scan's end, None if nothing grew."""
+
+    bytes_written: int
+    allocated_written: int
+    bytes_kept: int = 0
+    allocated_kept: int = 0
+    newest_age_s: float | None = None
+    touched_age_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A pause that was longer than this generator's pauses so far, and when it ended, if it did."""
+
+    at_s: float
+    pause_s: float
+    message: str
+    cleared_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rule says after a measurement; `kind` only with status `stalled`."""
+
+    status: Status
+    kind: Kind | None = None
+    pause_s: float = 0.0
+    window_s: float = 0.0
+    suspicion: Suspicion | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.status in ("stalled", "deadline_exceeded")
+
+
+def effective_poll_s(policy: StallPolicy) -> float:
+    """Say how often to measure: the poll, or half the shortest window where that is less.
+
+    Args:
+        policy: windows and poll.
+
+    Returns:
+        Seconds.
+
+    Example:
+        >>> effective_poll_s(StallPolicy(stall_after_s=10, poll_s=15))
+        5.0
+    """
+    windows = [policy.stall_after_s, policy.first_write_within_s]
+    windows += [w for w in (policy.churn_after_s, policy.max_duration_s) if w is not None]
+    return min(policy.poll_s, min(windows) / 2)
+
+
+class StallRule:
+    """Judges one attempt; a stall is said within its window + one scan.
+
+    Args:
+        policy: the windows.
+        started_s: monotonic time at which the generator was started.
+
+    Example:
+        >>> rule = StallRule(StallPolicy(stall_after_s=10, first_write_within_s=10, poll_s=5), started_s=0)
+        >>> [rule.observe(t, t, Measurement(0, 0)).status for t in (5, 10)]
+        ['growing', 'stalled']
+    """
+
+    def __init__(self, policy: StallPolicy, started_s: float) -> None:
+        self.policy = policy
+        self.poll_s = effective_poll_s(policy)
+        self.started_s = started_s
+        self.pause_s = 0.0
+        self.longest_pause_s = 0.0
+        self.first_write_s: float | None = None
+        self.last_growth_s: float | None = None
+        self.suspicions: list[Suspicion] = []
+        self._gaps = 0
+        self._tick_s = started_s
+        self._observed_s = 0.0
+        self._progress = Measurement(0, 0)
+        self._blind_s = 0.0
+        self._blind_missing = False
+        self._churn_after_s = policy.churn_after_s or 4 * policy.stall_after_s
+        self._kept: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
+        self._floor = (0, 0)
+        self._kept_rose_s = self._churn_after_s / 2
+
+    @property
+    def window_s(self) -> float:
+        """The window in force: before the first byte, or the (perhaps extended) stall window."""
+        if self.first_write_s is None:
+            return self.policy.first_write_within_s
+        window = self.policy.stall_after_s
+        if self.policy.adaptive == "extend":
+            return min(4 * window, max(window, 3 * self.longest_pause_s))
+        return window
+
+    @property
+    def suspect_after_s(self) -> float:
+        """From 8 pauses on min(0.6 W, max(4 polls, 3 x the longest pause)), before that 0.6 W."""
+        limit = 0.6 * self.window_s
+        if self._gaps < _GAPS_BEFORE_LEARNING:
+            return limit
+        return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
+
+    def observe(self, began_s: float, ended_s: float, seen: Measurement) -> Verdict:
+        """Take in one full scan.
+
+        Args:
+            began_s: monotonic time at which the scan began.
+            ended_s: monotonic time at which it ended.
+            seen: its counters.
+
+        Returns:
+            The verdict.
+        """
+        credit = self._credit(began_s)
+        self._blind_s = 0.0
+        age_s = self._progress_age_s(seen)
+        if age_s is None:
+            self.pause_s += credit
+        else:
+            # Growth is dated by the file's own change time, within this tick: never before the last scan.
+            grew_s = min(max(ended_s - age_s, began_s - credit), ended_s)
+            self._note_progress(grew_s, self.pause_s + credit - max(0.0, began_s - grew_s), seen)
+            self.pause_s = max(0.0, began_s - grew_s)
+        if self._churning(seen, grown=age_s is not None):
+            return self._verdict("stalled", "churning")
+        if age_s is None and self.pause_s >= self.window_s - _EPSILON_S:
+            return self._verdict("stalled", "no_growth" if self.first_write_s is not None else "never_started")
+        return self._open_verdict(ended_s)
+
+    def observe_blind(self, now_s: float, tick_limit_s: float, missing: bool) -> Verdict:
+        """Take in that a scan failed or did not answer: neither bytes nor silence.
+
+        Args:
+            now_s: monotonic time.
+            tick_limit_s: the most that this tick may count, normally the scan's deadline.
+            missing: whether a cache directory is gone, rather than unreadable.
+
+        Returns:
+            The verdict; the time of blindness is never counted as a pause.
+        """
+        elapsed = max(0.0, now_s - self._tick_s)
+        self._tick_s = now_s
+        self._blind_s += min(elapsed, max(2 * self.poll_s, tick_limit_s + self.poll_s))
+        self._blind_missing = missing
+        limit = self.policy.unresponsive_after_s or self.policy.stall_after_s
+        if self._blind_s >= limit - _EPSILON_S:
+            return self._verdict("stalled", "cache_directory_missing" if missing else "filesystem_unresponsive")
+        return self._open_verdict(now_s)
+
+    def next_delay_s(self) -> float:
+        """Say how long after the last measurement's beginning the next one is due."""
+        due = [self.poll_s, self.window_s - self.pause_s]
+        if self._blind_s:
+            due = [
+                self.poll_s,
+                (self.policy.unresponsive_after_s or self.policy.stall_after_s) - self._blind_s,
+            ]
+        if self.policy.max_duration_s is not None:
+            due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
+        suspect_in = self.suspect_after_s - self.pause_s
+        if suspect_in > 0:
+            due.append(suspect_in)
+        return max(0.0, min(due))
+
+    def _credit(self, now_s: float) -> float:
+        elapsed = max(0.0, now_s - self._tick_s)
+        self._tick_s = now_s
+        credit = min(elapsed, 2 * self.poll_s)
+        if self._blind_s:  # what was blind until now has been counted as such
+            credit = min(credit, self.poll_s)
+        self._observed_s += credit
+        return credit
+
+    def _progress_age_s(self, seen: Measurement) -> float | None:
+        before, least = self._progress, self.policy.min_growth_bytes
+        if (
+            seen.bytes_written - before.bytes_written >= least
+            or seen.allocated_written - before.allocated_written >= least
+        ):
+            return seen.newest_age_s or 0.0
+        if self.policy.progress == "any":
+            return seen.touched_age_s
+        return None
+
+    def _note_progress(self, grew_s: float, gap_s: float, seen: Measurement) -> None:
+        if self.first_write_s is None:
+            self.first_write_s = grew_s
+        else:
+            self._gaps += 1
+            self.longest_pause_s = max(self.longest_pause_s, gap_s)
+        self.last_growth_s = grew_s
+        self._progress = seen
+        if self.suspicions and self.suspicions[-1].cleared_at_s is None:
+            last = self.suspicions[-1]
+            self.suspicions[-1] = Suspicion(last.at_s, last.pause_s, last.message, grew_s - self.started_s)
+
+    def _churning(self, seen: Measurement, grown: bool) -> bool:
+        # The least that was kept over the last half of the churn window: it rises while anything that is
+        # written stays for half a window, whatever comes and goes beside it, and however much was deleted before.
+        now, half = self._observed_s, self._churn_after_s / 2
+        self._kept.append((now, seen.bytes_kept, seen.allocated_kept))
+        while len(self._kept) > 1 and self._kept[1][0] <= now - half:
+            self._kept.popleft()
+        if now < half:
+            return False
+        floor = (min(k[1] for k in self._kept), min(k[2] for k in self._kept))
+        least = self.policy.min_growth_bytes
+        if floor[0] >= self._floor[0] + least or floor[1] >= self._floor[1] + least:
+            self._kept_rose_s, self._floor = now, floor
+        else:
+            self._floor = (min(floor[0], self._floor[0]), min(floor[1], self._floor[1]))
+        return grown and now - self._kept_rose_s >= half - _EPSILON_S
+
+    def _open_verdict(self, now_s: float) -> Verdict:
+        limit = self.policy.max_duration_s
+        if limit is not None and now_s - self.started_s >= limit - _EPSILON_S:
+            return self._verdict("deadline_exceeded")
+        if self.pause_s >= self.suspect_after_s - _EPSILON_S and not self._blind_s:
+            if not self.suspicions or self.suspicions[-1].cleared_at_s is not None:
+                self.suspicions.append(Suspicion(now_s - self.started_s, self.pause_s, self._why()))
+            return self._verdict("suspected")
+        return self._verdict("growing")
+
+    def _why(self) -> str:
+        text = f"no growth for {format_duration(self.pause_s)}"
+        if self.first_write_s is None:
+            return f"no byte written in {format_duration(self.pause_s)}; the first is due within {format_duration(self.window_s)}"
+        if self._gaps >= _GAPS_BEFORE_LEARNING:
+            return f"{text}; the longest pause so far was {format_duration(self.longest_pause_s)}"
+        return f"{text}; a stall after {format_duration(self.window_s)}"
+
+    def _verdict(self, status: Status, kind: Kind | None = None) -> Verdict:
+        suspicion = self.suspicions[-1] if status == "suspected" else None
+        pause_s = self._blind_s if kind in ("filesystem_unresponsive", "cache_directory_missing") else self.pause_s
+        return Verdict(status, kind, pause_s, self.window_s, suspicion)

@@ -1,0 +1,146 @@
+"""The two sides of a guarded attempt as Prefect tasks, and a monitor for work that somebody else does.
+
+`run_generator` and `monitor_growth` run side by side and share one `Watch`. They return states, so
+that what happened stands in the task's name; neither makes an API call while it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, Failed, State
+
+from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
+from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.messages import describe_growth, describe_stall
+from prefect_cachewatch.monitor import GrowthMonitor
+from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.stall import StallRule
+from prefect_cachewatch.watch import Watch
+
+__all__ = ["Attempt", "monitor_cache", "monitor_growth", "run_generator"]
+
+_START_TIMEOUT_S = 300.0
+
+
+class Attempt:
+    """What the two tasks of an attempt share: the watch, and whether it has been started.
+
+    Args:
+        watch: the attempt, not started yet.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.ready = threading.Event()
+        self.failure: CachewatchError | None = None
+
+    def start(self) -> None:
+        """Start the watch; a failure is kept for the flow."""
+        try:
+            self.watch.start()
+        except CachewatchError as error:
+            self.failure = error
+            raise
+        finally:
+            self.ready.set()
+
+
+@task(name="generate", cache_policy=NO_CACHE, persist_result=False)
+def run_generator(attempt: Attempt) -> State[Any]:
+    """Start the generator under guard and wait until nothing of it is left.
+
+    Args:
+        attempt: shared with `monitor_growth`.
+
+    Returns:
+        Completed; or Failed, named `Terminated` if it was stopped, `GeneratorFailed` if it failed by
+        itself, `Refused` if it could not be started.
+    """
+    logger = get_run_logger()
+    watch = attempt.watch
+    try:
+        attempt.start()
+    except CachewatchError as error:
+        return Failed(name="Refused", message=error.message)
+    assert watch.guard is not None
+    logger.info("generator started as pid %s under guard %s", watch.guard.pid, watch.guard.guard_pids)
+    report = watch.supervise()
+    if report.why == "exited":
+        if report.exit_code == 0:
+            return Completed(message="The generator ended with exit code 0.")
+        what = f"signal {report.signal}" if report.signal is not None else f"exit code {report.exit_code}"
+        return Failed(name="GeneratorFailed", message=f"The generator ended with {what}.")
+    return Failed(
+        name="Terminated",
+        message=f"The generator was stopped: its process tree was gone after {report.gone_after_s:.2f} s "
+        f"({len(report.terminated)} terminated, {len(report.killed)} killed, {len(report.survivors)} left).",
+    )
+
+
+@task(name="monitor", cache_policy=NO_CACHE, persist_result=False)
+def monitor_growth(attempt: Attempt) -> State[Any]:
+    """Measure the growth of an attempt's cache until it ends, and have it stopped on a stall.
+
+    Args:
+        attempt: shared with `run_generator`, which starts it.
+
+    Returns:
+        Completed; or Failed, named `StallDetected` if the attempt was stopped for its silence,
+        `DeadlineExceeded` if for its duration.
+    """
+    watch = attempt.watch
+    if not attempt.ready.wait(_START_TIMEOUT_S) or attempt.failure is not None:
+        return Completed(name="NotStarted", message="The generator was not started.")
+    watch.monitor()
+    verdict = watch.verdict
+    growth = watch.state.growth
+    summary = describe_growth(growth.bytes_present, growth.files_present, watch.state.last_path)
+    if verdict is None:
+        return Completed(message=f"{summary}; no stall.")
+    message = describe_stall(verdict, watch.site.paths, summary, problem=watch.state.problem)
+    return Failed(name="StallDetected" if verdict.status == "stalled" else "DeadlineExceeded", message=message)
+
+
+@task(name="monitor-cache", cache_policy=NO_CACHE, persist_result=False)
+def monitor_cache(
+    cache_dirs: Sequence[Path],
+    finished: threading.Event,
+    stall: StallPolicy | None = None,
+    on_stall: Callable[[str], None] | None = None,
+    ignore: Sequence[str] = DEFAULT_IGNORE,
+) -> State[Any]:
+    """Watch directories that somebody else's task writes to, until that work has finished.
+
+    Args:
+        cache_dirs: absolute paths; growth in any of them is progress.
+        finished: set by the caller when the work has ended.
+        stall: when silence is a stall.
+        on_stall: called once with the message, in this task's thread: stop the work here.
+        ignore: globs of files that never count.
+
+    Returns:
+        Completed with the growth in the message; or Failed, named `StallDetected`. A stall is said
+        within its window + one scan.
+
+    Raises:
+        CacheDirectoryError: a directory cannot be watched.
+    """
+    policy = stall or StallPolicy()
+    with CacheSite([Path(path) for path in cache_dirs], ignore=ignore, lock=False) as site:
+        baseline = site.begin()
+        monitor = GrowthMonitor(site, StallRule(policy, time.monotonic()), time.monotonic, baseline)
+        verdict = monitor.run(finished.wait, finished.is_set)
+        growth = describe_growth(monitor.growth.bytes_present, monitor.growth.files_present, monitor.last_path)
+        if not verdict.final:
+            return Completed(message=f"{growth}; no stall.")
+        message = describe_stall(verdict, site.paths, growth, problem=monitor.problem, touched=monitor.touched_in_pause)
+    if on_stall is not None:
+        on_stall(message)
+    return Failed(name="StallDetected", message=message)
