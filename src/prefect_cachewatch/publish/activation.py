@@ -103,12 +103,19 @@ def activate_build(
         return Activation(build_id, previous, folder.build_path(build_id), manifest)
 
 
-def roll_back(folder: CacheFolder, *, verify: str = "quick", now: Callable[[], float] = time.time) -> Activation:
+def roll_back(
+    folder: CacheFolder,
+    *,
+    verify: str = "quick",
+    expected: str | None = None,
+    now: Callable[[], float] = time.time,
+) -> Activation:
     """Make the build current again that was so before; twice goes back two steps.
 
     Args:
         folder: the open cache.
         verify: quick or full, before the switch; builds that are gone or not whole are passed over, and said.
+        expected: the build to go back from; where another is current, somebody has switched meanwhile.
         now: wall seconds.
 
     Returns:
@@ -123,6 +130,11 @@ def roll_back(folder: CacheFolder, *, verify: str = "quick", now: Callable[[], f
         if current is None:
             raise StoreError(
                 f"'{shown}' has no active build to roll back from: activate one with cachewatch store activate"
+            )
+        if expected is not None and current != expected:
+            raise StoreError(
+                f"'{shown}' is not rolled back from {expected}: {current} was made current meanwhile and stays so",
+                current=current,
             )
         history = read_history(folder)
         skipped: list[str] = []

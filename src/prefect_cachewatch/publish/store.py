@@ -250,10 +250,12 @@ class CacheStore:
                 build_id = last.build_id
             return activate_build(folder, check_build_id(build_id), verify=verify)
 
-    def rollback(self, name: str, *, verify: Literal["quick", "full"] = "quick") -> Activation:
+    def rollback(
+        self, name: str, *, verify: Literal["quick", "full"] = "quick", expected: str | None = None
+    ) -> Activation:
         """Make the build current that was so before; see `activation.roll_back`."""
         with open_folder(self.root, name) as folder:
-            return roll_back(folder, verify=verify)
+            return roll_back(folder, verify=verify, expected=expected)
 
     def gc(
         self,

@@ -87,6 +87,11 @@ class BuildTarget(ABC):
         return self.recipe.key
 
     @property
+    def checked(self) -> BuildTree | None:
+        """What was in the build when it was checked last."""
+        return self._checked
+
+    @property
     def manifest_path(self) -> str:
         """Where the manifest stands once it is published."""
         return f"{self.path}/{META_DIRECTORY}/{MANIFEST}"
@@ -257,7 +262,7 @@ class BuildTarget(ABC):
         findings: Sequence[Finding],
         growth: Mapping[str, Any] | None,
     ) -> Manifest:
-        assert self._checked is not None  # noqa: S101 - publish has looked
+        assert self._checked is not None
         python = ".".join(map(str, sys.version_info[:3]))
         return Manifest(
             name=self.name,
