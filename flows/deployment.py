@@ -12,15 +12,15 @@ from typing import Any
 
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed, Failed
-from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
-from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
 from prefect_cachewatch.health import HealthCheck
 from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.site import check_command
+from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
 
 __all__ = ["deploy_cache"]
 

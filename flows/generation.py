@@ -13,52 +13,71 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from prefect import flow, get_run_logger
 from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed, State
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
-from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.publication import collect_builds, publisher_of, verify_build
-from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.delivery import Delivery, Publication, describe_publication, growth_summary
+from prefect_cachewatch.delivery import Delivery, Publication
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.suspects import Suspect
-from prefect_cachewatch.report import (
-    Report,
-    build_report,
-    cached_report,
-    check_report_path,
-    suspected_paths,
-    write_report,
-)
+from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
 from prefect_cachewatch.retry import decide_retry
 from prefect_cachewatch.rundir import make_run_directory
+from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.stall import effective_poll_s
-from prefect_cachewatch.text import for_terminal, redact
+from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
+from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
 
-__all__ = ["CacheGenerationError", "GenerationSummary", "final_state", "generate_cache", "show_output"]
+__all__ = [
+    "CacheGenerationError",
+    "GenerationSummary",
+    "View",
+    "final_state",
+    "generate_cache",
+    "live_view",
+    "show_output",
+]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextVar[bool] = ContextVar("show_output", default=False)
 
 _TASKS_END_S = 20.0
+
+
+class View(Protocol):
+    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in a measurement."""
+
+    def clear(self) -> None:
+        """Leave the screen to somebody else for a moment."""
+
+    def close(self) -> None:
+        """Leave the screen."""
+
+
+# What shows an attempt in a terminal while it runs; the command sets it.
+live_view: ContextVar[View | None] = ContextVar("live_view", default=None)
 
 
 class CacheGenerationError(CachewatchError):
@@ -93,6 +112,8 @@ class _Inputs:
     run_dir: Path
     report: Path | None
     log: Path | None
+    bundle_dir: Path | None
+    bundle: bool
     logger: AnyLogger
     delivery: Delivery | None = None
 
@@ -105,6 +126,8 @@ def generate_cache(
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     report: Path | None = None,
     log: Path | None = None,
+    bundle_dir: Path | None = None,
+    bundle: bool = True,
     publish: PublishPolicy | None = None,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
@@ -116,19 +139,23 @@ def generate_cache(
         retry: Whether and when a failed attempt is made again.
         report: File for the last attempt's report as JSON, on the machine that runs the flow.
         log: File for the generator's output; default in the run directory.
+        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
+        bundle: Whether a post-mortem bundle is written.
         publish: How the finished cache is verified and published; without it, it is only generated.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
     try:
-        inputs = _prepare(job, stall, stop, report, log, logger, publish)
+        delivery = Delivery(job, publish) if publish is not None else None
+        inputs = _prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
         with contextlib.ExitStack() as stack:
-            if inputs.delivery is not None:
-                stack.enter_context(inputs.delivery)
-                if (cached := _cached(inputs)) is not None:
-                    return cached
-                inputs = _begin_delivery(inputs, clean=retry.on_retry == "clean")
-            job = inputs.job
+            if delivery is not None:
+                if (cached := find_cached(delivery, job)) is not None:
+                    return _cached(inputs, cached)
+                stack.enter_context(delivery)
+                clean = retry.on_retry == "clean"
+                job, told = begin_build(delivery, job, window_s=stall.stall_after_s, clean=clean, logger=logger)
+                inputs = replace(inputs, job=job, env=inputs.env | told)
             site = CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes)
             state = _run_attempts(inputs, stack.enter_context(site), retry)
     except InputError as error:
@@ -164,13 +191,14 @@ def _prepare(
     stop: StopPolicy,
     report: Path | None,
     log: Path | None,
+    bundle_dir: Path | None,
+    bundle: bool,
     logger: AnyLogger,
-    publish: PublishPolicy | None,
+    delivery: Delivery | None,
 ) -> _Inputs:
     """Check all that can be checked before anything is touched; raises InputError."""
-    if not job.cache_dirs and publish is None:
+    if not job.cache_dirs and delivery is None:
         raise InputError("the job has no cache_dirs: name the directory that must grow, or publish into a store")
-    delivery = Delivery(job, publish) if publish is not None else None
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
         try:
@@ -181,9 +209,9 @@ def _prepare(
             ) from error
         secrets[variable] = str(loaded.get())
     env = dict(os.environ) | job.env | secrets
-    check_command(job.command, env, str(job.cwd) if job.cwd else None)
-    if publish is not None and publish.check_command:
-        check_command(publish.check_command, env, str(job.cwd) if job.cwd else None)
+    for command in (job.command, delivery.policy.check_command if delivery else None):
+        if command:
+            check_command(command, env, str(job.cwd) if job.cwd else None)
     if report is not None:
         check_report_path(report)
     poll_s = effective_poll_s(stall)
@@ -196,67 +224,8 @@ def _prepare(
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
-    return _Inputs(job, stall, stop, env, tuple(secrets.values()), run_dir, report, log, logger, delivery)
-
-
-def _cached(inputs: _Inputs) -> State[Any] | None:
-    """The end of a run whose cache is whole already; None where it has to be generated."""
-    started_s = time.time()
-    assert inputs.delivery is not None
-    found = inputs.delivery.find_cached()
-    if found is None:
-        inputs.delivery.require_space()
-        return None
-    message = describe_publication(inputs.job.name, found)
-    report = cached_report(
-        found, name=inputs.job.name, command=inputs.job.command, message=message, started_s=started_s
-    )
-    _write(inputs, report, "report.json")
-    inputs.logger.info(message)
-    return Completed(name="Cached", message=message, data=_summary(inputs, [], found))
-
-
-def _begin_delivery(inputs: _Inputs, *, clean: bool) -> _Inputs:
-    """Take the build's directory; the job goes on with its path."""
-    delivery = inputs.delivery
-    assert delivery is not None
-    if not delivery.store:  # checked and made before the marker goes
-        CacheSite(inputs.job.cache_dirs, expected_bytes=inputs.job.expected_bytes).close()
-    removed = delivery.begin(clean=clean, window_s=inputs.stall.stall_after_s)
-    _log_suspects(inputs, removed)
-    inputs.logger.info("generating build %s at %s", delivery.target.build_id, delivery.target.path)
-    visible = {name: value for name, value in delivery.env.items() if name not in inputs.job.env_secrets}
-    return replace(inputs, job=delivery.job, env=inputs.env | visible)
-
-
-def _log_suspects(inputs: _Inputs, removed: Sequence[Suspect]) -> None:
-    if removed:
-        names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:5])
-        more = f" and {len(removed) - 5} more" if len(removed) > 5 else ""
-        inputs.logger.warning("removed %d files that may be cut, before resuming: %s%s", len(removed), names, more)
-
-
-def _deliver(inputs: _Inputs, outcomes: list[Outcome], report: Report) -> State[Any]:
-    """Verify, publish and activate what a completed attempt wrote."""
-    delivery = inputs.delivery
-    assert delivery is not None
-    verified: State[Any] = verify_build(delivery, inputs.env, inputs.secrets, return_state=True)
-    state = verified
-    if verified.is_completed():
-        growth = growth_summary(outcomes[-1], len(outcomes))
-        state = publisher_of(delivery)(delivery, growth, return_state=True)
-    done = delivery.publication or delivery.unfinished()
-    published = state.is_completed()
-    message = state.message or "the build was not published"
-    name = "completed" if published else "verification_failed"
-    _write(inputs, replace(report, outcome=name, message=message, publication=done), f"report-{report.attempt}.json")
-    if not published:
-        inputs.logger.error(message)
-        return Failed(name="VerificationFailed", message=message)
-    inputs.logger.info(message)
-    if done.current:
-        collect_builds(delivery)
-    return Completed(message=message, data=_summary(inputs, outcomes, done))
+    hidden = tuple({*secrets.values(), *secret_values(env)})
+    return _Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery)
 
 
 def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State[Any]:
@@ -271,7 +240,7 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
         if outcome.name == "completed":
             logger.info(outcome.message)
             if inputs.delivery is not None:
-                return _deliver(inputs, outcomes, report)
+                return _deliver(inputs, inputs.delivery, outcomes, report)
             return Completed(message=outcome.message, data=_summary(inputs, outcomes))
         logger.error(outcome.message)
         decision = decide_retry(retry, outcomes, start_bytes, inputs.stall.min_growth_bytes)
@@ -283,18 +252,48 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
             cleaned = site.clean()
             logger.info("removed %s files of the attempts so far", f"{cleaned['removed']:,}")
         elif inputs.delivery is not None:
-            _log_suspects(inputs, inputs.delivery.prepare_retry(inputs.stall.stall_after_s, suspected_paths(report)))
+            prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(pause_s))
         time.sleep(pause_s)
 
 
+def _cached(inputs: _Inputs, report: Report) -> State[Any]:
+    _write(inputs, report, "report.json")
+    inputs.logger.info(report.message)
+    return Completed(name="Cached", message=report.message, data=_summary(inputs, [], report.publication))
+
+
+def _deliver(inputs: _Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
+    state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report, inputs.logger)
+    _write(inputs, report, f"report-{report.attempt}.json")
+    if state.is_failed():
+        return state
+    return Completed(message=state.message, data=_summary(inputs, outcomes, report.publication))
+
+
 def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises."""
-    pump = OutputPump(inputs.log or inputs.run_dir / f"generator-{number}.log", pass_through=show_output.get())
-    watch = Watch(site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump)
+    view = live_view.get()
+    pump = OutputPump(
+        inputs.log or inputs.run_dir / f"generator-{number}.log",
+        pass_through=show_output.get(),
+        before_write=view.clear if view else None,
+    )
+    examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
+
+    def on_sample(watch: Watch) -> None:
+        examiner.sampled(watch)
+        if view is not None:
+            view.sampled(watch)
+
+    watch = Watch(
+        site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump,
+        on_sample=on_sample, before_stop=examiner.before_stop,
+    )  # fmt: skip
     attempt = Attempt(watch)
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S)
+    history = past_runs(history_path(inputs.job.name, site.paths))
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
@@ -311,15 +310,19 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> tuple[Outcome
         if watch.guard is not None and not watch.guard.gone.is_set():
             watch.cancel("the flow run was cancelled")
             watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
     if attempt.failure is not None:
         raise attempt.failure
     if watch.error is not None:
         raise watch.error
-    outcome = watch.finish()
-    return outcome, _report(inputs, outcome, pump, number)
+    if view is not None:
+        view.close()
+    outcome = examiner.conclude(watch, watch.finish())
+    return outcome, _report(inputs, outcome, examiner, pump, number)
 
 
-def _report(inputs: _Inputs, outcome: Outcome, pump: OutputPump, number: int) -> Report:
+def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:
     """Write the report to disk first, then publish; neither failure hides the outcome."""
     report: Report = build_report(
         outcome,
@@ -331,8 +334,16 @@ def _report(inputs: _Inputs, outcome: Outcome, pump: OutputPump, number: int) ->
     )
     if inputs.delivery is not None:
         report = replace(report, publication=inputs.delivery.unfinished())
+    report = examiner.write_bundle(report, pump)
     _write(inputs, report, f"report-{number}.json")
-    if outcome.name not in ("completed", "cancelled"):
+    if report.bundle is not None:
+        inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
+    emit_generation_event(*describe_end(report))
+    if outcome.name == "completed":
+        path = history_path(report.name, report.cache_dirs)
+        remember_run(path, report)
+        publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
+    elif outcome.name != "cancelled":
         publish_failure(report, inputs.logger)
     return report
 

@@ -5,6 +5,7 @@ Within a version fields are added, never renamed or removed; `docs/report.md` de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from prefect_cachewatch import __version__
 from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
+from prefect_cachewatch.postmortem.view import Diagnosis
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
 
@@ -141,6 +143,10 @@ class Report:
     log_tail: list[str]
     #: What else was noticed: log cut short, scanner started again, ...
     notes: list[str]
+    #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
+    diagnosis: Diagnosis | None = None
+    #: Directory of the post-mortem bundle; null if none was written.
+    bundle: str | None = None
     #: What became of the build; null without a store.
     publication: Publication | None = None
     cachewatch_version: str = __version__
@@ -323,12 +329,13 @@ def write_report(report: Report, path: Path) -> None:
         InputError: it cannot be written.
     """
     text = report_json(report)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text + "\n", encoding="ascii")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise InputError(f"report file {path} cannot be written: {error.strerror}") from error
 
 

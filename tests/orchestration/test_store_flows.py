@@ -17,10 +17,10 @@ import pytest
 from prefect import State
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
-from prefect_cachewatch.flows.deployment import deploy_cache
-from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.deployment import deploy_cache
+from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.health import HealthCheck
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
@@ -383,6 +383,7 @@ def test_a_server_that_stays_unwell_is_rolled_back_at_the_deadline(store: CacheS
 
 def test_the_store_tasks_work_in_a_flow_of_ones_own(store: CacheStore) -> None:
     from prefect import flow
+
     from prefect_cachewatch.tasks.store import (
         activate_cache,
         collect_cache,
