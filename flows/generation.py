@@ -3,16 +3,18 @@
 Per attempt two sibling tasks run side by side, `generate-N` and `monitor-N`. Attempts are made in
 the flow's body, so that each is a bar in the UI, and the flow ends by returning a state: Completed,
 or of type FAILED and named `Stalled`, `GeneratorFailed`, `FilesystemUnresponsive`,
-`DeadlineExceeded` or `Refused`.
+`DeadlineExceeded` or `Refused`. With a publish policy the cache is verified and published after it:
+Completed named `Cached` where it is whole already, `VerificationFailed` where the checks refuse it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -25,9 +27,12 @@ from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.delivery import Delivery, Publication
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
 from prefect_cachewatch.retry import decide_retry
 from prefect_cachewatch.rundir import make_run_directory
@@ -43,7 +48,15 @@ from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
 
-__all__ = ["CacheGenerationError", "GenerationSummary", "View", "generate_cache", "live_view", "show_output"]
+__all__ = [
+    "CacheGenerationError",
+    "GenerationSummary",
+    "View",
+    "final_state",
+    "generate_cache",
+    "live_view",
+    "show_output",
+]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextVar[bool] = ContextVar("show_output", default=False)
@@ -87,6 +100,7 @@ class GenerationSummary(BaseModel):
     longest_pause_s: float = Field(description="Its longest pause between two growths.")
     cache_dirs: list[str] = Field(description="The directories, resolved.")
     run_dir: str = Field(description="Where the report and the generator's log lie, on the machine that ran it.")
+    publication: Publication | None = Field(default=None, description="What became of the build; null without a store.")
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,7 @@ class _Inputs:
     bundle_dir: Path | None
     bundle: bool
     logger: AnyLogger
+    delivery: Delivery | None = None
 
 
 @flow(name="generate-cache", flow_run_name="{job.name}", validate_parameters=True)
@@ -114,6 +129,7 @@ def generate_cache(
     log: Path | None = None,
     bundle_dir: Path | None = None,
     bundle: bool = True,
+    publish: PublishPolicy | None = None,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -126,19 +142,40 @@ def generate_cache(
         log: File for the generator's output; default in the run directory.
         bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
         bundle: Whether a post-mortem bundle is written.
+        publish: How the finished cache is verified and published; without it, it is only generated.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
     try:
-        inputs = _prepare(job, stall, stop, report, log, bundle_dir, bundle, logger)
-        with CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes) as site:
-            state = _run_attempts(inputs, site, retry)
+        delivery = Delivery(job, publish) if publish is not None else None
+        inputs = _prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
+        with contextlib.ExitStack() as stack:
+            if delivery is not None:
+                if (cached := find_cached(delivery, job)) is not None:
+                    return _cached(inputs, cached)
+                stack.enter_context(delivery)
+                clean = retry.on_retry == "clean"
+                job, told = begin_build(delivery, job, window_s=stall.stall_after_s, clean=clean, logger=logger)
+                inputs = replace(inputs, job=job, env=inputs.env | told)
+            site = CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes)
+            state = _run_attempts(inputs, stack.enter_context(site), retry)
     except InputError as error:
         state = Failed(name="Refused", message=error.message)
-    return _final(state)
+    return final_state(state)
 
 
-def _final(state: State[Any]) -> State[Any]:
+def final_state(state: State[Any]) -> State[Any]:
+    """Give a state back to Prefect in the way that its own flow retries need.
+
+    Args:
+        state: how the run ended.
+
+    Returns:
+        The same state.
+
+    Raises:
+        CacheGenerationError: it is a failure, and Prefect is to run the flow again.
+    """
     # A returned Failed state is never retried by Prefect (in a worker it even crashes the run): where the user has
     # asked for flow retries, all runs but the last must raise.
     context = FlowRunContext.get()
@@ -158,8 +195,11 @@ def _prepare(
     bundle_dir: Path | None,
     bundle: bool,
     logger: AnyLogger,
+    delivery: Delivery | None,
 ) -> _Inputs:
     """Check all that can be checked before anything is touched; raises InputError."""
+    if not job.cache_dirs and delivery is None:
+        raise InputError("the job has no cache_dirs: name the directory that must grow, or publish into a store")
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
         try:
@@ -170,7 +210,9 @@ def _prepare(
             ) from error
         secrets[variable] = str(loaded.get())
     env = dict(os.environ) | job.env | secrets
-    check_command(job.command, env, str(job.cwd) if job.cwd else None)
+    for command in (job.command, delivery.policy.check_command if delivery else None):
+        if command:
+            check_command(command, env, str(job.cwd) if job.cwd else None)
     if report is not None:
         check_report_path(report)
     poll_s = effective_poll_s(stall)
@@ -184,7 +226,7 @@ def _prepare(
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
     hidden = tuple({*secrets.values(), *secret_values(env)})
-    return _Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger)
+    return _Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery)
 
 
 def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State[Any]:
@@ -192,12 +234,14 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
     start_bytes: int | None = None
     while True:
         number = len(outcomes) + 1
-        outcome = _run_attempt(inputs, site, number)
+        outcome, report = _run_attempt(inputs, site, number)
         outcomes.append(outcome)
         if start_bytes is None:
             start_bytes = outcome.samples[0].bytes_present if outcome.samples else 0
         if outcome.name == "completed":
             logger.info(outcome.message)
+            if inputs.delivery is not None:
+                return _deliver(inputs, inputs.delivery, outcomes, report)
             return Completed(message=outcome.message, data=_summary(inputs, outcomes))
         logger.error(outcome.message)
         decision = decide_retry(retry, outcomes, start_bytes, inputs.stall.min_growth_bytes)
@@ -208,12 +252,28 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
         if retry.on_retry == "clean":
             cleaned = site.clean()
             logger.info("removed %s files of the attempts so far", f"{cleaned['removed']:,}")
+        elif inputs.delivery is not None:
+            prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(pause_s))
         time.sleep(pause_s)
 
 
-def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
+def _cached(inputs: _Inputs, report: Report) -> State[Any]:
+    _write(inputs, report, "report.json")
+    inputs.logger.info(report.message)
+    return Completed(name="Cached", message=report.message, data=_summary(inputs, [], report.publication))
+
+
+def _deliver(inputs: _Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
+    state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report, inputs.logger)
+    _write(inputs, report, f"report-{report.attempt}.json")
+    if state.is_failed():
+        return state
+    return Completed(message=state.message, data=_summary(inputs, outcomes, report.publication))
+
+
+def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises."""
     view = live_view.get()
     pump = OutputPump(
@@ -260,11 +320,10 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
     if view is not None:
         view.close()
     outcome = examiner.conclude(watch, watch.finish())
-    _report(inputs, outcome, examiner, pump, number)
-    return outcome
+    return outcome, _report(inputs, outcome, examiner, pump, number)
 
 
-def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> None:
+def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:
     """Write the report to disk first, then publish; neither failure hides the outcome."""
     report: Report = build_report(
         outcome,
@@ -274,13 +333,10 @@ def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputP
         attempt=number,
         secrets=inputs.secrets,
     )
+    if inputs.delivery is not None:
+        report = replace(report, publication=inputs.delivery.unfinished())
     report = examiner.write_bundle(report, pump)
-    for path in (inputs.run_dir / f"report-{number}.json", inputs.report):
-        if path is not None:
-            try:
-                write_report(report, path)
-            except InputError as error:
-                inputs.logger.warning(error.message)
+    _write(inputs, report, f"report-{number}.json")
     if report.bundle is not None:
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
     emit_generation_event(*describe_end(report))
@@ -290,6 +346,16 @@ def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputP
         publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
     elif outcome.name != "cancelled":
         publish_failure(report, inputs.logger)
+    return report
+
+
+def _write(inputs: _Inputs, report: Report, name: str) -> None:
+    for path in (inputs.run_dir / name, inputs.report):
+        if path is not None:
+            try:
+                write_report(report, path)
+            except InputError as error:
+                inputs.logger.warning(error.message)
 
 
 def _state_name(outcome: Outcome) -> str:
@@ -298,17 +364,19 @@ def _state_name(outcome: Outcome) -> str:
     return {"stalled": "Stalled", "deadline_exceeded": "DeadlineExceeded"}.get(outcome.name, "GeneratorFailed")
 
 
-def _summary(inputs: _Inputs, outcomes: list[Outcome]) -> GenerationSummary:
-    last = outcomes[-1]
+def _summary(inputs: _Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:
+    last = outcomes[-1] if outcomes else None
+    found = publication if last is None else None
     return GenerationSummary(
         name=inputs.job.name,
         attempts=len(outcomes),
-        bytes_written=last.growth.bytes_written,
-        bytes_present=last.growth.bytes_present,
-        files_present=last.growth.files_present,
-        duration_s=round(last.duration_s, 3),
-        first_write_s=None if last.first_write_s is None else round(last.first_write_s, 3),
-        longest_pause_s=round(last.longest_pause_s, 3),
-        cache_dirs=list(last.paths),
+        bytes_written=last.growth.bytes_written if last else 0,
+        bytes_present=last.growth.bytes_present if last else found.total_bytes if found else 0,
+        files_present=last.growth.files_present if last else found.total_files if found else 0,
+        duration_s=round(last.duration_s, 3) if last else 0.0,
+        first_write_s=round(last.first_write_s, 3) if last and last.first_write_s is not None else None,
+        longest_pause_s=round(last.longest_pause_s, 3) if last else 0.0,
+        cache_dirs=list(last.paths) if last else [found.path] if found else [],
         run_dir=str(inputs.run_dir),
+        publication=publication,
     )

@@ -37,9 +37,10 @@ class CacheJob(_Input):
         description="The generator as an argument list, one entry a word; no shell reads it.",
     )
     cache_dirs: list[Path] = Field(
-        min_length=1,
+        default_factory=list,
         max_length=64,
-        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress.",
+        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress. "
+        "With a store the build's own directory is one without being named.",
     )
     env: dict[EnvName, str] = Field(
         default_factory=dict,
