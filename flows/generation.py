@@ -10,17 +10,13 @@ Completed named `Cached` where it is whole already, `VerificationFailed` where t
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import time
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
-from uuid import uuid4
+from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.blocks.system import Secret
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
@@ -29,24 +25,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery, Publication
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.flows.attempts import Inputs, View, live_view, prepare, run_attempt, show_output, write_reports
 from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry
-from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
+from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry
-from prefect_cachewatch.rundir import make_run_directory
-from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
-from prefect_cachewatch.site import CacheSite, check_command
-from prefect_cachewatch.stall import effective_poll_s
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
-from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
-from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.tasks.admission import Admission
 from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
-from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
-from prefect_cachewatch.watch import Outcome, Watch
+from prefect_cachewatch.watch import Outcome
 
 __all__ = [
     "CacheGenerationError",
@@ -57,28 +45,6 @@ __all__ = [
     "live_view",
     "show_output",
 ]
-
-# Whether the generator's output is copied to this process's own: the command does so, a worker does not.
-show_output: ContextVar[bool] = ContextVar("show_output", default=False)
-
-_TASKS_END_S = 20.0
-
-
-class View(Protocol):
-    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
-
-    def sampled(self, watch: Watch) -> None:
-        """Take in a measurement."""
-
-    def clear(self) -> None:
-        """Leave the screen to somebody else for a moment."""
-
-    def close(self) -> None:
-        """Leave the screen."""
-
-
-# What shows an attempt in a terminal while it runs; the command sets it.
-live_view: ContextVar[View | None] = ContextVar("live_view", default=None)
 
 
 class CacheGenerationError(CachewatchError):
@@ -103,22 +69,6 @@ class GenerationSummary(BaseModel):
     publication: Publication | None = Field(default=None, description="What became of the build; null without a store.")
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    job: CacheJob
-    stall: StallPolicy
-    stop: StopPolicy
-    env: dict[str, str]
-    secrets: tuple[str, ...]
-    run_dir: Path
-    report: Path | None
-    log: Path | None
-    bundle_dir: Path | None
-    bundle: bool
-    logger: AnyLogger
-    delivery: Delivery | None = None
-
-
 @flow(name="generate-cache", flow_run_name="{job.name}", validate_parameters=True)
 def generate_cache(
     job: CacheJob,
@@ -130,6 +80,8 @@ def generate_cache(
     bundle_dir: Path | None = None,
     bundle: bool = True,
     publish: PublishPolicy | None = None,
+    storage: str | None = None,
+    storage_slots: int | None = None,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -143,12 +95,16 @@ def generate_cache(
         bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
         bundle: Whether a post-mortem bundle is written.
         publish: How the finished cache is verified and published; without it, it is only generated.
+        storage: Storage that the cache lies on: each attempt waits for slots of the global concurrency limit of that name.
+        storage_slots: Slots that an attempt occupies; default what the flow plan-capacity stored, else 1.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
+    admission = Admission(storage, storage_slots, job.name)
     try:
+        admission.check()
         delivery = Delivery(job, publish) if publish is not None else None
-        inputs = _prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
+        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
         with contextlib.ExitStack() as stack:
             if delivery is not None:
                 if (cached := find_cached(delivery, job)) is not None:
@@ -158,9 +114,10 @@ def generate_cache(
                 job, told = begin_build(delivery, job, window_s=stall.stall_after_s, clean=clean, logger=logger)
                 inputs = replace(inputs, job=job, env=inputs.env | told)
             site = CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes)
-            state = _run_attempts(inputs, stack.enter_context(site), retry)
+            state = _run_attempts(inputs, stack.enter_context(site), retry, admission)
     except InputError as error:
         state = Failed(name="Refused", message=error.message)
+    admission.record(state, logger)
     return final_state(state)
 
 
@@ -186,56 +143,15 @@ def final_state(state: State[Any]) -> State[Any]:
     return state
 
 
-def _prepare(
-    job: CacheJob,
-    stall: StallPolicy,
-    stop: StopPolicy,
-    report: Path | None,
-    log: Path | None,
-    bundle_dir: Path | None,
-    bundle: bool,
-    logger: AnyLogger,
-    delivery: Delivery | None,
-) -> _Inputs:
-    """Check all that can be checked before anything is touched; raises InputError."""
-    if not job.cache_dirs and delivery is None:
-        raise InputError("the job has no cache_dirs: name the directory that must grow, or publish into a store")
-    secrets: dict[str, str] = {}
-    for variable, block in job.env_secrets.items():
-        try:
-            loaded: Any = Secret.load(block)
-        except ValueError as error:
-            raise InputError(
-                f"Prefect Secret block {block!r} (env_secrets.{variable}) does not exist: create it under Blocks in the UI"
-            ) from error
-        secrets[variable] = str(loaded.get())
-    env = dict(os.environ) | job.env | secrets
-    for command in (job.command, delivery.policy.check_command if delivery else None):
-        if command:
-            check_command(command, env, str(job.cwd) if job.cwd else None)
-    if report is not None:
-        check_report_path(report)
-    poll_s = effective_poll_s(stall)
-    if poll_s < stall.poll_s:
-        logger.info(
-            "the poll of %s does not fit twice into the shortest window: measuring every %s",
-            format_duration(stall.poll_s),
-            format_duration(poll_s),
-        )
-    context = FlowRunContext.get()
-    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
-    run_dir = make_run_directory(job.name, run_id)
-    hidden = tuple({*secrets.values(), *secret_values(env)})
-    return _Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery)
-
-
-def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State[Any]:
+def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission: Admission) -> State[Any]:
     logger, outcomes = inputs.logger, list[Outcome]()
     start_bytes: int | None = None
     while True:
         number = len(outcomes) + 1
-        outcome, report = _run_attempt(inputs, site, number)
+        with admission.slots(logger):  # given back during the backoff
+            outcome, report = run_attempt(inputs, site, number)
         outcomes.append(outcome)
+        admission.outcomes.append(outcome)
         if start_bytes is None:
             start_bytes = outcome.samples[0].bytes_present if outcome.samples else 0
         if outcome.name == "completed":
@@ -259,103 +175,18 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
         time.sleep(pause_s)
 
 
-def _cached(inputs: _Inputs, report: Report) -> State[Any]:
-    _write(inputs, report, "report.json")
+def _cached(inputs: Inputs, report: Report) -> State[Any]:
+    write_reports(inputs, report, "report.json")
     inputs.logger.info(report.message)
     return Completed(name="Cached", message=report.message, data=_summary(inputs, [], report.publication))
 
 
-def _deliver(inputs: _Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
+def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
     state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report, inputs.logger)
-    _write(inputs, report, f"report-{report.attempt}.json")
+    write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state
     return Completed(message=state.message, data=_summary(inputs, outcomes, report.publication))
-
-
-def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
-    """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises."""
-    view = live_view.get()
-    pump = OutputPump(
-        inputs.log or inputs.run_dir / f"generator-{number}.log",
-        pass_through=show_output.get(),
-        before_write=view.clear if view else None,
-    )
-    examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
-
-    def on_sample(watch: Watch) -> None:
-        examiner.sampled(watch)
-        if view is not None:
-            view.sampled(watch)
-
-    watch = Watch(
-        site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump,
-        on_sample=on_sample, before_stop=examiner.before_stop,
-    )  # fmt: skip
-    attempt = Attempt(watch)
-    history = past_runs(history_path(inputs.job.name, site.paths))
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
-    futures = []
-    try:
-        futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
-        futures.append(monitor_growth.with_options(task_run_name=f"monitor-{number}").submit(attempt))
-        attempt.ready.wait()
-        if attempt.failure is None:
-            reporter.start()
-        for future in futures:
-            future.wait()
-    finally:
-        # Also the way out of a cancellation, which arrives here as a TerminationSignal: the flow process does not
-        # leave before the tree has gone, and a tree that will not go holds it for no longer than this.
-        reporter.close()
-        if watch.guard is not None and not watch.guard.gone.is_set():
-            watch.cancel("the flow run was cancelled")
-            watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
-        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
-            future.wait(_TASKS_END_S)
-    if attempt.failure is not None:
-        raise attempt.failure
-    if watch.error is not None:
-        raise watch.error
-    if view is not None:
-        view.close()
-    outcome = examiner.conclude(watch, watch.finish())
-    return outcome, _report(inputs, outcome, examiner, pump, number)
-
-
-def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:
-    """Write the report to disk first, then publish; neither failure hides the outcome."""
-    report: Report = build_report(
-        outcome,
-        name=inputs.job.name,
-        command=inputs.job.command,
-        log_tail=[redact(line, inputs.secrets) for line in pump.tail_lines(50)],
-        attempt=number,
-        secrets=inputs.secrets,
-    )
-    if inputs.delivery is not None:
-        report = replace(report, publication=inputs.delivery.unfinished())
-    report = examiner.write_bundle(report, pump)
-    _write(inputs, report, f"report-{number}.json")
-    if report.bundle is not None:
-        inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
-    emit_generation_event(*describe_end(report))
-    if outcome.name == "completed":
-        path = history_path(report.name, report.cache_dirs)
-        remember_run(path, report)
-        publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
-    elif outcome.name != "cancelled":
-        publish_failure(report, inputs.logger)
-    return report
-
-
-def _write(inputs: _Inputs, report: Report, name: str) -> None:
-    for path in (inputs.run_dir / name, inputs.report):
-        if path is not None:
-            try:
-                write_report(report, path)
-            except InputError as error:
-                inputs.logger.warning(error.message)
 
 
 def _state_name(outcome: Outcome) -> str:
@@ -364,7 +195,7 @@ def _state_name(outcome: Outcome) -> str:
     return {"stalled": "Stalled", "deadline_exceeded": "DeadlineExceeded"}.get(outcome.name, "GeneratorFailed")
 
 
-def _summary(inputs: _Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:
+def _summary(inputs: Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:
     last = outcomes[-1] if outcomes else None
     found = publication if last is None else None
     return GenerationSummary(

@@ -41,6 +41,7 @@ NOT_PUBLISHED = 1
 @click.option(
     "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
 )
+@click.option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 @click.option("--name", help="Name of the job; default the cache directory's.")
 @publish_options
 @guard_options
@@ -68,7 +69,7 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
         pass
     return run_flow(
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
-        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"],
+        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
     )  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def run_flow(
     show: bool = True,
     bundle_dir: Path | None = None,
     bundle: bool = True,
+    storage: str | None = None,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -100,6 +102,7 @@ def run_flow(
         show: whether the generator's output is passed through.
         bundle_dir: where the post-mortem of a stall goes.
         bundle: whether one is written.
+        storage: storage whose concurrency limit admits the attempts.
 
     Returns:
         As `cachewatch exec`; 1 when the checks refuse what was generated.
@@ -134,6 +137,7 @@ def run_flow(
                 log=log.absolute() if log else None,
                 bundle_dir=bundle_dir.absolute() if bundle_dir else None,
                 bundle=bundle,
+                storage=storage,
                 return_state=True,
             )
         finally:
