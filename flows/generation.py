@@ -19,13 +19,9 @@ from uuid import uuid4
 
 from prefect import flow, get_run_logger
 from prefect.blocks.system import Secret
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Completed, Failed, State
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
-from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
-from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
+from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
@@ -38,6 +34,11 @@ from prefect_cachewatch.rundir import make_run_directory
 from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.stall import effective_poll_s
+from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
 from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
@@ -142,7 +143,7 @@ def _final(state: State[Any]) -> State[Any]:
     # asked for flow retries, all runs but the last must raise.
     context = FlowRunContext.get()
     if state.is_failed() and context is not None and context.flow_run is not None:
-        retries = context.flow.retries or 0
+        retries = (context.flow.retries if context.flow else None) or 0
         if context.flow_run.run_count <= retries:
             raise CacheGenerationError(f"{state.name}: {state.message}")
     return state
@@ -233,7 +234,7 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
     )  # fmt: skip
     attempt = Attempt(watch)
     history = past_runs(history_path(inputs.job.name, site.paths))
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, number, history)
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
@@ -250,6 +251,8 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
         if watch.guard is not None and not watch.guard.gone.is_set():
             watch.cancel("the flow run was cancelled")
             watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
     if attempt.failure is not None:
         raise attempt.failure
     if watch.error is not None:

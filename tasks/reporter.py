@@ -13,11 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect_cachewatch.tasks.artifacts import AnyLogger
-from prefect_cachewatch.tasks.events import emit_generation_event
 
 from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.runhistory import PastRun
+from prefect_cachewatch.tasks.artifacts import AnyLogger
+from prefect_cachewatch.tasks.events import emit_generation_event
 from prefect_cachewatch.text import for_markdown, for_terminal, redact
 from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Watch

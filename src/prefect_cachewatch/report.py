@@ -5,6 +5,7 @@ Within a version fields are added, never renamed or removed; `docs/report.md` de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -265,12 +266,13 @@ def write_report(report: Report, path: Path) -> None:
         InputError: it cannot be written.
     """
     text = report_json(report)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text + "\n", encoding="ascii")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise InputError(f"report file {path} cannot be written: {error.strerror}") from error
 
 

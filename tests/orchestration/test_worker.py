@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.orchestration.conftest import BIN, Server, alive, end, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +134,9 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
 def test_a_served_flow_runs_and_can_be_cancelled(server: Server, tmp_path: Path) -> None:
     script = tmp_path / "serve.py"
     script.write_text(
-        "from prefect_cachewatch.flows.generation import generate_cache\ngenerate_cache.serve(name='served', pause_on_shutdown=False)\n"
+        "from prefect_cachewatch.flows.generation import generate_cache\n"
+        "if __name__ == '__main__':  # serve starts each run by importing this file anew\n"
+        "    generate_cache.serve(name='served', pause_on_shutdown=False)\n"
     )
     log = (tmp_path / "serve.log").open("wb")
     serving = subprocess.Popen([sys.executable, script], env=server.env, cwd=tmp_path, stdout=log, stderr=log)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options import check_log_path, guard_options, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.examination import Examiner, secret_values
@@ -32,16 +32,18 @@ _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "126 not executable; 127 not found; 128+N if signal N ended it."
 ))  # fmt: skip
 @guard_options
-@click.pass_context
-def command(context: click.Context, **options: Any) -> int:
+def command(**options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     job, stall, stop = job_from(None, options), stall_from(options), stop_from(options)
     report_path: Path | None = options["report"]
     if report_path is not None:
         check_report_path(report_path)
+    if options["log"] is not None:
+        check_log_path(options["log"], job)
     env = dict(os.environ) | job.env
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     progress = ProgressLine(options["quiet"])
+    context = click.get_current_context()
     note = poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE)
     if note and not options["quiet"]:
         print(f"cachewatch: {note}", file=sys.stderr)
@@ -111,6 +113,9 @@ def _cancel_on_signals(watch: Watch) -> list[int]:
 
     def cancel(number: int, frame: object) -> None:
         received.append(number)
+        if watch.guard is None:  # still measuring the start: nothing is running that would have to be stopped
+            print(f"cachewatch: {signal.Signals(number).name} before the generator was started", file=sys.stderr)
+            raise SystemExit(128 + number)
         watch.cancel(signal.Signals(number).name, 0.0 if len(received) > 1 else None)
 
     for number in _CANCELLING:

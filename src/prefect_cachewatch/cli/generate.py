@@ -92,6 +92,8 @@ def run_flow(
     """
     # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # Prefect gives a temporary server 20 s, which a busy machine with two cores does not always make.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if quiet:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     check_api()

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from prefect_cachewatch.measure.snapshot import StatLike
 
-__all__ = ["FileRecord", "Growth", "Ledger"]
+__all__ = ["AgeClock", "FileRecord", "Growth", "Ledger"]
 
 # Deleted paths whose high-water is remembered. Beyond it the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000
+_STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 
 class FileRecord(NamedTuple):
@@ -36,6 +37,8 @@ class FileRecord(NamedTuple):
     written_bytes: int
     written_blocks: int
     grown_scan: int
+    original: bool
+    """Whether it stood there at the start and nothing of it has been counted."""
 
     @property
     def path(self) -> str:
@@ -124,6 +127,9 @@ class Ledger:
                 seen[key] = _PENDING
                 fresh.append((key, directory, name, status))
             elif record.changed_ns == status.st_ctime_ns and record.size_bytes == size and record.blocks == blocks:
+                if record.directory != directory and status.st_nlink == 1:
+                    # A directory above was renamed, which changes no time of the file.
+                    record = record._replace(directory=directory, name=name)
                 seen[key] = record
                 self._old_count += 1
             elif self._is_another_file(record, directory, name, status):
@@ -185,17 +191,16 @@ class Ledger:
         high, high_blocks = self._retired.pop(directory + name, (0, 0))
         if self.scans == 0:
             high, high_blocks = max(high, status.st_size), max(high_blocks, status.st_blocks)
-        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1)
+        original = self.scans == 0
+        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1, original)
         return self._changed(empty, directory, name, status)
 
     def _changed(self, record: FileRecord, directory: str, name: str, status: StatLike) -> FileRecord:
         size, blocks = status.st_size, status.st_blocks
         high_bytes, high_blocks = record.high_bytes, record.high_blocks
         # What stood here at the start was never counted: if it is cut off and written anew, that is growth, once.
-        if record.written_bytes == 0 and size < record.size_bytes:
-            high_bytes = size
-        if record.written_blocks == 0 and blocks < record.blocks and size < record.size_bytes:
-            high_blocks = blocks
+        if record.original and size < record.size_bytes:
+            high_bytes, high_blocks = size, blocks
         grown = max(0, size - high_bytes)
         grown_blocks = max(0, blocks - high_blocks)
         has_grown = grown > 0 or grown_blocks > 0
@@ -208,6 +213,7 @@ class Ledger:
             status.st_mtime_ns, status.st_ctime_ns,
             record.written_bytes + grown, record.written_blocks + grown_blocks,
             self.scans if has_grown else record.grown_scan,
+            record.original and not has_grown,
         )  # fmt: skip
         if has_grown:
             self._grown_bytes += grown
@@ -222,13 +228,41 @@ class Ledger:
         self._bytes_kept -= record.written_bytes
         self._blocks_kept -= record.written_blocks
         self._retired.pop(record.path, None)
-        # The part that stood here at the start was never counted, and may be written anew.
-        self._retired[record.path] = (
-            record.high_bytes if record.written_bytes else 0,
-            record.high_blocks if record.written_blocks else 0,
-        )
+        if not record.original:  # what stood here at the start was never counted, and may be written anew
+            self._retired[record.path] = (record.high_bytes, record.high_blocks)
         if len(self._retired) > _RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
 
 
-_PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1)
+class AgeClock:
+    """Turns change times into ages; after a step of the wall clock an age is unknown, and taken as 0.
+
+    Example:
+        >>> clock = AgeClock()
+        >>> clock.ages_s(10**9, 0, [None]), clock.ages_s(3 * 10**9, 2 * 10**9, [10**9])
+        ([None], [2.0])
+        >>> clock.ages_s(3_603 * 10**9, 2 * 10**9, [10**9])
+        [0.0]
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+
+    def ages_s(self, wall_ns: int, monotonic_ns: int, changed_ns: Sequence[int | None]) -> list[float | None]:
+        """Say how long ago files changed.
+
+        Args:
+            wall_ns: the wall clock now, nanoseconds.
+            monotonic_ns: the monotonic clock now, nanoseconds.
+            changed_ns: change times by the wall clock; None where there is none.
+
+        Returns:
+            Seconds, in the same order.
+        """
+        offset_ns = wall_ns - monotonic_ns
+        stepped = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        self._offset_ns = offset_ns
+        return [None if t is None else 0.0 if stepped else (wall_ns - t) / 1e9 for t in changed_ns]
+
+
+_PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1, False)

@@ -14,9 +14,10 @@ import json
 import os
 import stat
 import time
+from operator import itemgetter
 from typing import Any
 
-from prefect_cachewatch.measure.ledger import FileRecord, Growth, Ledger
+from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Growth, Ledger
 from prefect_cachewatch.measure.snapshot import Walk, walk_directories
 
 __all__ = ["main"]
@@ -35,6 +36,7 @@ class ScanServer:
         self.origin: frozenset[int] | None = None
         self.origin_directories: frozenset[str] = frozenset()
         self.ledger = Ledger(birth_ns)
+        self.age_clock = AgeClock()
 
     def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
         self.roots, self.ignore = roots, ignore
@@ -56,7 +58,7 @@ class ScanServer:
         return self._answer(self.ledger.end(), walk, began)
 
     def _answer(self, growth: Growth | None, walk: Walk, began: float) -> dict[str, Any]:
-        now_ns = time.time_ns()
+        wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         answer: dict[str, Any] = {
             "roots": [vars(root) for root in walk.roots],
             "directories": walk.directories,
@@ -66,9 +68,8 @@ class ScanServer:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
             answer["growth"] = vars(growth)
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
-            for name in ("newest_changed_ns", "touched_ns"):
-                value = getattr(growth, name)
-                answer[name.removesuffix("_ns") + "_age_s"] = None if value is None else (now_ns - value) / 1e9
+            ages_s = self.age_clock.ages_s(wall_ns, monotonic_ns, [growth.newest_changed_ns, growth.touched_ns])
+            answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
         return answer
 
@@ -76,22 +77,21 @@ class ScanServer:
         records = self.ledger.files.values()
         newest = heapq.nlargest(limit, records, key=lambda record: record.modified_ns)
         shown = {id(record) for record in newest}
-        rest: dict[str, list[int]] = {}
+        rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
         for record in records:
             total += record.size_bytes
             allocated += record.blocks * 512
             if id(record) not in shown:
-                totals = rest.setdefault(record.directory, [0, 0])
-                totals[0] += 1
-                totals[1] += record.size_bytes
+                files, size = rest.get(record.directory, (0, 0))
+                rest[record.directory] = (files + 1, size + record.size_bytes)
         return {
             "total_files": len(records),
             "total_bytes": total,
             "allocated_bytes": allocated,
             "scan": self.ledger.scans - 1,
             "entries": [_entry(record) for record in newest],
-            "rest": sorted(([d, n, b] for d, (n, b) in rest.items()), key=lambda row: -row[2])[:limit],
+            "rest": heapq.nlargest(limit, ((d, n, b) for d, (n, b) in rest.items()), key=itemgetter(2)),
         }
 
     def clean(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class ScanServer:
 
 
 def _directories(roots: list[str]) -> list[str]:
-    found = []
+    found: list[str] = []
     for root in roots:
         for directory, names, _ in os.walk(root, followlinks=False):
             found.extend(os.path.join(directory, name) for name in names)
@@ -226,7 +226,7 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
             blocks += status.st_blocks
             files += 1
 
-    walk = walk_directories(roots, ignore, visit)
+    walk = walk_directories([os.path.realpath(root) for root in roots], ignore, visit)
     return {
         "bytes": size,
         "allocated_bytes": blocks * 512,

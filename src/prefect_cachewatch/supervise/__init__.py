@@ -1,3 +1,6 @@
-"""Who owns the tree: the guard process (`guard`), its client (`client`), readings from /proc (`proc`)."""
+"""Who owns the tree: the guard process (`guard`), its client (`client`), readings from /proc (`proc`).
 
-__all__ = ["client", "guard", "proc"]
+`run_files` keeps the state files of running guards, `janitor` clears up after runs whose guards have died.
+"""
+
+__all__ = ["client", "guard", "janitor", "proc", "run_files"]

@@ -7,9 +7,9 @@ blocks for longer than it is told to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -20,11 +20,19 @@ from typing import Any
 
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
-from prefect_cachewatch.supervise.proc import find_by_cookie, send_signal
+from prefect_cachewatch.supervise.janitor import stop_leftovers
+from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
+from prefect_cachewatch.text import for_terminal
 
 __all__ = ["GuardClient", "StopReport"]
 
 _START_TIMEOUT_S = 30.0
+_EXEC_HINTS = {
+    errno.ENOENT: "the interpreter that its first line names is missing",
+    errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
+    errno.EACCES: "chmod +x it, or see whether its file system is mounted noexec",
+    errno.E2BIG: "its arguments and environment together are too long",
+}
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,13 @@ class GuardClient:
         self.leader_exit: tuple[int | None, int | None] | None = None
         self.gone = threading.Event()
         self.report: StopReport | None = None
+        self.notes: list[str] = []
         self._frozen = threading.Event()
         self._frozen_pids: list[int] = []
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
-        self._configuration = {
+        self._state_path: str | None = None
+        self._configuration: dict[str, Any] = {
             "argv": list(argv),
             "env": dict(env),
             "cwd": cwd,
@@ -103,16 +113,23 @@ class GuardClient:
             CommandError: the command could not be executed; nothing is left running.
             GuardError: the guard did not start.
         """
+        state_fd = self._open_state()
         ours, theirs = socket.socketpair()
+        argv, cwd = list(self._configuration["argv"]), str(self._configuration["cwd"])
         stdio, hold = self._configuration["stdio"], self._configuration["hold"]
-        assert isinstance(stdio, list) and isinstance(hold, list)
-        with theirs:
-            self._process = spawn_helper(
-                "prefect_cachewatch.supervise.guard",
-                theirs.fileno(),
-                sorted({theirs.fileno(), *stdio, *hold}),
-                "cachewatch-guard",
-            )
+        own = [] if state_fd is None else [state_fd]
+        self._configuration["state"] = [state_fd, self._state_path] if own else None
+        try:
+            with theirs:
+                self._process = spawn_helper(
+                    "prefect_cachewatch.supervise.guard",
+                    theirs.fileno(),
+                    sorted({theirs.fileno(), *stdio, *hold, *own}),
+                    "cachewatch-guard",
+                )
+        finally:
+            for fd in own:  # the guards alone hold the lock: it falls when both have died
+                os.close(fd)
         self._socket = ours
         try:
             ours.sendall(json.dumps(self._configuration).encode() + b"\n")
@@ -124,14 +141,20 @@ class GuardClient:
         if not self._started.wait(_START_TIMEOUT_S):
             self.close()
             raise GuardError(f"the guard process did not start the command within {_START_TIMEOUT_S:.0f} s")
+        if self.pid is None and self._failure is None:
+            self.close()
+            raise GuardError("the guard process ended before it had started the command")
         if self._failure is not None:
             self.close()
             number, step = self._failure
-            reason = os.strerror(number)
+            reason, shown = os.strerror(number), for_terminal(argv[0])
             if step == "cwd":
-                raise CommandError(f"the working directory cannot be entered: {reason}", exit_code=125)
+                raise CommandError(
+                    f"the working directory {for_terminal(cwd)} cannot be entered: {reason}", exit_code=125
+                )
             code = 127 if number == 2 else 126
-            raise CommandError(f"the command cannot be executed: {reason}", exit_code=code)
+            hint = _EXEC_HINTS.get(number, "check it by hand")
+            raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
 
     def wait(self, timeout_s: float) -> StopReport | None:
         """Wait until the tree is gone.
@@ -179,9 +202,12 @@ class GuardClient:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(2)
             self._process.returncode = self._process.returncode or 0
+        if self.report is not None and not self.report.survivors:
+            self._remove_state()  # its keeper, the outer guard, may have been the one that died
 
     def _command(self, command: dict[str, Any]) -> None:
-        if self._socket is not None and not self.gone.is_set():
+        # Before the command has started, a line would be read as a part of the configuration.
+        if self._socket is not None and self._started.is_set() and not self.gone.is_set():
             with contextlib.suppress(OSError):  # the guard has gone: the reader sees it and takes over
                 self._socket.sendall(json.dumps(command).encode() + b"\n")
 
@@ -222,28 +248,34 @@ class GuardClient:
             self.report = StopReport(exit_code=code, signal=number, **message)
             self.gone.set()
 
+    def _open_state(self) -> int | None:
+        try:
+            fd, self._state_path = create_run_file(self.cookie)
+        except (OSError, RunFileRefused) as error:
+            # No reason not to run: only a janitor would have read it.
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.notes.append(f"no state file for the janitor: {reason}")
+            return None
+        return fd
+
+    def _remove_state(self) -> None:
+        path, self._state_path = self._state_path, None
+        if path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
     def _mourn(self) -> None:
-        """Both guards have died: stop what carries the run's cookie, as far as it can be found."""
+        """Both guards have died: stop what carries the run's cookie or stands in its state file."""
         began = time.monotonic()
-        killed: dict[int, dict[str, Any]] = {}
-        survivors: list[dict[str, Any]] = []
-        while time.monotonic() - began < 10:
-            found = find_by_cookie(self.cookie)
-            survivors = [{"pid": pid, "start_ticks": s.start_ticks, "state": s.state} for pid, s in found.items()]
-            if not found:
-                break
-            for pid, status in found.items():
-                killed[pid] = {
-                    "pid": pid,
-                    "start_ticks": status.start_ticks,
-                    "state": status.state,
-                    "argv": [],
-                }
-                send_signal(pid, status.start_ticks, signal.SIGKILL)
-            time.sleep(0.01)
-        self.report = StopReport(
-            "guards_died", None, None, time.monotonic() - began, [], list(killed.values()), survivors
-        )
+        recorded: tuple[tuple[int, int], ...] = ()
+        if self._state_path is not None:
+            with contextlib.suppress(OSError, RunFileRefused), open(self._state_path, "rb") as file:
+                recorded = parse_run_file(file.read(1 << 20), os.path.basename(self._state_path)).tree
+        found = stop_leftovers(self.cookie, recorded, began + 10)
+        named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
+        killed = [who for who, one in zip(named, found, strict=True) if one.killed]
+        survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
+        self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
 
 
 def _exit_of(status: int | None) -> tuple[int | None, int | None]:

@@ -1,0 +1,263 @@
+"""The janitor: finds what dead runs left behind, by cookie and by (pid, start time, boot id), and stops it.
+
+A run is dead when nobody holds the lock on its state file any more: both guards have gone. What cannot be
+trusted (foreign, damaged, linked, of another machine) is named and never acted on; a process whose start
+time differs from the recorded one is somebody else, and is never signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prefect_cachewatch.supervise.proc import (
+    ProcessStat,
+    boot_id,
+    command_line,
+    descendants,
+    find_by_cookie,
+    is_alive,
+    read_stat,
+    send_signal,
+)
+from prefect_cachewatch.supervise.run_files import (
+    SUFFIX,
+    RunFile,
+    RunFileRefused,
+    machine_id,
+    open_runs_directory,
+    parse_run_file,
+    pid_namespace,
+    read_run_file,
+    runs_directory,
+)
+from prefect_cachewatch.text import for_terminal, redact_argv
+
+__all__ = ["JanitorReport", "Leftover", "Refusal", "clear_leftovers", "describe_leftovers", "stop_leftovers"]
+
+_KILL_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process of a dead run; `killed` is false if it is still there."""
+
+    cookie: str
+    pid: int
+    start_ticks: int
+    state: str
+    argv: tuple[str, ...]
+    killed: bool
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A file or directory that was left alone, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class JanitorReport:
+    """What one look found; nothing was changed if `dry_run`.
+
+    `running` runs are guarded and fine; `removed` state files described runs of which nothing is left.
+    """
+
+    directory: str
+    dry_run: bool
+    running: int = 0
+    removed: int = 0
+    leftovers: tuple[Leftover, ...] = field(default=())
+    refusals: tuple[Refusal, ...] = field(default=())
+
+    @property
+    def survivors(self) -> tuple[Leftover, ...]:
+        """Leftovers that could not be killed (or were not, in a dry run)."""
+        return tuple(one for one in self.leftovers if not one.killed)
+
+
+def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> JanitorReport:
+    """Look through the state files of this user and stop what dead runs left behind.
+
+    It sends SIGKILL without a grace period: the command itself got SIGKILL when its guard died, and what is
+    left of the tree has lost its parent.
+
+    Args:
+        directory: of the state files, default `runs_directory()`.
+        dry_run: only look.
+
+    Returns:
+        What was found and done. A missing directory is an empty one.
+
+    Example:
+        >>> clear_leftovers("/nonexistent/runs").leftovers
+        ()
+    """
+    directory = directory or runs_directory()
+    try:
+        here = open_runs_directory(directory)
+    except FileNotFoundError:
+        return JanitorReport(directory, dry_run)
+    except (OSError, RunFileRefused) as error:
+        return JanitorReport(directory, dry_run, refusals=(Refusal(directory, _reason(error)),))
+    running = removed = 0
+    leftovers: list[Leftover] = []
+    refusals: list[Refusal] = []
+    try:
+        for name in sorted(os.listdir(here)):
+            if name.startswith(".") or not name.endswith(SUFFIX):
+                continue
+            try:
+                state, found = _clear(name, here, dry_run)
+            except FileNotFoundError:
+                continue  # its run has ended meanwhile
+            except (OSError, RunFileRefused) as error:
+                refusals.append(Refusal(os.path.join(directory, name), _reason(error)))
+                continue
+            running += state == "running"
+            removed += state == "removed"
+            leftovers += found
+    finally:
+        os.close(here)
+    return JanitorReport(directory, dry_run, running, removed, tuple(leftovers), tuple(refusals))
+
+
+def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
+    """SIGKILL every process of a run whose guards are dead, until none is found.
+
+    Args:
+        cookie: the run's identifier, looked for in environments.
+        recorded: (pid, start time) of processes known to belong to it.
+        deadline_s: monotonic time at which to give up.
+
+    Returns:
+        What was found; what is still there has `killed` false.
+    """
+    seen: dict[tuple[int, int], Leftover] = {}
+    known, nap = set(recorded), 0.002
+    while True:
+        living = _living(cookie, known)
+        if not living or time.monotonic() > deadline_s:
+            break
+        # Frozen first: a process that forks while it is being killed would leave a child behind.
+        for pid, status in living.items():
+            send_signal(pid, status.start_ticks, signal.SIGSTOP)
+        living |= _living(cookie, known | {(pid, status.start_ticks) for pid, status in living.items()})
+        for pid, status in living.items():
+            identity = (pid, status.start_ticks)
+            known.add(identity)
+            if identity not in seen:
+                argv = tuple(command_line(pid)[:32])
+                seen[identity] = Leftover(cookie, pid, status.start_ticks, status.state, argv, killed=True)
+            send_signal(pid, status.start_ticks, signal.SIGKILL)
+        time.sleep(nap)
+        nap = min(nap * 1.5, 0.05)
+    return [_still(one) for one in seen.values()]
+
+
+def describe_leftovers(report: JanitorReport) -> list[str]:
+    """Say what the janitor found, one sentence each; nothing for what is in order.
+
+    Args:
+        report: of one look.
+
+    Returns:
+        Lines, harmless for a terminal.
+
+    Example:
+        >>> describe_leftovers(JanitorReport("/runs", dry_run=False, running=3))
+        []
+    """
+    lines = []
+    for one in report.leftovers:
+        what = f"pid {one.pid} ({for_terminal(' '.join(redact_argv(one.argv)), 120)})"
+        if one.killed:
+            lines.append(f"{what} was left over from a run whose guards had died, and was killed")
+        elif report.dry_run:
+            lines.append(f"{what} is left over from a run whose guards have died")
+        else:
+            lines.append(
+                f"{what} is left over from a run whose guards have died, and could not be killed (state {one.state}): "
+                "look what it waits for"
+            )
+    return lines + [
+        f"state file {for_terminal(refusal.path)} was left alone, since {refusal.reason}: remove it if it is not wanted"
+        for refusal in report.refusals
+    ]
+
+
+def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
+    fd, data = read_run_file(name, here)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "running", []
+        if os.fstat(fd).st_nlink == 0:
+            raise FileNotFoundError(name)
+        run = parse_run_file(data, name)
+        if run.machine != machine_id():
+            raise RunFileRefused("it describes a run on another machine: look there")
+        if run.boot_id != boot_id():
+            # Its processes ended with their kernel; whoever has their pids now is somebody else.
+            return _remove(name, here, dry_run), []
+        if run.pid_namespace != pid_namespace():
+            raise RunFileRefused("it describes a run in another pid namespace (container): look there")
+        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, time.monotonic() + _KILL_DEADLINE_S)
+        if all(one.killed for one in found):
+            return _remove(name, here, dry_run), found
+        return "kept", found
+    finally:
+        os.close(fd)
+
+
+def _remove(name: str, here: int, dry_run: bool) -> str:
+    if dry_run:
+        return "kept"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=here)
+    return "removed"
+
+
+def _look(run: RunFile) -> list[Leftover]:
+    living = _living(run.cookie, set(run.tree))
+    return [
+        Leftover(run.cookie, pid, found.start_ticks, found.state, tuple(command_line(pid)[:32]), killed=False)
+        for pid, found in living.items()
+    ]
+
+
+def _living(cookie: str, known: set[tuple[int, int]]) -> dict[int, ProcessStat]:
+    """Processes with the cookie or a recorded identity, and all their descendants; never ourselves or above."""
+    living = find_by_cookie(cookie)
+    for pid, ticks in known:
+        if is_alive(pid, ticks) and (found := read_stat(pid)) is not None and found.start_ticks == ticks:
+            living[pid] = found
+    for pid in list(living):
+        living |= descendants(pid)
+    ours: int = os.getpid()
+    while ours > 0:
+        living.pop(ours, None)
+        above = read_stat(ours)
+        ours = above.parent if above else 0
+    return living
+
+
+def _still(one: Leftover) -> Leftover:
+    if not is_alive(one.pid, one.start_ticks):
+        return one
+    now = read_stat(one.pid)
+    return Leftover(one.cookie, one.pid, one.start_ticks, now.state if now else "?", one.argv, killed=False)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    return str(error)

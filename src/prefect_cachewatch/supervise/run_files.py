@@ -1,0 +1,266 @@
+"""State files of running guards: who belongs to which run, for a janitor that comes when all others have died.
+
+One file a run in `$XDG_STATE_HOME/cachewatch/runs`, mode 0600, locked (flock) by the guards for as long as
+one of them lives, removed when the tree is gone. JSON lines: a header, then one `[pid, start time]` a process.
+Standard library only. It signals nobody: see `janitor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_cachewatch.supervise.proc import boot_id, read_stat
+
+__all__ = [
+    "SUFFIX",
+    "RunFile",
+    "RunFileRefused",
+    "create_run_file",
+    "machine_id",
+    "open_runs_directory",
+    "parse_run_file",
+    "pid_namespace",
+    "read_run_file",
+    "runs_directory",
+    "update_run_file",
+]
+
+SCHEMA = 1
+SUFFIX = ".run"
+_MAX_BYTES = 1 << 20
+_MAX_TREE = 4096
+_COOKIE = re.compile(r"[0-9a-f]{32}")
+_OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hold us
+
+
+class RunFileRefused(Exception):
+    """A file or directory that is not to be trusted; the message says why."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What a state file says; each process is (pid, start time in clock ticks since boot)."""
+
+    cookie: str
+    boot_id: str
+    machine: str
+    pid_namespace: str
+    flow: tuple[int, int]
+    tree: tuple[tuple[int, int], ...]
+
+
+def runs_directory(environ: Mapping[str, str] | None = None) -> str:
+    """Say where this user's state files are.
+
+    Args:
+        environ: default `os.environ`; XDG_STATE_HOME counts if it is absolute, else HOME/.local/state.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> runs_directory({"XDG_STATE_HOME": "/var/state"})
+        '/var/state/cachewatch/runs'
+    """
+    env = os.environ if environ is None else environ
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "cachewatch", "runs")
+
+
+def open_runs_directory(path: str) -> int:
+    """Open a directory of state files, if nobody else could have written into it.
+
+    Args:
+        path: the directory.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        RunFileRefused: a symbolic link, somebody else's, or writable by others.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        what = "a symbolic link" if os.path.islink(path) else "not a directory"
+        raise RunFileRefused(f"it is {what}") from error
+    status = os.fstat(fd)
+    problem = None
+    if status.st_uid != os.geteuid():
+        problem = f"it belongs to uid {status.st_uid}, and this is uid {os.geteuid()}"
+    elif status.st_mode & 0o022:
+        problem = "others may write into it"
+    if problem:
+        os.close(fd)
+        raise RunFileRefused(problem)
+    return fd
+
+
+def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str]:
+    """Make the state file of a run that is about to start, locked.
+
+    Args:
+        cookie: the run's identifier.
+        directory: default `runs_directory()`; made if missing.
+
+    Returns:
+        A descriptor that holds the lock, to be handed to the guards, and the path.
+
+    Raises:
+        OSError: it cannot be made.
+        RunFileRefused: the directory is not to be trusted.
+    """
+    directory = directory or runs_directory()
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    here = open_runs_directory(directory)
+    name = cookie + SUFFIX
+    try:
+        fd = os.open("." + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE, 0o600, dir_fd=here)
+        try:
+            # Locked and written before it gets its name: a janitor never sees one that is neither.
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            me = os.getpid()
+            mine = read_stat(me)
+            header = {
+                "schema": SCHEMA,
+                "cookie": cookie,
+                "boot_id": boot_id(),
+                "machine": machine_id(),
+                "pid_namespace": pid_namespace(),
+                "flow": [me, mine.start_ticks if mine else 0],
+            }
+            os.write(fd, json.dumps(header).encode() + b"\n")
+            os.rename("." + name, name, src_dir_fd=here, dst_dir_fd=here)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink("." + name, dir_fd=here)
+            os.close(fd)
+            raise
+    finally:
+        os.close(here)
+    return fd, os.path.join(directory, name)
+
+
+def update_run_file(fd: int, header_bytes: int, tree: Iterable[tuple[int, int]]) -> None:
+    """Write anew who belongs to the run; its header stays.
+
+    Args:
+        fd: of the state file.
+        header_bytes: length of its first line.
+        tree: (pid, start time) of each process; the first 4,096 are kept.
+    """
+    lines = [f"[{pid}, {ticks}]\n" for pid, ticks in list(tree)[:_MAX_TREE]]
+    data = "".join(lines).encode()
+    # A writer that is killed in between leaves a mix of old and new lines, each of them true or cut, none invented.
+    os.pwrite(fd, data, header_bytes)
+    os.ftruncate(fd, header_bytes + len(data))
+
+
+def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:
+    """Open a state file for a janitor; nothing is believed yet.
+
+    Args:
+        name: in the directory.
+        directory_fd: from `open_runs_directory`.
+
+    Returns:
+        A descriptor and the content.
+
+    Raises:
+        RunFileRefused: not a plain private file of this user.
+        OSError: it has gone, or cannot be opened.
+    """
+    status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise RunFileRefused("it is a symbolic link")
+    if not stat.S_ISREG(status.st_mode):
+        raise RunFileRefused("it is not a regular file")
+    fd = os.open(name, os.O_RDWR | _OPEN_FILE, dir_fd=directory_fd)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise RunFileRefused("it is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise RunFileRefused(f"it belongs to uid {status.st_uid}")
+        if status.st_mode & 0o077:
+            raise RunFileRefused(f"others have access to it (mode {status.st_mode & 0o777:04o})")
+        if status.st_nlink > 1:
+            raise RunFileRefused("it has another hard link")
+        if status.st_size > _MAX_BYTES:
+            raise RunFileRefused(f"it is too large for a state file ({status.st_size} bytes)")
+        return fd, os.pread(fd, _MAX_BYTES, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def parse_run_file(data: bytes, name: str) -> RunFile:
+    """Read a state file's text.
+
+    Args:
+        data: its content.
+        name: the file's name, which must be that of its cookie.
+
+    Returns:
+        What it says; a process line that is cut short is left out.
+
+    Raises:
+        RunFileRefused: it is not one of ours.
+    """
+    first, _, rest = data.partition(b"\n")
+    try:
+        header: Any = json.loads(first)
+        if header["schema"] != SCHEMA:
+            raise RunFileRefused(f"its schema is {str(header['schema'])[:20]}, and this version knows {SCHEMA}")
+        cookie = header["cookie"]
+        texts = [header[key] for key in ("boot_id", "machine", "pid_namespace")]
+        flow = _identity(header["flow"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFileRefused("its first line is not the header of a state file") from error
+    if flow is None or not all(isinstance(text, str) for text in texts):
+        raise RunFileRefused("its first line is not the header of a state file")
+    if not isinstance(cookie, str) or not _COOKIE.fullmatch(cookie) or name != cookie + SUFFIX:
+        raise RunFileRefused("its name is not that of the run it describes")
+    tree = []
+    for line in rest.split(b"\n")[: _MAX_TREE + 1]:
+        with contextlib.suppress(ValueError, RecursionError):
+            if (found := _identity(json.loads(line))) is not None:
+                tree.append(found)
+    boot, machine, namespace = texts
+    return RunFile(cookie, boot, machine, namespace, flow, tuple(dict.fromkeys(tree)))
+
+
+def machine_id() -> str:
+    """Read this machine's identifier, since a home directory may be shared; empty if it has none."""
+    try:
+        with open("/etc/machine-id") as file:
+            return file.read(100).strip() or os.uname().nodename
+    except OSError:
+        return os.uname().nodename
+
+
+def pid_namespace() -> str:
+    """Name this process's pid namespace: in another one, a pid is another process."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _identity(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value):
+        pid, ticks = value
+        if 1 < pid < 1 << 22 and ticks >= 0:
+            return pid, ticks
+    return None

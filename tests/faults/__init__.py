@@ -1,0 +1,1 @@
+"""Real faults, injected into real trees, file systems, servers: `make test-faults`."""

@@ -1,0 +1,76 @@
+"""Runs a command in a private mount namespace, run as a script by root:
+
+    python namespace.py [--uid N] [--readable PATH]... [--tmpfs DIR OPTIONS]... [--bind DIR]... -- COMMAND...
+
+--readable makes a path below a private directory (the interpreter below /root) reachable for any user; --tmpfs mounts
+a small file system; --bind mounts a directory on itself, so that it can be remounted. Nothing of it is seen outside.
+"""
+
+import ctypes
+import os
+import sys
+
+CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_BIND = 0x20000, 0x4000, 1 << 18, 0x1000
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    if libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()):
+        number = ctypes.get_errno()
+        raise SystemExit(f"mount {kind} on {target}: {os.strerror(number)}")
+
+
+def make_readable(paths: list[str]) -> None:
+    """Put an empty, traversable file system over the topmost private ancestor, and the paths back into it."""
+    hidden: dict[str, list[str]] = {}
+    for path in paths:
+        ancestor = ""
+        for part in path.strip("/").split("/")[:-1]:
+            ancestor += "/" + part
+            if not os.stat(ancestor).st_mode & 0o001:
+                hidden.setdefault(ancestor, []).append(path)
+                break
+    for ancestor, below in hidden.items():
+        held = [(os.open(path, os.O_PATH), path) for path in below]
+        mount("tmpfs", ancestor, "tmpfs", 0, "mode=755")
+        for fd, path in held:
+            os.makedirs(path, exist_ok=True)
+            mount(f"/proc/self/fd/{fd}", path, "", MS_BIND | MS_REC)
+            os.close(fd)
+
+
+def main(words: list[str]) -> None:
+    if libc.unshare(CLONE_NEWNS):
+        raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    uid, readable, rest = None, [], words
+    mounts = []
+    while rest[0] != "--":
+        if rest[0] == "--uid":
+            uid, rest = int(rest[1]), rest[2:]
+        elif rest[0] == "--readable":
+            readable.append(rest[1])
+            rest = rest[2:]
+        elif rest[0] == "--tmpfs":
+            mounts.append((rest[1], rest[2]))
+            rest = rest[3:]
+        elif rest[0] == "--bind":
+            mounts.append((rest[1], ""))
+            rest = rest[2:]
+        else:
+            raise SystemExit(f"unknown word {rest[0]}")
+    make_readable(sorted(set(readable)))
+    for directory, options in mounts:
+        if options:
+            mount("tmpfs", directory, "tmpfs", 0, options)
+        else:
+            mount(directory, directory, "", MS_BIND)
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    os.execvp(rest[1], rest[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
