@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -49,6 +50,7 @@ def command(directory: Path) -> int:
         f"  demo-healthy   exit {healthy}: Completed, {files} tensors in {root / 'healthy'}\n"
         f"  demo-frozen    exit {frozen}: {'Stalled, its process tree stopped' if frozen == 124 else 'not stopped'}\n"
         f"  reports        {root}/healthy.json, {root}/frozen.json\n"
+        "  post-mortem    cachewatch report, cachewatch report --open\n"
         "  in the UI      `prefect server start`, then http://127.0.0.1:4200: runs demo-healthy, demo-frozen\n"
         "  next           cachewatch exec --cache-dir DIR -- YOUR COMMAND"
     )
@@ -91,12 +93,13 @@ def _print_artifacts(prefix: str) -> int:
         for artifact in client.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}-%")), sort=ArtifactSort.CREATED_DESC
         ):
-            if artifact.created and artifact.created.timestamp() > time.time() - 600:
+            recent = artifact.created and artifact.created.timestamp() > time.time() - 600
+            if recent and artifact.type in ("markdown", "table"):
                 found.setdefault(str(artifact.key), artifact)
     for key, artifact in sorted(found.items(), reverse=True):
         print(f"--- artifact {key} ({artifact.type})")
         if artifact.type == "markdown":
-            print(artifact.data)
+            print(re.sub(r"!\[([^\]]*)\]\(data:[^)]*\)", r"[chart: \1]", str(artifact.data)))
             continue
         for row in json.loads(artifact.data)[:6]:
             print(f"  {row['size']:>9}  {row['flags']:<32} {row['file']}")

@@ -27,6 +27,7 @@ from prefect_cachewatch.postmortem.model import (
     OpenFile,
     PressureFacts,
     ProcessFacts,
+    ProcessReading,
     ProcessSample,
     PythonThread,
     SocketFacts,
@@ -311,10 +312,12 @@ def _join(
     if now and earlier and now.start_ticks != earlier.start_ticks:
         earlier = None  # the pid was given to another process meanwhile
     if now and before and earlier is None:
-        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None)  # began in the window
+        # It began in the window: all of it counts.
+        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None, runnable_s=0.0)
     return replace(
         facts,
         cpu_in_window_s=now.cpu_s - earlier.cpu_s if now and earlier else None,
+        runnable_in_window_s=_runnable_in_window(now, earlier),
         major_faults_in_window=now.major_faults - earlier.major_faults if now and earlier else None,
         io=now.io if now else None,
         io_in_window=now.io.since(earlier.io) if now and earlier and now.io and earlier.io else None,
@@ -323,6 +326,13 @@ def _join(
         sockets=draft.sockets.get(pid, ()),
         python_threads=draft.stacks.get(pid, ()),
     )
+
+
+def _runnable_in_window(now: ProcessReading | None, earlier: ProcessReading | None) -> float | None:
+    if not now or not earlier or now.runnable_s is None or earlier.runnable_s is None:
+        return None
+    # Threads that ended took their share with them; what was used is never more than what was wanted.
+    return max(now.runnable_s - earlier.runnable_s, now.cpu_s - earlier.cpu_s)
 
 
 def _with_answer(file: OpenFile, answer: Mapping[str, Any] | None, secrets: Sequence[str]) -> OpenFile:

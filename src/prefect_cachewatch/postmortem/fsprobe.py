@@ -11,6 +11,7 @@ import os
 import stat
 import struct
 import sys
+import time
 from typing import Any
 
 __all__ = ["probe_directory", "probe_file"]
@@ -39,6 +40,7 @@ def probe_directory(path: str, quota_source: str, uid: int) -> dict[str, Any]:
         "owner_uid": facts.st_uid,
         "owner_gid": facts.st_gid,
         "mode": stat.S_IMODE(facts.st_mode),
+        "modified_age_s": max(0.0, time.time() - facts.st_mtime),
     }
     if quota_source:
         answer.update(_quota(quota_source, uid))

@@ -53,13 +53,17 @@ class IoCounters:
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """One process in a cheap sample: who it is (pid and start time) and its running totals."""
+    """One process in a cheap sample: who it is (pid and start time) and its running totals.
+
+    `runnable_s` is CPU used and waited for, over all threads that are alive.
+    """
 
     pid: int
     start_ticks: int
     cpu_s: float
     major_faults: int
     io: IoCounters | None
+    runnable_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,7 @@ class ProcessFacts:
     age_s: float = 0.0
     cpu_s: float = 0.0
     cpu_in_window_s: float | None = None
+    runnable_in_window_s: float | None = None
     resident_bytes: int | None = None
     swap_bytes: int | None = None
     nice: int = 0
@@ -183,7 +188,10 @@ class CgroupFacts:
 
 @dataclass(frozen=True)
 class FilesystemFacts:
-    """The file system of one cache directory; `responded` is False when it did not answer in time."""
+    """The file system of one cache directory; `responded` is False when it did not answer in time.
+
+    `modified_age_s` is the time since an entry was made, renamed or removed in the directory itself.
+    """
 
     path: str
     type: str = ""
@@ -200,6 +208,7 @@ class FilesystemFacts:
     owner_uid: int | None = None
     owner_gid: int | None = None
     mode: int | None = None
+    modified_age_s: float | None = None
     quota_limit_bytes: int | None = None
     quota_used_bytes: int | None = None
 

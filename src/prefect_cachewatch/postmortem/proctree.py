@@ -141,7 +141,19 @@ def _read_totals(pid: int) -> ProcessReading | None:
     fields = parsed[1]
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), _read_io(pid))
+    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), _read_io(pid), _read_runnable(pid))
+
+
+def _read_runnable(pid: int) -> float | None:
+    # Time on a CPU and time in the run queue, in nanoseconds (Documentation/scheduler/sched-stats.rst): on a busy
+    # machine a computing process is told from an idle one by what it waits for, not by what it gets.
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]
+    except OSError:
+        return None
+    readings = [read_proc(f"/proc/{pid}/task/{tid}/schedstat").split() for tid in tids]
+    known = [int(words[0]) + int(words[1]) for words in readings if len(words) >= 2]
+    return sum(known) / 1e9 if known else None
 
 
 def _read_io(pid: int) -> IoCounters | None:

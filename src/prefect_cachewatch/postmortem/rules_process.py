@@ -5,7 +5,11 @@ Each takes the view of an evidence and returns a diagnosis, or None where it doe
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Mapping
+
 from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.model import ProcessFacts
 from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 from prefect_cachewatch.units import format_bytes, format_duration
@@ -82,8 +86,9 @@ def stopped_by_signal(view: View) -> Diagnosis | None:
         "stopped_by_signal",
         f"{who(process)} was stopped by a signal (state T) and never continued",
         (
-            f"{len(stopped)} of {len(view.alive)} processes are stopped",
-            f"it last waited in: {wait.thread.syscall or '?'}",
+            f"{len(stopped)} of {len(view.alive)} processes stopped",
+            *([f"it last was in {wait.thread.syscall}"] if wait.thread.syscall else []),
+            *_python_line(wait),
         ),
         "Find who sent SIGSTOP, SIGTSTP or SIGTTIN (job control, a checkpointer, a person, a background job that "
         "reads its terminal); a job started outside a terminal with stdin from /dev/null is not stopped by one.",
@@ -291,17 +296,23 @@ def waiting_for_network(view: View) -> Diagnosis | None:
 
 def compute_bound(view: View) -> Diagnosis | None:
     """It computes and writes nothing."""
-    cores = view.cpu_cores
-    if cores is None or cores < _BUSY_CORES:
+    cores, wanted = view.cpu_cores, view.wanted_cores
+    if cores is None or max(cores, wanted or 0.0) < _BUSY_CORES:
         return None
-    hottest = max(view.alive, key=lambda process: process.cpu_in_window_s or 0)
+    hottest = max(view.alive, key=lambda process: process.runnable_in_window_s or process.cpu_in_window_s or 0)
+    starved = wanted is not None and cores < 0.5 * wanted
     stack = hot_stack(hottest)
     place = f" in {shown(stack[0])}" if stack else ""
     return Diagnosis(
         "compute_bound",
         f"{who(hottest)} computes{place}: {cores:.1f} cores busy for {format_duration(view.window_s)}, nothing written",
         (
-            f"{hottest.cpu_in_window_s or 0:.1f} s of CPU in {view.window_s:.1f} s",
+            f"{hottest.cpu_in_window_s or 0:.1f} s of CPU in {view.window_s:.1f} s"
+            + (
+                f"; it waited for a CPU for {hottest.runnable_in_window_s or 0:.1f} s: the machine is busy"
+                if starved
+                else ""
+            ),
             *(f"python: {shown(frame)}" for frame in stack[:8]),
         ),
         "If this step is known to be long, lengthen --stall-after; if not, it is an endless loop at the place named. "
@@ -356,22 +367,32 @@ def waiting_for_child(view: View) -> Diagnosis | None:
     """A process waits for its child, and the child neither computes nor shows what it waits for."""
     if any(wait.kind not in (WaitKind.SLEEP, WaitKind.UNKNOWN, WaitKind.CHILD) for wait in view.leaves):
         return None
-    leaf = {wait.process.pid: wait for wait in view.leaves}
-    for wait in view.waits:
-        children = [p for p in view.alive if p.parent_pid == wait.process.pid]
-        if wait.kind not in (WaitKind.CHILD, WaitKind.PIPE_READ) or not children:
+    by_pid = {process.pid: process for process in view.alive}
+    waiting = {wait.process.pid for wait in view.waits if wait.kind in (WaitKind.CHILD, WaitKind.PIPE_READ)}
+    for leaf in view.leaves:
+        above = _ancestors(leaf.process, by_pid)
+        if not above or above[0].pid not in waiting:
             continue
-        child = next((c for c in children if c.pid in leaf), children[0])
-        doing = leaf[child.pid].thread.syscall or leaf[child.pid].kind.value if child.pid in leaf else "waiting as well"
+        child = leaf.process
         argv = shown(" ".join(child.argv), 160)
+        through = "".join(f", through {who(process)}" for process in above[:-1])
         return Diagnosis(
             "waiting_for_child",
-            f"{who(wait.process)} waits for its child {who(child)}, which sleeps ({doing})",
+            f"{who(above[-1])} waits for its child {who(child)}{through}, which sleeps ({leaf.thread.syscall or leaf.kind.value})",
             (f"child: {argv or shown(child.name)}, alive for {format_duration(child.age_s)}",
-             f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s"),
+             f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s", *_python_line(leaf)),
             f"See why {shown(child.name, 40)} does not end; the generator goes on when it does.",
         )  # fmt: skip
     return None
+
+
+def _ancestors(process: ProcessFacts, by_pid: Mapping[int, ProcessFacts]) -> list[ProcessFacts]:
+    found: list[ProcessFacts] = []
+    # A pid is never its own ancestor, but evidence is no proof of that.
+    while (parent := by_pid.get(process.parent_pid)) is not None and parent not in found and parent is not process:
+        found.append(parent)
+        process = parent
+    return found
 
 
 def generator_failed(view: View) -> Diagnosis | None:
@@ -379,12 +400,16 @@ def generator_failed(view: View) -> Diagnosis | None:
     evidence = view.evidence
     if view.alive or not (evidence.exit_code or evidence.exit_signal):
         return None
-    how = f"signal {evidence.exit_signal}" if evidence.exit_signal else f"exit code {evidence.exit_code}"
+    how = (
+        f"was killed by {_signal_name(evidence.exit_signal)}"
+        if evidence.exit_signal
+        else f"ended by itself with exit code {evidence.exit_code}"
+    )
     lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
     last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
     return Diagnosis(
         "generator_failed",
-        f"the generator ended by itself with {how}{last}",
+        f"the generator {how}{last}",
         tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
         "Read the end of its log from the last traceback on; its exit status is its own.",
         "medium",
@@ -415,6 +440,13 @@ def unknown(view: View) -> Diagnosis:
         "Look at the stacks and the end of the log in the bundle.",
         "low",
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _what_each_does(view: View) -> tuple[str, ...]:

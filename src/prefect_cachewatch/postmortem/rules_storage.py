@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 
 from prefect_cachewatch.config import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
 from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts
 from prefect_cachewatch.postmortem.view import View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
@@ -195,7 +196,9 @@ def permission_denied(view: View) -> Diagnosis | None:
 def in_place_writes(view: View) -> Diagnosis | None:
     """Files are written without growing: their modification time moves, their size does not."""
     names = list(view.evidence.growth.touched)
-    names += [file.target for file in _written_lately(view, in_cache=True) if file.target not in names]
+    names += [
+        file.target for file in _written_lately(view, in_cache=True) if _is_lasting(file) and file.target not in names
+    ]
     # A name, or else more written than a log's lines: a file that was only closed late has moved its time too.
     least = view.evidence.growth.min_growth_bytes if names else _MUCH_WRITTEN_BYTES
     if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
@@ -216,12 +219,21 @@ def in_place_writes(view: View) -> Diagnosis | None:
 def churning(view: View) -> Diagnosis | None:
     """Bytes are written and removed again; nothing stays."""
     growth = view.evidence.growth
-    if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes:
+    # Files that live for less than a poll are in no scan; the directory's own time tells of them.
+    stirred = any(
+        f.modified_age_s is not None and f.modified_age_s <= _recent_s(view) for f in view.evidence.filesystems
+    )
+    hidden = stirred and (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES and not _written_lately(view, in_cache=False)
+    if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes and not hidden:
         return None
     return Diagnosis(
         "churning",
         "files are written and deleted again, and nothing is kept",
-        (f"{format_bytes(growth.discarded_bytes)} written in the window and gone again", _written(view)),
+        (
+            f"{format_bytes(growth.discarded_bytes)} written in the window and gone again",
+            _written(view),
+            "entries of the cache directory come and go" if stirred else "",
+        ),
         "Look for a step that fails and starts over (the log), or for temporary files that are never renamed.",
         "high" if growth.kind == "churning" else "medium",
     )
@@ -325,8 +337,17 @@ def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
     return not facts.mode & 0o022
 
 
+def _is_lasting(file: OpenFile) -> bool:
+    name = file.target.rsplit("/", 1)[-1]
+    return not name.endswith(" (deleted)") and not any(fnmatch(name, glob) for glob in TEMPORARY_PATTERNS)
+
+
+def _recent_s(view: View) -> float:
+    return max(1.0, 0.5 * view.window_s)
+
+
 def _written_lately(view: View, in_cache: bool) -> list[OpenFile]:
-    recent_s = max(1.0, 0.5 * view.window_s)
+    recent_s = _recent_s(view)
     found = {
         file.target: file
         for process in view.alive

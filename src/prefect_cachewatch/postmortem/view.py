@@ -80,6 +80,12 @@ class View:
         return self._rate([process.cpu_in_window_s for process in self.alive])
 
     @cached_property
+    def wanted_cores(self) -> float | None:
+        """CPU used and waited for in the window, in cores: what would be used on an idle machine."""
+        wanted = self._rate([process.runnable_in_window_s for process in self.alive])
+        return wanted if wanted is None or self.cpu_cores is None else max(wanted, self.cpu_cores)
+
+    @cached_property
     def written_bytes(self) -> int | None:
         """Bytes written in the window, by calls or to the device, whichever is more."""
         io = [process.io_in_window for process in self.alive if process.io_in_window]

@@ -62,7 +62,7 @@ while True:
         answer(unique, struct.pack("<QII", 1, 1, 0))
     elif code == 15:  # READ
         if mode != "hang-read":
-            answer(unique, b"\0" * 4096)
+            answer(unique, bytes(struct.unpack("<I", request[56:60])[0]))
     elif code == 16:  # WRITE
         size = struct.unpack("<I", request[56:60])[0]
         answer(unique, error=errno.EDQUOT) if mode == "quota" else answer(unique, struct.pack("<II", size, 0))

@@ -77,6 +77,7 @@ def run_scenario(
         while select.select([child.stdout], [], [], 0)[0] and (chunk := os.read(child.stdout.fileno(), 65536)):
             log += chunk
         status = child.poll()
+        assert wait_exit or status is None, f"it was to hang, and ended with {status}: {log!r}"
         evidence = collect_evidence(
             [child.pid],
             [Path(cache)],
@@ -93,7 +94,7 @@ def run_scenario(
         _signal_all(child.pid, signal.SIGKILL)
         if not wait_exit:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(5)
+                child.wait(1)
         child.stdout.close()
         for fd in keep:
             os.close(fd)

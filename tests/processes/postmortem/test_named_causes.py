@@ -362,6 +362,12 @@ def test_a_sleeping_child_is_waiting_for_child_and_named(hang, python, tmp_path)
     assert "(sleep)" in found["summary"]
 
 
+def test_the_process_that_is_waited_for_in_the_end_is_named(hang, python, tmp_path):
+    found = hang(python("ready(); subprocess.run(['sh', '-c', 'sleep 99; true'])"), str(tmp_path))
+    assert found["category"] == "waiting_for_child"
+    assert "(sleep), through pid" in found["summary"]
+
+
 def test_a_child_that_computes_is_not_waiting_for_child(hang, python, tmp_path):
     code = "p = subprocess.Popen([sys.executable, '-c', 'while True: pass']); ready(); p.wait()"
     assert hang(python(code), str(tmp_path), window_s=1.5)["category"] == "compute_bound"
@@ -403,7 +409,10 @@ def test_a_kill_by_the_memory_limit_is_oom_killed(hang, python, tmp_path, limite
 
 def test_a_kill_by_hand_is_not_oom_killed(hang, python, tmp_path):
     found = hang(python(SLEEP), str(tmp_path), then="kill -KILL PID", wait_exit=True)
-    assert found["category"] == "unknown"
+    assert (found["category"], found["summary"]) == (
+        "generator_failed",
+        "the generator was killed by SIGKILL, and its last line was: ready",
+    )
 
 
 def test_files_made_and_removed_are_churning(hang, python, tmp_path):
@@ -413,6 +422,14 @@ def test_files_made_and_removed_are_churning(hang, python, tmp_path):
     )
     found = hang(python(code), str(tmp_path), growth={"kind": "churning", "discarded_bytes": 8 << 20})
     assert (found["category"], found["confidence"]) == ("churning", "high")
+
+
+def test_files_that_no_scan_ever_saw_are_churning_too(hang, python, tmp_path):
+    code = (
+        "ready()\nwhile True:\n"
+        f"  open('{tmp_path}/t.tmp', 'wb').write(bytes(1 << 20)); os.unlink('{tmp_path}/t.tmp'); time.sleep(0.05)"
+    )
+    assert hang(python(code), str(tmp_path), growth=NOTHING_WRITTEN)["category"] == "churning"
 
 
 def test_one_small_temporary_file_is_not_churning(hang, python, tmp_path):
