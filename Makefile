@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPES := .venv-types
 
-.PHONY: demo test lint types bench test-generators test-faults test-ui clean
+.PHONY: demo test lint types bench test-capacity test-generators test-faults test-ui clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/cachewatch demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m 'not generators and not faults' $(ARGS)
+	$(BIN)/pytest -m 'not generators and not faults and not slow and not ui' $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -39,11 +39,26 @@ types: $(VENV)/.installed
 	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
 	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
 
-bench: $(VENV)/.test
+# Independent simulators that the planner is compared with.
+$(VENV)/.peers: $(VENV)/.test
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
+	@touch $@
+
+bench: $(VENV)/.peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+# The planner against independent codes (octave with its queueing package, ciw, simpy) and a real disk.
+test-capacity: $(VENV)/.peers
+	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
+	$(BIN)/pytest -m slow tests/engine tests/processes $(ARGS)
 
 test-generators: $(VENV)/.test
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
+
+# A Prefect server, a worker and a headless Chromium (Debian's package chromium); screenshots in build/screenshots.
+test-ui: $(VENV)/.test
+	$(BIN)/pip install -q --disable-pip-version-check 'py-spy>=0.4'
+	CACHEWATCH_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/pytest -m ui tests/ui $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(TYPES) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -14,37 +14,58 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from prefect import flow, get_run_logger
 from prefect.blocks.system import Secret
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Completed, Failed, State
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
-from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
-from prefect_cachewatch.tasks.reporter import Reporter
+from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.examination import Examiner, secret_values
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
 from prefect_cachewatch.retry import decide_retry
 from prefect_cachewatch.rundir import make_run_directory
+from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.stall import effective_poll_s
+from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
 from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
 
-__all__ = ["CacheGenerationError", "GenerationSummary", "generate_cache", "show_output"]
+__all__ = ["CacheGenerationError", "GenerationSummary", "View", "generate_cache", "live_view", "show_output"]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextVar[bool] = ContextVar("show_output", default=False)
 
 _TASKS_END_S = 20.0
+
+
+class View(Protocol):
+    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in a measurement."""
+
+    def clear(self) -> None:
+        """Leave the screen to somebody else for a moment."""
+
+    def close(self) -> None:
+        """Leave the screen."""
+
+
+# What shows an attempt in a terminal while it runs; the command sets it.
+live_view: ContextVar[View | None] = ContextVar("live_view", default=None)
 
 
 class CacheGenerationError(CachewatchError):
@@ -78,6 +99,8 @@ class _Inputs:
     run_dir: Path
     report: Path | None
     log: Path | None
+    bundle_dir: Path | None
+    bundle: bool
     logger: AnyLogger
 
 
@@ -89,6 +112,8 @@ def generate_cache(
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     report: Path | None = None,
     log: Path | None = None,
+    bundle_dir: Path | None = None,
+    bundle: bool = True,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -99,11 +124,13 @@ def generate_cache(
         retry: Whether and when a failed attempt is made again.
         report: File for the last attempt's report as JSON, on the machine that runs the flow.
         log: File for the generator's output; default in the run directory.
+        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
+        bundle: Whether a post-mortem bundle is written.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
     try:
-        inputs = _prepare(job, stall, stop, report, log, logger)
+        inputs = _prepare(job, stall, stop, report, log, bundle_dir, bundle, logger)
         with CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes) as site:
             state = _run_attempts(inputs, site, retry)
     except InputError as error:
@@ -116,14 +143,21 @@ def _final(state: State[Any]) -> State[Any]:
     # asked for flow retries, all runs but the last must raise.
     context = FlowRunContext.get()
     if state.is_failed() and context is not None and context.flow_run is not None:
-        retries = context.flow.retries or 0
+        retries = (context.flow.retries if context.flow else None) or 0
         if context.flow_run.run_count <= retries:
             raise CacheGenerationError(f"{state.name}: {state.message}")
     return state
 
 
 def _prepare(
-    job: CacheJob, stall: StallPolicy, stop: StopPolicy, report: Path | None, log: Path | None, logger: AnyLogger
+    job: CacheJob,
+    stall: StallPolicy,
+    stop: StopPolicy,
+    report: Path | None,
+    log: Path | None,
+    bundle_dir: Path | None,
+    bundle: bool,
+    logger: AnyLogger,
 ) -> _Inputs:
     """Check all that can be checked before anything is touched; raises InputError."""
     secrets: dict[str, str] = {}
@@ -149,7 +183,8 @@ def _prepare(
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
-    return _Inputs(job, stall, stop, env, tuple(secrets.values()), run_dir, report, log, logger)
+    hidden = tuple({*secrets.values(), *secret_values(env)})
+    return _Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger)
 
 
 def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State[Any]:
@@ -180,10 +215,26 @@ def _run_attempts(inputs: _Inputs, site: CacheSite, retry: RetryPolicy) -> State
 
 def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises."""
-    pump = OutputPump(inputs.log or inputs.run_dir / f"generator-{number}.log", pass_through=show_output.get())
-    watch = Watch(site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump)
+    view = live_view.get()
+    pump = OutputPump(
+        inputs.log or inputs.run_dir / f"generator-{number}.log",
+        pass_through=show_output.get(),
+        before_write=view.clear if view else None,
+    )
+    examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
+
+    def on_sample(watch: Watch) -> None:
+        examiner.sampled(watch)
+        if view is not None:
+            view.sampled(watch)
+
+    watch = Watch(
+        site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump,
+        on_sample=on_sample, before_stop=examiner.before_stop,
+    )  # fmt: skip
     attempt = Attempt(watch)
-    reporter = Reporter(watch, inputs.logger, inputs.secrets)
+    history = past_runs(history_path(inputs.job.name, site.paths))
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
@@ -200,16 +251,20 @@ def _run_attempt(inputs: _Inputs, site: CacheSite, number: int) -> Outcome:
         if watch.guard is not None and not watch.guard.gone.is_set():
             watch.cancel("the flow run was cancelled")
             watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
     if attempt.failure is not None:
         raise attempt.failure
     if watch.error is not None:
         raise watch.error
-    outcome = watch.finish()
-    _report(inputs, outcome, pump, number)
+    if view is not None:
+        view.close()
+    outcome = examiner.conclude(watch, watch.finish())
+    _report(inputs, outcome, examiner, pump, number)
     return outcome
 
 
-def _report(inputs: _Inputs, outcome: Outcome, pump: OutputPump, number: int) -> None:
+def _report(inputs: _Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> None:
     """Write the report to disk first, then publish; neither failure hides the outcome."""
     report: Report = build_report(
         outcome,
@@ -219,13 +274,21 @@ def _report(inputs: _Inputs, outcome: Outcome, pump: OutputPump, number: int) ->
         attempt=number,
         secrets=inputs.secrets,
     )
+    report = examiner.write_bundle(report, pump)
     for path in (inputs.run_dir / f"report-{number}.json", inputs.report):
         if path is not None:
             try:
                 write_report(report, path)
             except InputError as error:
                 inputs.logger.warning(error.message)
-    if outcome.name not in ("completed", "cancelled"):
+    if report.bundle is not None:
+        inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
+    emit_generation_event(*describe_end(report))
+    if outcome.name == "completed":
+        path = history_path(report.name, report.cache_dirs)
+        remember_run(path, report)
+        publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
+    elif outcome.name != "cancelled":
         publish_failure(report, inputs.logger)
 
 

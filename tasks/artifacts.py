@@ -7,7 +7,7 @@ no more than that, and the report on disk is there in any case.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
@@ -15,12 +15,23 @@ from uuid import UUID
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from prefect_cachewatch.advice import next_step
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.postmortem.chart import draw_growth, svg_data_uri
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.runhistory import PastRun, enough_window_s
+from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.text import for_markdown, for_terminal, markdown_code
 from prefect_cachewatch.units import format_bytes, format_duration
 
-__all__ = ["PATIENCE_S", "listing_rows", "publish_failure", "report_markdown"]
+__all__ = [
+    "PATIENCE_S",
+    "completion_markdown",
+    "listing_rows",
+    "publish_completion",
+    "publish_failure",
+    "report_markdown",
+]
 
 PATIENCE_S = 120.0
 ROWS_MAX = 1000
@@ -39,8 +50,6 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
         The keys that were published.
     """
     slug = slugify(report.name)
-    published = []
-    deadline_s = time.monotonic() + patience_s
     makers: dict[str, Callable[[str], Any]] = {
         f"cachewatch-{slug}-listing": lambda key: create_table_artifact(
             listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, newest first"
@@ -49,10 +58,33 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
             report_markdown(report), key=key, description=for_markdown(report.message, 1000)
         ),
     }
-    for key, make in makers.items():
-        if _publish(make, key, deadline_s, logger) is not None:
-            published.append(key)
-    return published
+    deadline_s = time.monotonic() + patience_s
+    return [key for key, make in makers.items() if _publish(make, key, deadline_s, logger) is not None]
+
+
+def publish_completion(
+    report: Report, history: Sequence[PastRun], stall: StallPolicy, logger: AnyLogger, patience_s: float = 10.0
+) -> list[str]:
+    """Publish the short summary of an attempt that completed.
+
+    Args:
+        report: of the attempt.
+        history: completed runs of this cache, this one first.
+        stall: the policy it ran under.
+        logger: of the run.
+        patience_s: how long an unreachable server is tried; a completed run waits for none.
+
+    Returns:
+        The keys that were published.
+    """
+    key = f"cachewatch-{slugify(report.name)}-report"
+    text = completion_markdown(report, history, stall)
+    description = for_markdown(report.message, 1000)
+    made = _publish(
+        lambda key: create_markdown_artifact(text, key=key, description=description),
+        key, time.monotonic() + patience_s, logger,
+    )  # fmt: skip
+    return [key] if made is not None else []
 
 
 def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: AnyLogger) -> UUID | None:
@@ -148,9 +180,28 @@ def report_markdown(report: Report) -> str:
     for who in stop.survivors if stop else ():
         rows.append(("Could not be killed", f"pid {who.pid}, state {who.state}"))
     rows.append(("Command", " ".join(report.command)))
-    lines = [f"## {for_markdown(report.message, 2000)}", ""]
-    if advice := next_step(report.outcome, report.stall.kind):
+    diagnosis = report.diagnosis
+    message = report.message
+    for lead in (" Cause: ", " Probable cause: "):  # it has a paragraph of its own below
+        message = message.split(f"{lead}{diagnosis.summary}", 1)[0] if diagnosis else message
+    lines = [f"## {for_markdown(message, 2000)}", ""]
+    if diagnosis is not None and diagnosis.category != "unknown":
+        summary = diagnosis.summary[:1].upper() + diagnosis.summary[1:]
+        lines += [
+            f"**Cause:** {for_markdown(summary, 1000)} ({diagnosis.category}, confidence {diagnosis.confidence})",
+            "",
+        ]
+    advice = diagnosis.resolution if diagnosis else next_step(report.outcome, report.stall.kind)
+    if advice:
         lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
+    lines += [_chart(report), ""]
+    if diagnosis is not None and diagnosis.evidence:
+        lines += ["Seen:", "", *(f"- {for_markdown(line, 300)}" for line in diagnosis.evidence), ""]
+    if report.bundle is not None:
+        lines += [
+            f"Everything that was found out: {markdown_code('cachewatch report ' + report.bundle, 1000)} on the worker",
+            "",
+        ]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
     if report.growth.suspected:
@@ -164,6 +215,57 @@ def report_markdown(report: Report) -> str:
             fence += "`"
         lines += ["", "Last lines of the generator's output:", "", f"{fence}text", tail, fence]
     return "\n".join(lines) + "\n"
+
+
+def completion_markdown(report: Report, history: Sequence[PastRun], stall: StallPolicy) -> str:
+    """Write the short summary of an attempt that completed.
+
+    Args:
+        report: of the attempt.
+        history: completed runs of this cache, this one first.
+        stall: the policy it ran under.
+
+    Returns:
+        Markdown in which nothing that came from outside is markup.
+    """
+    growth = report.growth
+    wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
+    rate = growth.bytes_written / wrote_s if wrote_s > 0 else None
+    rows = [
+        ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
+        ("Bytes written", format_bytes(growth.bytes_written)),
+        ("Rate while writing", f"{format_bytes(rate)}/s" if rate else "nothing to say"),
+        ("Duration", format_duration(report.duration_s)),
+        ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
+        (
+            "Longest pause",
+            f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
+        ),
+    ]
+    enough_s = enough_window_s(history, effective_poll_s(stall))
+    if enough_s is not None:
+        runs = "this run" if len(history) == 1 else f"the last {len(history)} runs"
+        rows.append(
+            ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
+        )
+    lines = [f"## {for_markdown(report.message, 2000)}", "", _chart(report), "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
+    if report.growth.suspected:
+        lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
+    if report.notes:
+        lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _chart(report: Report) -> str:
+    samples = [(s.at_s, s.bytes_written, s.allocated_written) for s in report.growth.samples]
+    last_s, pause_s = report.growth.last_growth_s or 0.0, report.stall.pause_s
+    if report.stall.kind is None or pause_s is None:
+        svg = draw_growth(samples, end_s=report.duration_s)
+    else:
+        svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s)
+    # An image, since both UIs strip raw SVG from Markdown.
+    return f"![Bytes written over time]({svg_data_uri(svg)})"
 
 
 def _ended(report: Report) -> str:

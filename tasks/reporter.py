@@ -9,12 +9,15 @@ import contextvars
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect_cachewatch.tasks.artifacts import AnyLogger
 
 from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.runhistory import PastRun
+from prefect_cachewatch.tasks.artifacts import AnyLogger
+from prefect_cachewatch.tasks.events import emit_generation_event
 from prefect_cachewatch.text import for_markdown, for_terminal, redact
 from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Watch
@@ -24,6 +27,10 @@ __all__ = ["Reporter"]
 # Together at most 5 requests a minute: logs go in one batch a tick, the progress artifact in one request.
 LOG_EVERY_S = 20.0
 PROGRESS_EVERY_S = 30.0
+# Events are no requests: they go over a connection of their own.
+EVENT_EVERY_S = 60.0
+_TICK_S = 1.0
+_FIRST_PROGRESS_S = 5.0
 _LINES_MAX = 20
 
 
@@ -35,11 +42,22 @@ class Reporter:
         logger: of the run.
         secrets: values that must not be logged.
         log_every_s: time between two log lines.
+        attempt: number of the attempt.
+        history: earlier completed runs of the cache, newest first: the size to expect, if the job does not say.
     """
 
     def __init__(
-        self, watch: Watch, logger: AnyLogger, secrets: Sequence[str] = (), log_every_s: float = LOG_EVERY_S
+        self,
+        watch: Watch,
+        logger: AnyLogger,
+        secrets: Sequence[str] = (),
+        log_every_s: float = LOG_EVERY_S,
+        attempt: int = 1,
+        history: Sequence[PastRun] = (),
     ) -> None:
+        self._attempt = attempt
+        self._expected_bytes = watch.job.expected_bytes or (history[0].bytes_present if history else None)
+        self._expected_from = "" if watch.job.expected_bytes or not history else ", as last time"
         self._watch, self._logger, self._secrets = watch, logger, tuple(secrets)
         self._log_every_s = log_every_s
         self._stop = threading.Event()
@@ -65,24 +83,55 @@ class Reporter:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        next_progress_s = 0.0
-        while not self._stop.wait(self._log_every_s):
+        self._emit("started", {"command": self._watch.job.command[0], "expected_bytes": self._expected_bytes})
+        now_s = time.monotonic()
+        next_log_s, next_progress_s, next_event_s = (
+            now_s + self._log_every_s,
+            now_s + min(_FIRST_PROGRESS_S, self._log_every_s),
+            now_s + EVENT_EVERY_S,
+        )
+        ended = False
+        while not ended:
+            ended = self._stop.wait(min(_TICK_S, self._log_every_s))
+            now_s = time.monotonic()
             try:
-                self._log()
-                now_s = time.monotonic()
-                if self._watch.job.expected_bytes and now_s >= next_progress_s:
+                self._suspicions()
+                if now_s >= next_event_s and not ended:
+                    next_event_s = now_s + EVENT_EVERY_S
+                    self._emit("progress", self._numbers())
+                if now_s >= next_log_s and not ended:
+                    next_log_s = now_s + self._log_every_s
+                    self._log()
+                if now_s >= next_progress_s and not ended:
                     next_progress_s = now_s + PROGRESS_EVERY_S
-                    self._progress(self._watch.job.expected_bytes)
+                    self._progress()
             except Exception as error:  # noqa: BLE001 - the API's troubles are not the generation's
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
+
+    def _suspicions(self) -> None:
+        for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:
+            self._suspicions_seen += 1
+            self._logger.warning("suspected stall: %s", suspicion.message)
+            self._emit("suspected", {**self._numbers(), "message": suspicion.message})
+
+    def _emit(self, kind: str, payload: dict[str, Any]) -> None:
+        emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload})
+
+    def _numbers(self) -> dict[str, Any]:
+        state = self._watch.state
+        return {
+            "bytes_present": state.growth.bytes_present,
+            "bytes_written": state.growth.bytes_written,
+            "files_present": state.growth.files_present,
+            "pause_s": round(state.rule.pause_s, 1),
+            "window_s": state.rule.window_s,
+            "expected_bytes": self._expected_bytes,
+        }
 
     def _log(self) -> None:
         state = self._watch.state
         rule, growth = state.rule, state.growth
         self._log_output()
-        for suspicion in rule.suspicions[self._suspicions_seen :]:
-            self._suspicions_seen += 1
-            self._logger.warning("suspected stall: %s", suspicion.message)
         self._logger.info(
             "%s in %s files, pause %s of %s",
             format_bytes(growth.bytes_present),
@@ -101,21 +150,27 @@ class Reporter:
         shown = "\n".join(for_terminal(redact(line, self._secrets), 300) for line in lines)
         self._logger.info("generator's output, last lines of %s:\n%s", format_bytes(new_bytes), shown)
 
-    def _progress(self, expected_bytes: int) -> None:
-        growth = self._watch.state.growth
-        percent = min(100.0, 100.0 * growth.bytes_present / expected_bytes)
-        text = (
-            f"{format_bytes(growth.bytes_present)} of {format_bytes(expected_bytes)} in {growth.files_present:,} files"
-        )
+    def _progress(self) -> None:
+        percent, text = self._share()
+        description = f"{for_markdown(self._watch.job.name)}: {text}"
         if self._artifact is None:
-            made = create_progress_artifact(
-                percent,
-                key=f"cachewatch-{slugify(self._watch.job.name)}-progress",
-                description=f"{for_markdown(self._watch.job.name)}: {text}",
-            )
+            key = f"cachewatch-{slugify(self._watch.job.name)}-progress"
+            made = create_progress_artifact(percent, key=key, description=description)
             assert isinstance(made, UUID)
             self._artifact = made
         else:
-            update_progress_artifact(
-                self._artifact, percent, description=f"{for_markdown(self._watch.job.name)}: {text}"
-            )
+            update_progress_artifact(self._artifact, percent, description=description)
+
+    def _share(self) -> tuple[float, str]:
+        """Per cent and words; without an expected size the bytes stand in the words and the bar at zero."""
+        state = self._watch.state
+        growth, files = state.growth, f"{state.growth.files_present:,} files"
+        if not self._expected_bytes:
+            return 0.0, f"{format_bytes(growth.bytes_present)} in {files} so far; the size to expect is not known"
+        percent = min(100.0, 100.0 * growth.bytes_present / self._expected_bytes)
+        text = f"{format_bytes(growth.bytes_present)} of {format_bytes(self._expected_bytes)}{self._expected_from} in {files}"
+        elapsed_s = time.monotonic() - self._watch.started_s
+        left = self._expected_bytes - growth.bytes_present
+        if left > 0 and growth.bytes_written > 0 and elapsed_s > 0:
+            text += f"; about {format_duration(float(round(left / (growth.bytes_written / elapsed_s))))} left"
+        return percent, text

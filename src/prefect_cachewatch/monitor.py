@@ -85,6 +85,7 @@ class GrowthMonitor:
         self._scan_times: deque[tuple[float, int]] = deque()
         self._scans = 0
         self._restarts = 0
+        self._begin_anew = False
         self.began_s = rule.started_s
         self._stride = 0.0
         self._add_sample(rule.started_s)
@@ -196,7 +197,13 @@ class GrowthMonitor:
         if scanner.pending:
             # It hung before: what it answers now is old, but that it answers is forgiveness, and the next scan counts.
             self._receive(stop_s, ended)
-        scanner.send("scan")
+        if self._begin_anew:
+            scanner.send("begin", roots=self.site.paths, ignore=self.site.ignore)
+            self._begin_anew = False
+            # A new ledger begins at zero: what was counted so far is carried over.
+            self._offset = self.growth
+        else:
+            scanner.send("scan")
         return self._receive(stop_s, ended)
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
@@ -225,15 +232,8 @@ class GrowthMonitor:
         self._restarts += 1
         self.notes.append(f"the scan process was started again: {error.message}")
         self.site.restart_scanner()
-        try:
-            self.site.begin()
-        except ScanError:
-            return
-        except Exception as failure:  # noqa: BLE001 - blind now; the next poll tries again, the rule keeps the time
-            self.notes.append(str(failure))
-            return
-        # A new ledger begins at zero: what was counted so far is carried over.
-        self._offset = self.growth
+        self._begin_anew = True
+        self._scan_times.clear()  # scans are numbered anew
 
     def _offset_growth(self, growth: Growth) -> Growth:
         if self._offset.bytes_written == 0 and self._offset.allocated_written == 0:

@@ -5,6 +5,7 @@ Within a version fields are added, never renamed or removed; `docs/report.md` de
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
@@ -138,6 +140,10 @@ class Report:
     log_tail: list[str]
     #: What else was noticed: log cut short, scanner started again, ...
     notes: list[str]
+    #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
+    diagnosis: Diagnosis | None = None
+    #: Directory of the post-mortem bundle; null if none was written.
+    bundle: str | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 
@@ -260,12 +266,13 @@ def write_report(report: Report, path: Path) -> None:
         InputError: it cannot be written.
     """
     text = report_json(report)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text + "\n", encoding="ascii")
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise InputError(f"report file {path} cannot be written: {error.strerror}") from error
 
 

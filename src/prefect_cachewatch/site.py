@@ -50,7 +50,14 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
         raise CommandError(f"working directory {for_terminal(cwd)} is not a directory: create it first", exit_code=125)
     program, shown = command[0], for_terminal(command[0])
     if "/" not in program:
-        if shutil.which(program, path=env.get("PATH", os.defpath)) is None:
+        search = env.get("PATH", os.defpath)
+        if shutil.which(program, path=search) is None:
+            found = next((p for d in search.split(os.pathsep) if (p := Path(cwd or ".", d, program)).is_file()), None)
+            if found is not None:
+                raise CommandError(
+                    f"command {for_terminal(str(found))!r} is not executable: chmod +x it, or name its interpreter first",
+                    exit_code=126,
+                )
             raise CommandError(
                 f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127
             )
@@ -97,6 +104,7 @@ class CacheSite:
     ) -> None:
         self.ignore = list(ignore)
         self.scanner = DirectoryScanner(deadline_s)
+        self._closed = False
         self._deadline_s = deadline_s
         self.paths: list[str] = []
         self.lock_fds: list[int] = []
@@ -147,7 +155,9 @@ class CacheSite:
         return answer
 
     def restart_scanner(self) -> None:
-        """Replace a scan process that has died; never one that is stuck."""
+        """Replace a scan process that has died; never one that is stuck, and none after the end."""
+        if self._closed:
+            return
         self.scanner.close()
         self.scanner = DirectoryScanner(self._deadline_s)
 
@@ -161,6 +171,7 @@ class CacheSite:
 
     def close(self) -> None:
         """Let go of the locks and the scan process."""
+        self._closed = True
         self.scanner.close()
         while self.lock_fds:
             os.close(self.lock_fds.pop())

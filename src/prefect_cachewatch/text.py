@@ -19,10 +19,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"), _HIDDEN),  # JSON web tokens
     (re.compile(r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|pnu_|pnb_|sk-|xox[abpr]-)[\w-]{8,}"), _HIDDEN),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), _HIDDEN),
-    (re.compile(r"(?i)(\w[\w+.-]*://)[^\s/@]+@"), rf"\1{_HIDDEN}@"),
-    (re.compile(r"(?i)\b(authorization\s*[:=]\s*(?:bearer|basic)?\s*)[^\s\"']+"), rf"\1{_HIDDEN}"),
+    (re.compile(r"(?<![\w+.-])([\w+.-]++://)[^\s/]+@"), rf"\1{_HIDDEN}@"),
+    (re.compile(r"(?i)\b(authorization[\"']?\s*+[:=]\s*+[\"']?)[^\r\n\"']+"), rf"\1{_HIDDEN}"),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{_HIDDEN}"),
-    (re.compile(rf"(?i)([\w.-]*{_SECRET_WORD}[\w.-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"'&,;]+"), rf"\1{_HIDDEN}"),
+    # Possessive, and from a word's beginning only: a log line of one long word must not take seconds.
+    (
+        re.compile(rf"(?i)(?<![\w.-])((?=[\w.-]*?{_SECRET_WORD})[\w.-]++[\"']?\s*+[=:]\s*+[\"']?)[^\s\"'&,;]+"),
+        rf"\1{_HIDDEN}",
+    ),
 )
 
 
@@ -129,7 +133,8 @@ def for_markdown(name: str, limit: int = 255) -> str:
         '\\\\[x\\\\](y)\\\\*'
     """
     shown = for_terminal(name, limit)
-    shown = re.sub(r"([\\`*_{}\[\]#|~!])", r"\\\1", shown)
+    shown = re.sub(r"([\\`*_{}\[\]#|~!@])", r"\\\1", shown)
+    shown = re.sub(r"(?i)(www)\.|(:)//", lambda m: f"{m[1]}\\." if m[1] else ":\\/\\/", shown)  # no autolink
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -140,7 +145,9 @@ def markdown_code(name: str, limit: int = 255) -> str:
         >>> markdown_code("layers.0.w1")
         '`layers.0.w1`'
     """
-    shown = for_terminal(name, limit).replace("|", "\\|")
+    # A table's cell ends at a pipe unless a backslash escapes it, and a second one before would undo that.
+    shown = re.sub(r"\\\|+", lambda m: "\\" + "\\x7c" * (len(m[0]) - 1), for_terminal(name, limit))
+    shown = re.sub(r"\|", r"\\|", shown)
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown else ""

@@ -14,6 +14,7 @@ _BYTES = {
     "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4,
 }  # fmt: skip
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|[smhd])")
+_LONGEST, _SHOWN = 100, 40  # characters; far beyond the first a float is infinite
 _NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)")
 
@@ -35,11 +36,11 @@ def parse_duration(text: str) -> float:
         5400.0
     """
     compact = text.strip().lower().replace(" ", "")
-    if _NUMBER.fullmatch(compact):
+    if _NUMBER.fullmatch(compact) and len(compact) <= _LONGEST:
         return float(compact)
     parts = _DURATION.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise ValueError(f"{text!r} is not a duration: write it like 90s, 5m or 1h30m")
+    if not parts or "".join(number + unit for number, unit in parts) != compact or len(compact) > _LONGEST:
+        raise ValueError(f"{text[:_SHOWN]!r} is not a duration: write it like 90s, 5m or 1h30m")
     return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
@@ -60,9 +61,11 @@ def parse_bytes(text: str) -> int:
         (4096, 10000000)
     """
     match = _SIZE.fullmatch(text.strip())
-    if not match or match[2].lower() not in _BYTES:
-        raise ValueError(f"{text!r} is not a size: write it like 4096, 4KiB or 10MB")
-    return int(float(match[1]) * _BYTES[match[2].lower()])
+    if not match or match[2].lower() not in _BYTES or len(match[1]) > _LONGEST:
+        raise ValueError(f"{text[:_SHOWN]!r} is not a size: write it like 4096, 4KiB or 10MB")
+    unit = _BYTES[match[2].lower()]
+    whole, _, decimals = match[1].partition(".")
+    return int(whole or 0) * unit + int(decimals or 0) * unit // int("1" + "0" * len(decimals))  # exact, unlike a float
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -80,10 +83,10 @@ def format_bytes(size_bytes: float) -> str:
     """
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
+        if round(size) < 1024 or unit == "TiB":
             if unit == "B":
                 return f"{size:.0f} B"
-            return f"{size:.2f} {unit}" if size < 10 else f"{size:.1f} {unit}" if size < 100 else f"{size:.0f} {unit}"
+            return f"{size:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
 
@@ -104,11 +107,16 @@ def format_duration(seconds: float) -> str:
     if seconds < 10 and abs(seconds - round(seconds)) > 0.05:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    if whole >= 120 and whole % 60 == 0 and whole < 7200:
+    if 120 <= whole < 3600 and whole % 60 == 0:
         return f"{whole // 60} minutes"
     if whole < 120:
         return "1 minute" if whole == 60 else f"{whole} s"
-    if whole < 7200 and whole < 3600:
+    if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
+    if whole >= 172800:
+        days, hours = whole // 86400, (whole % 86400) // 3600
+        if days >= 10**6:
+            return f"{days:.1e} days"
+        return f"{days} days {hours} h" if hours else f"{days} days"
     hours, minutes = whole // 3600, (whole % 3600) // 60
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"

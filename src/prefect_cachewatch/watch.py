@@ -7,6 +7,7 @@ that have no tasks of their own. It knows no Prefect and prints nothing.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.errors import GuardError, ScanError
+from prefect_cachewatch.errors import GuardError, InputError, ScanError
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.messages import describe_growth, describe_stall, signal_name
 from prefect_cachewatch.monitor import GrowthMonitor, Sample
@@ -25,6 +26,7 @@ from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
 from prefect_cachewatch.supervise.client import GuardClient, StopReport
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
+from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
 __all__ = ["Outcome", "Watch", "run_watch"]
@@ -115,6 +117,7 @@ class Watch:
         self._on_sample = on_sample
         self._before_stop = before_stop
         self._ended = threading.Event()
+        self._cancel_grace_s: float | None = None
 
     @property
     def state(self) -> GrowthMonitor:
@@ -130,16 +133,25 @@ class Watch:
             CommandError: the command cannot be executed.
             GuardError: the guard did not start.
         """
+        try:
+            cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
+        except FileNotFoundError:
+            raise InputError("the present working directory has been removed: change to another one") from None
         # Whoever is left of a dead run may be writing into these very directories.
         notes = describe_leftovers(clear_leftovers())
         baseline = self.site.begin()
         out_fd, error_fd = self.output.open_pipes()
-        null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        # A number of its own: the guard's 0 is /dev/null, whatever ours is.
+        stdin_fd = (
+            os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if self._stdin_fd is None
+            else fcntl.fcntl(self._stdin_fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        )
         self.guard = GuardClient(
             self.job.command,
             env=self._env,
-            cwd=str(self.job.cwd) if self.job.cwd else os.getcwd(),
-            stdio=(null_fd if self._stdin_fd is None else self._stdin_fd, out_fd, error_fd),
+            cwd=cwd,
+            stdio=(stdin_fd, out_fd, error_fd),
             grace_s=self.stop_policy.grace_s,
             cookie=self.run_id,
             wait_for=self.job.wait_for,
@@ -148,9 +160,13 @@ class Watch:
         try:
             self.guard.start()
         finally:
-            for fd in (null_fd, out_fd, error_fd):
+            for fd in (stdin_fd, out_fd, error_fd):
                 os.close(fd)
             self.output.start()
+            if self.guard.pid is None:
+                self.output.finish()
+        if self.cancelled_by is not None:  # while it was being started
+            self.guard.stop(self._cancel_grace_s)
         self.started_at, self.started_s = time.time(), self._clock()
         rule = StallRule(self.stall, self.started_s)
         self.monitor_state = GrowthMonitor(self.site, rule, self._clock, baseline)
@@ -203,7 +219,7 @@ class Watch:
             why: for the message, for example `SIGINT` or `the flow run was cancelled`.
             grace_s: overrides the stop policy's grace period.
         """
-        self.cancelled_by = self.cancelled_by or why
+        self.cancelled_by, self._cancel_grace_s = self.cancelled_by or why, grace_s
         if self.guard is not None:
             self.guard.stop(grace_s)
 
@@ -271,7 +287,7 @@ class Watch:
 
     def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
-        where = f"{growth} in {', '.join(state.site.paths)}"
+        where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
         ended_itself = report is not None and report.why == "exited"
         if self.verdict is not None and not ended_itself:
             message = describe_stall(

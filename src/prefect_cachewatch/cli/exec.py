@@ -10,13 +10,14 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options import check_log_path, guard_options, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.examination import Examiner, secret_values
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.report import build_report, check_report_path, write_report
 from prefect_cachewatch.site import CacheSite, check_command
-from prefect_cachewatch.text import redact
+from prefect_cachewatch.text import for_terminal, redact
 from prefect_cachewatch.watch import Outcome, Watch, run_watch
 
 __all__ = ["STOPPED", "command", "exit_status"]
@@ -31,16 +32,18 @@ _CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "126 not executable; 127 not found; 128+N if signal N ended it."
 ))  # fmt: skip
 @guard_options
-@click.pass_context
-def command(context: click.Context, **options: Any) -> int:
+def command(**options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     job, stall, stop = job_from(None, options), stall_from(options), stop_from(options)
     report_path: Path | None = options["report"]
     if report_path is not None:
         check_report_path(report_path)
+    if options["log"] is not None:
+        check_log_path(options["log"], job)
     env = dict(os.environ) | job.env
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     progress = ProgressLine(options["quiet"])
+    context = click.get_current_context()
     note = poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE)
     if note and not options["quiet"]:
         print(f"cachewatch: {note}", file=sys.stderr)
@@ -49,18 +52,35 @@ def command(context: click.Context, **options: Any) -> int:
     ) as site:
         output = OutputPump(options["log"], pass_through=True, before_write=progress.clear if progress.live else None)
         stdin_fd = 0 if _is_open(0) else None
-        watch = Watch(site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd, on_sample=progress.sampled)
+        examiner = Examiner(
+            secrets=secret_values(env), bundles=not options["no_bundle"], bundle_root=options["bundle_dir"]
+        )
+
+        def on_sample(watch: Watch) -> None:
+            progress.sampled(watch)
+            examiner.sampled(watch)
+
+        watch = Watch(
+            site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd,
+            on_sample=on_sample, before_stop=examiner.before_stop,
+        )  # fmt: skip
         received = _cancel_on_signals(watch)
         try:
-            outcome = run_watch(watch)
+            outcome = examiner.conclude(watch, run_watch(watch))
         finally:
             progress.close()
-    tail = [redact(line) for line in output.tail_lines(50)]
+    secrets = secret_values(env)
+    tail = [redact(line, secrets) for line in output.tail_lines(50)]
+    report = examiner.write_bundle(
+        build_report(outcome, name=job.name, command=job.command, log_tail=tail, secrets=secrets), output
+    )
     if report_path is not None:
         try:
-            write_report(build_report(outcome, name=job.name, command=job.command, log_tail=tail), report_path)
+            write_report(report, report_path)
         except CachewatchError as error:
             print(f"cachewatch: {error.message}", file=sys.stderr)
+    if report.bundle is not None and not options["quiet"]:
+        print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
     if outcome.name != "completed" or not options["quiet"]:
         print(outcome.message, file=sys.stderr, flush=True)
     return exit_status(outcome, received[0] if received else None)
@@ -93,6 +113,9 @@ def _cancel_on_signals(watch: Watch) -> list[int]:
 
     def cancel(number: int, frame: object) -> None:
         received.append(number)
+        if watch.guard is None:  # still measuring the start: nothing is running that would have to be stopped
+            print(f"cachewatch: {signal.Signals(number).name} before the generator was started", file=sys.stderr)
+            raise SystemExit(128 + number)
         watch.cancel(signal.Signals(number).name, 0.0 if len(received) > 1 else None)
 
     for number in _CANCELLING:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from prefect_cachewatch.cli.options import (
     stall_from,
     stop_from,
 )
+from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.report import check_report_path
@@ -48,7 +51,10 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
         job.cache_dirs, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes
     ):
         pass
-    return run_flow(job, stall, stop, retry, report=options["report"], log=options["log"], quiet=options["quiet"])
+    return run_flow(
+        job, stall, stop, retry, report=options["report"], log=options["log"], quiet=options["quiet"],
+        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"],
+    )  # fmt: skip
 
 
 def run_flow(
@@ -61,6 +67,8 @@ def run_flow(
     log: Path | None = None,
     quiet: bool = False,
     show: bool = True,
+    bundle_dir: Path | None = None,
+    bundle: bool = True,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -73,6 +81,8 @@ def run_flow(
         log: file for the generator's output.
         quiet: whether Prefect's log lines are left out.
         show: whether the generator's output is passed through.
+        bundle_dir: where the post-mortem of a stall goes.
+        bundle: whether one is written.
 
     Returns:
         As `cachewatch exec`.
@@ -82,15 +92,20 @@ def run_flow(
     """
     # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # Prefect gives a temporary server 20 s, which a busy machine with two cores does not always make.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if quiet:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     check_api()
-    from prefect_cachewatch.flows.generation import generate_cache, show_output  # noqa: PLC0415 - a second of imports
+    from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
 
     with tempfile.TemporaryDirectory(prefix="cachewatch-") as scratch:
         path = report.absolute() if report else Path(scratch) / "report.json"
         before = path.stat().st_mtime_ns if path.exists() else None
         token = show_output.set(show)
+        view = ProgressLine(quiet or not show)
+        view_token = live_view.set(view if view.live else None)
+        quiet_screen = _clear_before_logging(view)
         try:
             state: Any = generate_cache(
                 job,
@@ -99,16 +114,41 @@ def run_flow(
                 retry=retry,
                 report=path,
                 log=log.absolute() if log else None,
+                bundle_dir=bundle_dir.absolute() if bundle_dir else None,
+                bundle=bundle,
                 return_state=True,
             )
         finally:
             show_output.reset(token)
+            live_view.reset(view_token)
+            quiet_screen()
         written = path.exists() and path.stat().st_mtime_ns != before
         data: dict[str, Any] = json.loads(path.read_text()) if written else {}
     sys.stdout.flush()
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)
     return _status(state, data)
+
+
+def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
+    """Take the live view off the screen before each log line; returns what ends that."""
+    handlers = (
+        [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers] if view.live else []
+    )
+
+    def clear(record: logging.LogRecord) -> bool:
+        view.clear()
+        return True
+
+    for handler in handlers:
+        handler.addFilter(clear)
+
+    def undo() -> None:
+        view.close()
+        for handler in handlers:
+            handler.removeFilter(clear)
+
+    return undo
 
 
 def check_api() -> None:

@@ -6,9 +6,11 @@ a traceback is a defect.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import click
@@ -25,7 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
     "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
+    "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a stalled generation."),
+    "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
+    "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
 }  # fmt: skip
 
 
@@ -76,13 +81,19 @@ def main(argv: list[str] | None = None) -> None:
         SystemExit: with the exit status.
     """
     from prefect_cachewatch.errors import CachewatchError  # noqa: PLC0415 - after --help and --version
+    from prefect_cachewatch.text import for_terminal  # noqa: PLC0415
 
+    _fill_standard_streams()
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
     try:
         result: Any = cli.main(args=argv, prog_name="cachewatch", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as exit_:
         raise SystemExit(exit_.exit_code) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        raise SystemExit(USAGE_ERROR) from None
     except click.Abort:
         raise SystemExit(130) from None
     except click.ClickException as error:
@@ -96,7 +107,25 @@ def main(argv: list[str] | None = None) -> None:
         # The reader of our output left; a second error while Python flushes stdout would say so again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
+    except OSError as error:
+        where = f": {for_terminal(str(error.filename))}" if error.filename else ""
+        fail(f"the system refused: {error.strerror or error}{where}")
+    except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for whoever acts on the exit status
+        traceback.print_exc()
+        fail(f"internal error, please report it with the lines above: {type(error).__name__}: {error}")
     raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _fill_standard_streams() -> None:
+    """Open /dev/null where a standard stream is closed, or a control socket would get its number."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
 
 
 if __name__ == "__main__":

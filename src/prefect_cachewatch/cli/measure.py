@@ -27,7 +27,8 @@ _TIMEOUT_S = 600.0
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Files to leave out; repeatable.")
 def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...]) -> None:
     """Count bytes, allocated bytes, files and directories below DIRECTORY, as the watch does."""
-    path, shown = os.path.realpath(directory), for_terminal(directory)
+    # Absolute only: links are resolved in the scan process, since that too may hang.
+    path, shown = os.path.abspath(directory), for_terminal(directory)
     scanner = DirectoryScanner()
     try:
         answers = [scanner.request("measure", _TIMEOUT_S, roots=[path], ignore=list(ignore)) for _ in range(repeat)]
@@ -42,7 +43,7 @@ def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...])
     seconds = statistics.median(answer["scan_s"] for answer in answers)
     if as_json:
         row = {name: last[name] for name in ("bytes", "allocated_bytes", "files", "directories", "errors")}
-        print(json.dumps({"path": path, **row, "seconds": seconds, "repeats": repeat}))
+        print(json.dumps({"path": root["path"], **row, "seconds": seconds, "repeats": repeat}))
         return
     print(
         f"{format_bytes(last['bytes'])} ({last['bytes']:,} bytes, {format_bytes(last['allocated_bytes'])} allocated) in "

@@ -12,11 +12,22 @@ from pydantic import BaseModel, ValidationError
 
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration, parse_bytes, parse_duration
 
-__all__ = ["DURATION", "SIZE", "build_model", "guard_options", "job_from", "poll_note", "stall_from", "stop_from"]
+__all__ = [
+    "DURATION",
+    "SIZE",
+    "build_model",
+    "check_log_path",
+    "guard_options",
+    "job_from",
+    "poll_note",
+    "stall_from",
+    "stop_from",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=BaseModel)
@@ -42,7 +53,7 @@ _OPTION_OF = {
 }
 
 
-class _Parsed(click.ParamType):
+class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
     def __init__(self, name: str, parse: Callable[[str], float]) -> None:
         self.name = name
         self._parse = parse
@@ -107,6 +118,13 @@ def guard_options(function: F) -> F:
             "--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for a check of free space."
         ),
         click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
+        click.option(
+            "--bundle-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            metavar="DIR",
+            help="Where the post-mortem of a stall goes; default below ~/.local/state.",
+        ),
+        click.option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
         click.option(
             "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."
         ),
@@ -197,7 +215,7 @@ def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
     ignore = list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE))
     return build_model(
         CacheJob,
-        name=name or os.path.basename(dirs[0]) or "cache",
+        name=name or for_terminal(os.path.basename(dirs[0]), 200) or "cache",
         command=command,
         cache_dirs=dirs,
         env=env,
@@ -206,6 +224,29 @@ def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
         ignore=ignore,
         wait_for=options["wait_for"],
     )
+
+
+def check_log_path(path: Path, job: CacheJob) -> None:
+    """Refuse a log inside a cache directory, where the generator's chatter would count as growth.
+
+    Args:
+        path: of `--log`.
+        job: with its cache directories and ignore globs.
+
+    Raises:
+        InputError: it lies in one, and no ignore glob leaves it out.
+    """
+    where = Path(os.path.realpath(path.parent), path.name)
+    ignored = compile_ignore(job.ignore)
+    for directory in job.cache_dirs:
+        root = Path(os.path.realpath(directory))
+        if where.is_relative_to(root):
+            below = os.path.join("", *where.parent.relative_to(root).parts, "")
+            if ignored is None or not ignored(path.name, below):
+                raise InputError(
+                    f"log file {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
+                    "would count as growth: put it elsewhere, or name it *.log"
+                )
 
 
 def stall_from(options: dict[str, Any]) -> StallPolicy:

@@ -1,4 +1,7 @@
-"""What a person sees while a generation runs: one line that is redrawn in a terminal, plain lines elsewhere."""
+"""What a person sees while a generation runs: a live view in a terminal, plain lines elsewhere.
+
+Takes its numbers from the watch; how they look is `live`.
+"""
 
 from __future__ import annotations
 
@@ -8,53 +11,18 @@ import sys
 import threading
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Watch
 
-__all__ = ["ProgressLine", "progress_text"]
+if TYPE_CHECKING:
+    from prefect_cachewatch.cli.live import LiveBlock, LiveState
+
+__all__ = ["ProgressLine"]
 
 _PLAIN_EVERY_S = 30.0
 _RATE_OVER_S = 60.0
-
-
-def progress_text(
-    *,
-    bytes_present: int,
-    files_present: int,
-    rate_bytes_per_s: float,
-    pause_s: float,
-    window_s: float,
-    started: bool,
-    suspicion: str | None,
-    width: int,
-) -> str:
-    """Write the state of a generation in one line.
-
-    Args:
-        bytes_present: apparent bytes in the directories.
-        files_present: files in them.
-        rate_bytes_per_s: growth per second, over the last minute.
-        pause_s: the pause so far.
-        window_s: the window it is held against.
-        started: whether anything was written yet.
-        suspicion: what is suspected, in words, or None.
-        width: the most characters.
-
-    Returns:
-        The line.
-
-    Example:
-        >>> progress_text(bytes_present=2**30, files_present=43, rate_bytes_per_s=2**20, pause_s=12.4,
-        ...     window_s=300, started=True, suspicion=None, width=80)
-        '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
-    """
-    pause = f"{'pause' if started else 'no byte yet,'} {format_duration(float(round(pause_s)))} of {format_duration(window_s)}"
-    text = f"{format_bytes(bytes_present)} in {files_present:,} files, {format_bytes(rate_bytes_per_s)}/s, {pause}"
-    if suspicion:
-        text += f"; suspected: {suspicion}"
-    return for_terminal(text, width)
+_RATES_MAX = 40
 
 
 class ProgressLine:
@@ -67,7 +35,8 @@ class ProgressLine:
     def __init__(self, quiet: bool = False) -> None:
         self.live = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._quiet = quiet
-        self._shown = False
+        self._block: LiveBlock | None = None
+        self._rates: deque[float] = deque(maxlen=_RATES_MAX)
         self._lock = threading.Lock()
         self._points: deque[tuple[float, int]] = deque()
         self._last_plain_s = time.monotonic()
@@ -79,7 +48,10 @@ class ProgressLine:
     def sampled(self, watch: Watch) -> None:
         """Take in that the monitor has measured."""
         now_s = time.monotonic()
-        self._points.append((now_s, watch.state.growth.bytes_written))
+        written = watch.state.growth.bytes_written
+        if self._points and now_s > self._points[-1][0]:
+            self._rates.append((written - self._points[-1][1]) / (now_s - self._points[-1][0]))
+        self._points.append((now_s, written))
         while len(self._points) > 2 and self._points[1][0] < now_s - _RATE_OVER_S:
             self._points.popleft()
         if self._quiet:
@@ -93,46 +65,56 @@ class ProgressLine:
         suspicions = watch.state.rule.suspicions
         if now_s - self._last_plain_s >= _PLAIN_EVERY_S or len(suspicions) > self._suspected:
             self._last_plain_s, self._suspected = now_s, len(suspicions)
-            self._write(f"cachewatch: {self._text(watch, 400)}\n")
+            from prefect_cachewatch.cli.live import render_plain  # noqa: PLC0415
+
+            self._write(f"cachewatch: {render_plain(self._state(watch))}\n".encode("utf-8", "replace"))
 
     def clear(self) -> None:
-        """Take the line off the screen, before somebody else writes there."""
+        """Take the view off the screen, before somebody else writes there."""
         if self.live:
             with self._lock:
-                if self._shown:
-                    self._shown = False
-                    self._write("\r\x1b[K")
+                if self._block is not None:
+                    self._block.clear()
 
     def close(self) -> None:
-        """Stop redrawing and take the line off the screen."""
+        """Stop redrawing and take the view off the screen."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(1)
         self.clear()
 
     def _redraw(self) -> None:
+        from prefect_cachewatch.cli.live import LiveBlock, render_live, wants_colour  # noqa: PLC0415 - rich takes 50 ms
+
+        block = self._block = LiveBlock(self._write, wants_colour())
         while not self._stop.wait(0.5):
             watch = self._watch
             if watch is not None:
                 width = shutil.get_terminal_size((80, 24)).columns - 1
+                lines = render_live(self._state(watch), width)
                 with self._lock:
                     if not self._stop.is_set():
-                        self._write(f"\r{self._text(watch, width)}\x1b[K")
-                        self._shown = True
+                        block.draw(lines, width)
 
-    def _text(self, watch: Watch, width: int) -> str:
+    def _state(self, watch: Watch) -> LiveState:
+        from prefect_cachewatch.cli.live import LiveState  # noqa: PLC0415
+
         state, rule = watch.state, watch.state.rule
-        since_s = time.monotonic() - state.began_s
-        open_suspicion = rule.suspicions[-1] if rule.suspicions and rule.suspicions[-1].cleared_at_s is None else None
-        return progress_text(
+        now_s = time.monotonic()
+        last = rule.suspicions[-1] if rule.suspicions else None
+        return LiveState(
+            name=watch.job.name,
+            elapsed_s=now_s - watch.started_s,
             bytes_present=state.growth.bytes_present,
             files_present=state.growth.files_present,
             rate_bytes_per_s=self._rate(),
-            pause_s=min(rule.pause_s + since_s, rule.window_s),
+            pause_s=min(rule.pause_s + now_s - state.began_s, rule.window_s),
             window_s=rule.window_s,
             started=rule.first_write_s is not None,
-            suspicion=open_suspicion.message if open_suspicion else None,
-            width=width,
+            last_file=state.last_path,
+            suspicion=last.message if last and last.cleared_at_s is None else None,
+            expected_bytes=watch.job.expected_bytes,
+            rates=tuple(self._rates),
         )
 
     def _rate(self) -> float:
@@ -142,8 +124,8 @@ class ProgressLine:
         return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
 
     @staticmethod
-    def _write(text: str) -> None:
+    def _write(text: bytes) -> None:
         try:
-            os.write(2, text.encode("utf-8", "replace"))
+            os.write(2, text)
         except OSError:
             return

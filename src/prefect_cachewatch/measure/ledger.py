@@ -37,6 +37,8 @@ class FileRecord(NamedTuple):
     written_bytes: int
     written_blocks: int
     grown_scan: int
+    original: bool
+    """Whether it stood there at the start and nothing of it has been counted."""
 
     @property
     def path(self) -> str:
@@ -125,6 +127,9 @@ class Ledger:
                 seen[key] = _PENDING
                 fresh.append((key, directory, name, status))
             elif record.changed_ns == status.st_ctime_ns and record.size_bytes == size and record.blocks == blocks:
+                if record.directory != directory and status.st_nlink == 1:
+                    # A directory above was renamed, which changes no time of the file.
+                    record = record._replace(directory=directory, name=name)
                 seen[key] = record
                 self._old_count += 1
             elif self._is_another_file(record, directory, name, status):
@@ -186,17 +191,16 @@ class Ledger:
         high, high_blocks = self._retired.pop(directory + name, (0, 0))
         if self.scans == 0:
             high, high_blocks = max(high, status.st_size), max(high_blocks, status.st_blocks)
-        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1)
+        original = self.scans == 0
+        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1, original)
         return self._changed(empty, directory, name, status)
 
     def _changed(self, record: FileRecord, directory: str, name: str, status: StatLike) -> FileRecord:
         size, blocks = status.st_size, status.st_blocks
         high_bytes, high_blocks = record.high_bytes, record.high_blocks
         # What stood here at the start was never counted: if it is cut off and written anew, that is growth, once.
-        if record.written_bytes == 0 and size < record.size_bytes:
-            high_bytes = size
-        if record.written_blocks == 0 and blocks < record.blocks and size < record.size_bytes:
-            high_blocks = blocks
+        if record.original and size < record.size_bytes:
+            high_bytes, high_blocks = size, blocks
         grown = max(0, size - high_bytes)
         grown_blocks = max(0, blocks - high_blocks)
         has_grown = grown > 0 or grown_blocks > 0
@@ -209,6 +213,7 @@ class Ledger:
             status.st_mtime_ns, status.st_ctime_ns,
             record.written_bytes + grown, record.written_blocks + grown_blocks,
             self.scans if has_grown else record.grown_scan,
+            record.original and not has_grown,
         )  # fmt: skip
         if has_grown:
             self._grown_bytes += grown
@@ -223,11 +228,8 @@ class Ledger:
         self._bytes_kept -= record.written_bytes
         self._blocks_kept -= record.written_blocks
         self._retired.pop(record.path, None)
-        # The part that stood here at the start was never counted, and may be written anew.
-        self._retired[record.path] = (
-            record.high_bytes if record.written_bytes else 0,
-            record.high_blocks if record.written_blocks else 0,
-        )
+        if not record.original:  # what stood here at the start was never counted, and may be written anew
+            self._retired[record.path] = (record.high_bytes, record.high_blocks)
         if len(self._retired) > _RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
 
@@ -271,4 +273,4 @@ class AgeClock:
         return [None if t is None else 0.0 if unknown or t < oldest_ns else (wall_ns - t) / 1e9 for t in changed_ns]
 
 
-_PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1)
+_PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1, False)

@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+from operator import itemgetter
 from typing import Any
 
 from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Growth, Ledger
@@ -79,22 +80,21 @@ class ScanServer:
         records = self.ledger.files.values()
         newest = heapq.nlargest(limit, records, key=lambda record: record.modified_ns)
         shown = {id(record) for record in newest}
-        rest: dict[str, list[int]] = {}
+        rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
         for record in records:
             total += record.size_bytes
             allocated += record.blocks * 512
             if id(record) not in shown:
-                totals = rest.setdefault(record.directory, [0, 0])
-                totals[0] += 1
-                totals[1] += record.size_bytes
+                files, size = rest.get(record.directory, (0, 0))
+                rest[record.directory] = (files + 1, size + record.size_bytes)
         return {
             "total_files": len(records),
             "total_bytes": total,
             "allocated_bytes": allocated,
             "scan": self.ledger.scans - 1,
             "entries": [_entry(record) for record in newest],
-            "rest": sorted(([d, n, b] for d, (n, b) in rest.items()), key=lambda row: -row[2])[:limit],
+            "rest": heapq.nlargest(limit, ((d, n, b) for d, (n, b) in rest.items()), key=itemgetter(2)),
         }
 
     def clean(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class ScanServer:
 
 
 def _directories(roots: list[str]) -> list[str]:
-    found = []
+    found: list[str] = []
     for root in roots:
         for directory, names, _ in os.walk(root, followlinks=False):
             found.extend(os.path.join(directory, name) for name in names)
@@ -229,7 +229,7 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
             blocks += status.st_blocks
             files += 1
 
-    walk = walk_directories(roots, ignore, visit)
+    walk = walk_directories([os.path.realpath(root) for root in roots], ignore, visit)
     return {
         "bytes": size,
         "allocated_bytes": blocks * 512,

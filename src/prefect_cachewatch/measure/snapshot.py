@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import errno
 import fnmatch
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["RootScan", "StatLike", "Walk", "compile_ignore", "walk_directories"]
+__all__ = ["IgnoreTest", "RootScan", "StatLike", "Walk", "compile_ignore", "walk_directories"]
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
 _RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _MAX_ERRORS = 20
+_mode_of = operator.attrgetter("st_mode")
 
 
 class StatLike(Protocol):
@@ -63,14 +65,51 @@ class Walk:
     errors: list[str] = field(default_factory=list)
 
 
-def compile_ignore(globs: Iterable[str]) -> Callable[[str, str], bool] | None:
+class IgnoreTest:
+    """Says whether a file is to be ignored, by name and directory relative to the watched one.
+
+    Args:
+        ends: literal ends of names.
+        begins: literal beginnings.
+        by_name: matches other patterns against the name.
+        by_path: matches patterns with a slash against the relative path.
+    """
+
+    def __init__(
+        self,
+        ends: tuple[str, ...],
+        begins: tuple[str, ...],
+        by_name: Callable[[str], object] | None,
+        by_path: Callable[[str], object] | None,
+    ) -> None:
+        self._ends, self._begins = ends, begins
+        self._by_name, self._by_path = by_name, by_path
+        self._literal = None if by_name or by_path else (*ends, *begins)
+
+    def __call__(self, name: str, relative: str) -> bool:
+        return bool(
+            (self._ends and name.endswith(self._ends))
+            or (self._begins and name.startswith(self._begins))
+            or (self._by_name and self._by_name(name))
+            or (self._by_path and self._by_path(relative + name))
+        )
+
+    def may_match(self, names: Sequence[str]) -> bool:
+        """Say, for all names of a directory at once, whether any could be ignored; false is certain."""
+        if self._literal is None:
+            return True
+        text = "/".join(names)
+        return any(part in text for part in self._literal)
+
+
+def compile_ignore(globs: Iterable[str]) -> IgnoreTest | None:
     """Turn ignore globs into a test on (name, directory relative to the watched one).
 
     Args:
         globs: shell patterns; one with a slash is matched against the relative path, else the name.
 
     Returns:
-        A function that is true for a file to ignore, or None where there is nothing to ignore.
+        A test that is true for a file to ignore, or None where there is nothing to ignore.
         Plain prefixes and suffixes cost no regex.
 
     Example:
@@ -91,21 +130,11 @@ def compile_ignore(globs: Iterable[str]) -> Callable[[str, str], bool] | None:
             prefixes.append(glob[:-1])
         else:
             names.append(fnmatch.translate(glob))
-    ends, begins = tuple(suffixes), tuple(prefixes)
     by_name = re.compile("|".join(names)).match if names else None
     by_path = re.compile("|".join(paths)).match if paths else None
-    if not (ends or begins or by_name or by_path):
+    if not (suffixes or prefixes or by_name or by_path):
         return None
-
-    def ignored(name: str, relative: str) -> bool:
-        return bool(
-            (ends and name.endswith(ends))
-            or (begins and name.startswith(begins))
-            or (by_name and by_name(name))
-            or (by_path and by_path(relative + name))
-        )
-
-    return ignored
+    return IgnoreTest(tuple(suffixes), tuple(prefixes), by_name, by_path)
 
 
 def walk_directories(roots: Sequence[str], ignore: Iterable[str], visit: Visit) -> Walk:
@@ -154,7 +183,7 @@ def _walk(
     root: str,
     device: int,
     rank: int,
-    ignored: Callable[[str, str], bool] | None,
+    ignored: IgnoreTest | None,
     visit: Visit,
     walk: Walk,
 ) -> None:
@@ -198,18 +227,30 @@ def _visit_directory(
     root_length: int,
     device: int,
     rank: int,
-    ignored: Callable[[str, str], bool] | None,
+    ignored: IgnoreTest | None,
     visit: Visit,
     walk: Walk,
 ) -> list[str]:
     lstat = os.lstat
     relative = here[root_length:]
-    names: list[str] = []
-    stats: list[os.stat_result] = []
-    subdirectories: list[str] = []
     os.fchdir(fd)
     walk.directories += 1
-    for name in os.listdir(fd):
+    listed = os.listdir(fd)
+    # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
+    if ignored is None or not ignored.may_match(listed):
+        try:
+            stats = list(map(lstat, listed))
+        except OSError:
+            pass  # one of them vanished, or cannot be read: one by one, then
+        else:
+            if all(mode & 0o170000 == 0o100000 for mode in set(map(_mode_of, stats))):
+                if listed:
+                    visit(here, rank, listed, stats)
+                return []
+    names: list[str] = []
+    stats = []
+    subdirectories: list[str] = []
+    for name in listed:
         try:
             status = lstat(name)
         except OSError as error:

@@ -7,6 +7,7 @@ blocks for longer than it is told to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -21,10 +22,17 @@ from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
+from prefect_cachewatch.text import for_terminal
 
 __all__ = ["GuardClient", "StopReport"]
 
 _START_TIMEOUT_S = 30.0
+_EXEC_HINTS = {
+    errno.ENOENT: "the interpreter that its first line names is missing",
+    errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
+    errno.EACCES: "chmod +x it, or see whether its file system is mounted noexec",
+    errno.E2BIG: "its arguments and environment together are too long",
+}
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,7 @@ class GuardClient:
         """
         state_fd = self._open_state()
         ours, theirs = socket.socketpair()
+        argv, cwd = list(self._configuration["argv"]), str(self._configuration["cwd"])
         stdio, hold = self._configuration["stdio"], self._configuration["hold"]
         own = [] if state_fd is None else [state_fd]
         self._configuration["state"] = [state_fd, self._state_path] if own else None
@@ -132,14 +141,20 @@ class GuardClient:
         if not self._started.wait(_START_TIMEOUT_S):
             self.close()
             raise GuardError(f"the guard process did not start the command within {_START_TIMEOUT_S:.0f} s")
+        if self.pid is None and self._failure is None:
+            self.close()
+            raise GuardError("the guard process ended before it had started the command")
         if self._failure is not None:
             self.close()
             number, step = self._failure
-            reason = os.strerror(number)
+            reason, shown = os.strerror(number), for_terminal(argv[0])
             if step == "cwd":
-                raise CommandError(f"the working directory cannot be entered: {reason}", exit_code=125)
+                raise CommandError(
+                    f"the working directory {for_terminal(cwd)} cannot be entered: {reason}", exit_code=125
+                )
             code = 127 if number == 2 else 126
-            raise CommandError(f"the command cannot be executed: {reason}", exit_code=code)
+            hint = _EXEC_HINTS.get(number, "check it by hand")
+            raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
 
     def wait(self, timeout_s: float) -> StopReport | None:
         """Wait until the tree is gone.
@@ -191,7 +206,8 @@ class GuardClient:
             self._remove_state()  # its keeper, the outer guard, may have been the one that died
 
     def _command(self, command: dict[str, Any]) -> None:
-        if self._socket is not None and not self.gone.is_set():
+        # Before the command has started, a line would be read as a part of the configuration.
+        if self._socket is not None and self._started.is_set() and not self.gone.is_set():
             with contextlib.suppress(OSError):  # the guard has gone: the reader sees it and takes over
                 self._socket.sendall(json.dumps(command).encode() + b"\n")
 

@@ -231,7 +231,8 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 os._exit(98)
             for target, source in enumerate(configuration["stdio"]):
                 os.dup2(source, target)
-            for number in (
+                os.set_inheritable(target, True)  # dup2 onto itself leaves close-on-exec set
+            for restored in (
                 signal.SIGCHLD,
                 signal.SIGTERM,
                 signal.SIGINT,
@@ -239,7 +240,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 signal.SIGPIPE,
                 signal.SIGXFSZ,
             ):
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(restored, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             # If memory runs out, the generator should go before the one who reports it.
             _write_own("oom_score_adj", b"500")

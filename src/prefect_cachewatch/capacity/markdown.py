@@ -1,0 +1,164 @@
+"""A plan and a check of past runs as Markdown, for Prefect's artifacts.
+
+Charts come in as finished SVG texts; raw SVG is stripped by Prefect's pages, images are not.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect_cachewatch.capacity.results import HistoryCheck, LimitPlan
+from prefect_cachewatch.text import for_markdown
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["check_markdown", "data_uri", "plan_markdown", "plan_rows"]
+
+_MAX_HOURS = 200
+
+
+def data_uri(svg: str) -> str:
+    """Write an SVG text as an image's address.
+
+    Args:
+        svg: the whole SVG element.
+
+    Returns:
+        A data URI, which Prefect's pages show where they strip the element itself.
+
+    Example:
+        >>> data_uri("<svg/>")
+        'data:image/svg+xml;base64,PHN2Zy8+'
+    """
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def plan_rows(limit_plan: LimitPlan) -> list[dict[str, Any]]:
+    """Write a plan's table as rows for a table artifact: each class at each concurrency.
+
+    Args:
+        limit_plan: the plan.
+
+    Returns:
+        One mapping of column to value for each row.
+    """
+    return [
+        {
+            "class": entry.name,
+            "at once": entry.n,
+            "MiB/s together": round(entry.bytes_per_s / 2**20, 1),
+            "burst s": round(entry.burst_s, 3),
+            "burst band s": f"{entry.burst_low_s:.3g}-{entry.burst_high_s:.3g}",
+            "I/O slowdown": round(entry.io_slowdown, 2),
+            "job slowdown": round(entry.slowdown, 2),
+            "p99 silence s": round(entry.gap_p99_s, 2),
+            "job s": round(entry.job_s, 1),
+            "batch s": round(entry.batch_s, 1),
+            "busy": ", ".join(f"{name} {share:.0%}" for name, share in entry.utilisation.items()),
+        }
+        for row in limit_plan.table
+        for entry in row
+        if entry.n > 0
+    ]
+
+
+def plan_markdown(
+    limit_plan: LimitPlan,
+    change: str,
+    charts: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write a plan as a page: answer, change of the limit, charts, table, bottleneck, assumptions.
+
+    Args:
+        limit_plan: the plan.
+        change: the sentence on what was set from what to what, or would be.
+        charts: title to SVG text.
+        notes: what the probe saw.
+
+    Returns:
+        Markdown; names from outside are escaped.
+    """
+    lines = [f"## {for_markdown(limit_plan.answer, 1000)}", "", for_markdown(change, 1000), ""]
+    for title, svg in (charts or {}).items():
+        lines += [f"### {for_markdown(title)}", "", f"![{for_markdown(title)}]({data_uri(svg)})", ""]
+    lines += ["### How it changes with the number at once", ""]
+    rows = plan_rows(limit_plan)
+    lines += _table(rows) if rows else ["The plan has no table."]
+    lines += ["", "### What binds", ""]
+    for entry in limit_plan.classes:
+        lines += [f"- **{for_markdown(entry.name)}**: {entry.limit} ({entry.low}-{entry.high}), by {entry.binding}"]
+        lines += [f"    - {for_markdown(rule.sentence, 500)}" for rule in entry.rules]
+    lines += ["", "### Bottleneck, and what the next purchase would change", ""]
+    lines += [for_markdown(limit_plan.bottleneck, 500), ""]
+    lines += [f"- {for_markdown(purchase.sentence, 500)}" for purchase in limit_plan.purchases]
+    if limit_plan.simulation is not None:
+        lines += ["", "### Simulation", "", for_markdown(limit_plan.simulation.sentence, 500)]
+    lines += ["", "### Assumptions", ""]
+    lines += [f"- {for_markdown(note, 500)}" for note in (*limit_plan.assumptions, *notes)]
+    return "\n".join(lines) + "\n"
+
+
+def check_markdown(check: HistoryCheck) -> str:
+    """Write a check of past runs as a page: verdict, Little's law, rates against the plan, hours.
+
+    Args:
+        check: the check.
+
+    Returns:
+        Markdown; names from outside are escaped.
+    """
+    lines = [
+        f"## {for_markdown(check.storage)}: {check.verdict}",
+        "",
+        for_markdown(check.reason, 1000),
+        "",
+        "| what | measured | plan |",
+        "|---|---:|---:|",
+        f"| bytes per second of one job | {_rate(check.bytes_per_s)} | {_rate(check.expected_bytes_per_s)} |",
+        f"| mean burst | {_time(check.burst_s)} | {_time(check.expected_burst_s)} |",
+        f"| at once on average (L) | {check.concurrency:.3g} | |",
+        f"| arrivals (lambda) | {check.arrivals_per_s * 3600:.3g} an hour | |",
+        f"| time on the storage (W) | {_time(check.duration_s)} | |",
+        f"| wait for a slot, not in W | {_time(check.slot_wait_s)} | |",
+        f"| lambda W against L (runs cut by the window's edges) | {check.edge_effect:+.1%} | |",
+        f"| runs in the window of {format_duration(check.window_s)} | {check.runs} | |",
+        "",
+    ]
+    if check.derate is not None:
+        lines += [f"Calibrated derate: **{check.derate:.3f}** (`policy.derate` of the plan).", ""]
+    if check.suggested_stall_window_s is not None:
+        lines += [
+            f"Suggested stall window: **{format_duration(check.suggested_stall_window_s)}**, 3 x the longest "
+            "pause of the runs that completed.",
+            "",
+        ]
+    if check.hours:
+        shown = check.hours[-_MAX_HOURS:]
+        if len(shown) < len(check.hours):
+            lines += [f"The last {len(shown)} of {len(check.hours)} hours with runs:", ""]
+        lines += [
+            "| hour (UTC) | runs | at once | arrivals | W | bytes/s |",
+            "|---|---:|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {hour.start[:16].replace('T', ' ')} | {hour.runs} | {hour.concurrency:.2f} | "
+            f"{hour.arrivals_per_s * 3600:.3g}/h | {_time(hour.duration_s)} | {_rate(hour.bytes_per_s)} |"
+            for hour in shown
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    columns = list(rows[0])
+    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    return lines + ["| " + " | ".join(for_markdown(str(row[column])) for column in columns) + " |" for row in rows]
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{format_bytes(value)}/s"
+
+
+def _time(value: float | None) -> str:
+    return "-" if value is None else f"{value * 1000:.0f} ms" if 0 < value < 1 else format_duration(value)

@@ -1,0 +1,96 @@
+"""From a plan to the limit that is set: never 0, never more jobs at once than were measured.
+
+Decides and says so; setting it is `tasks.capacity`'s matter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from prefect_cachewatch.capacity.results import LimitPlan
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["LimitDecision", "decide_limit", "weights_variable"]
+
+
+@dataclass(frozen=True)
+class LimitDecision:
+    """The value of a concurrency limit, the slots of each class, and how that came about."""
+
+    name: str
+    slots: int
+    weights: dict[str, int]
+    capped: bool
+    sentence: str
+
+
+def decide_limit(limit_plan: LimitPlan, *, name: str | None = None, force: bool = False) -> LimitDecision:
+    """Say which limit to set for a plan.
+
+    Args:
+        limit_plan: the plan.
+        name: name of the concurrency limit; default: the storage's.
+        force: set the plan's slots even beyond the largest concurrency measured, or where nothing
+            was measured.
+
+    Returns:
+        The decision; without `force` the slots are lowered so that no more jobs run at once than
+        were measured.
+
+    Raises:
+        InputError: without `force`, if the profile is not measured, or not even one job meets the policy.
+    """
+    name = name or limit_plan.storage
+    weights = {entry.name: entry.occupy for entry in limit_plan.classes}
+    lightest, heaviest = min(weights.values()), max(weights.values())
+    slots = max(1, heaviest, limit_plan.slots)
+    shown = for_terminal(limit_plan.storage)
+    if not limit_plan.feasible and not force:
+        raise InputError(
+            f"the plan for {shown} has no room for even one job within its policy, so no limit is set: "
+            "relax the policy, or use force to set 1 at a time"
+        )
+    if limit_plan.measured_n is None and not force:
+        raise InputError(
+            f"{shown} was not measured (its profile is given, or a vendor's ceiling), so no limit is set: "
+            "run cachewatch probe, or use force"
+        )
+    most = slots if limit_plan.measured_n is None else limit_plan.measured_n * lightest
+    if slots <= most:
+        return LimitDecision(name, slots, weights, False, _sentence(name, slots, weights))
+    if force:
+        said = f"{_sentence(name, slots, weights)}, forced beyond n = {limit_plan.measured_n}, the most measured"
+        return LimitDecision(name, slots, weights, False, said)
+    lowered = max(1, heaviest, most)
+    said = (
+        f"{_sentence(name, lowered, weights)}: the plan says {slots}, but no more than "
+        f"n = {limit_plan.measured_n} were measured; probe with a higher --max-concurrency, or use force"
+    )
+    return LimitDecision(name, lowered, weights, True, said)
+
+
+def weights_variable(name: str) -> str:
+    """Name the Prefect variable that holds the slots of each class of jobs on a storage.
+
+    Args:
+        name: name of the concurrency limit.
+
+    Returns:
+        A name of small letters, digits and dashes, as Prefect wants it.
+
+    Example:
+        >>> weights_variable("NFS a")
+        'cachewatch-weights-nfs-a'
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "storage"
+    return f"cachewatch-weights-{slug}"[:255]
+
+
+def _sentence(name: str, slots: int, weights: dict[str, int]) -> str:
+    shown = for_terminal(name)
+    if set(weights.values()) == {1}:
+        return f"{slots} job{'' if slots == 1 else 's'} at once on {shown}"
+    each = ", ".join(f"{for_terminal(key)} takes {value}" for key, value in weights.items())
+    return f"{slots} slots on {shown}, of which a job of {each}"

@@ -1,0 +1,210 @@
+"""The live view of a running generation: a pure renderer, and the block of lines that it redraws.
+
+`render_live` makes lines of text from a `LiveState`; `LiveBlock` puts them on a terminal in one
+write, so that nothing flickers. It measures nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["LiveBlock", "LiveState", "render_live", "render_plain", "sparkline", "wants_colour"]
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MAX_WIDTH = 100
+# Tells a terminal to show what follows at once, not line by line; unknown to it, it is ignored.
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What the live view shows; `rates` are recent rates in bytes per second, oldest first."""
+
+    name: str
+    elapsed_s: float
+    bytes_present: int
+    files_present: int
+    rate_bytes_per_s: float
+    pause_s: float
+    window_s: float
+    started: bool = True
+    last_file: str | None = None
+    suspicion: str | None = None
+    expected_bytes: int | None = None
+    rates: tuple[float, ...] = ()
+
+
+def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
+    """Say whether colour is wanted (no-color.org): not with NO_COLOR set, not on a dumb terminal.
+
+    Example:
+        >>> wants_colour({"TERM": "xterm", "NO_COLOR": "1"}), wants_colour({"TERM": "xterm"})
+        (False, True)
+    """
+    return not environ.get("NO_COLOR") and environ.get("TERM", "") not in ("", "dumb")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw the last `width` values as a line of blocks; zero is the lowest, the largest the highest.
+
+    Example:
+        >>> sparkline([0, 1, 2, 4], 4)
+        '▁▂▄█'
+    """
+    shown = list(values)[-width:]
+    top = max(shown, default=0.0)
+    if top <= 0:
+        return _BLOCKS[0] * len(shown)
+    return "".join(_BLOCKS[min(7, int(max(0.0, value) / top * 7.999))] for value in shown)
+
+
+def render_live(state: LiveState, width: int = 80) -> list[Text]:
+    """Lay the state out in three or four lines.
+
+    Args:
+        state: what to show.
+        width: columns of the terminal; lines are at most that long.
+
+    Returns:
+        The lines.
+
+    Example:
+        >>> state = LiveState("llama", 60, 2**30, 43, 2**20, 72, 300, last_file="layers.7.w2.tensorbin")
+        >>> print(*[line.plain for line in render_live(state, 60)], sep=chr(10))
+        llama  1.00 GiB in 43 files  1.00 MiB/s  1 minute
+        last   layers.7.w2.tensorbin
+        pause  ████░░░░░░░░░░░░  72 s of 5 minutes
+    """
+    width = max(20, min(width, _MAX_WIDTH))
+    share = min(1.0, state.pause_s / state.window_s) if state.window_s > 0 else 0.0
+    mood = "red" if share >= 0.8 else "yellow" if state.suspicion or share >= 0.6 else "green"
+    head = Text().append(for_terminal(state.name, 24), style="bold")
+    head.append(f"  {format_bytes(state.bytes_present)}", style="bold cyan")
+    head.append(f" in {state.files_present:,} file{'' if state.files_present == 1 else 's'}")
+    head.append(
+        f"  {format_bytes(max(0.0, state.rate_bytes_per_s))}/s  {format_duration(float(round(state.elapsed_s)))}"
+    )
+    if remaining := _remaining(state):
+        head.append(f"  {remaining}", style="cyan")
+    room = width - head.cell_len - 2
+    if state.rates and room >= 8:
+        head.append("  " + sparkline(state.rates, min(room, 24)), style="cyan")
+    lines = [head]
+    if state.last_file:
+        lines.append(_labelled("last").append(for_terminal(_tail(state.last_file), width - 7)))
+    what = f"{format_duration(float(round(state.pause_s)))} of {format_duration(state.window_s)}"
+    if not state.started:
+        what += " (no byte yet)"
+    length = max(5, min(40, width - 9 - len(what)) if width > 70 else min(16, width - 9 - len(what)))
+    filled = round(share * length)
+    bar = _labelled("pause").append("█" * filled, style=mood).append("░" * (length - filled), style="dim")
+    lines.append(bar.append(f"  {what}", style=mood if share >= 0.6 else ""))
+    if state.suspicion:
+        lines.append(Text(for_terminal(f"suspected: {state.suspicion}", width), style="yellow"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def render_plain(state: LiveState, width: int = 400) -> str:
+    """Write the state as one line without any control characters, for a log.
+
+    Example:
+        >>> render_plain(LiveState("llama", 60, 2**30, 43, 2**20, 12.4, 300))
+        '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
+    """
+    pause = f"{'pause' if state.started else 'no byte yet,'} {format_duration(float(round(state.pause_s)))}"
+    text = (
+        f"{format_bytes(state.bytes_present)} in {state.files_present:,} file{'' if state.files_present == 1 else 's'}, "
+        f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
+    )
+    if remaining := _remaining(state):
+        text += f", {remaining}"
+    if state.suspicion:
+        text += f"; suspected: {state.suspicion}"
+    return for_terminal(text, width)
+
+
+class LiveBlock:
+    """A block of lines at the bottom of a terminal, redrawn in place.
+
+    Args:
+        write: puts bytes on the terminal.
+        colour: whether colours are used.
+
+    Example:
+        >>> out: list[bytes] = []
+        >>> block = LiveBlock(out.append, colour=False)
+        >>> block.draw([Text("a"), Text("b")], 80); block.clear()
+        >>> out[1]
+        b'\\r\\x1b[1A\\x1b[J'
+    """
+
+    def __init__(self, write: Callable[[bytes], object], colour: bool) -> None:
+        self._write = write
+        self._colour = colour
+        self._height = 0
+
+    def draw(self, lines: Sequence[Text], width: int) -> None:
+        """Replace the block by these lines, in one write.
+
+        Args:
+            lines: at most as long as the terminal is wide, or it would wrap and the block lose its place.
+            width: columns.
+        """
+        buffer = io.StringIO()
+        console = Console(
+            file=buffer,
+            width=max(20, width),
+            force_terminal=self._colour,
+            color_system="standard" if self._colour else None,
+            no_color=not self._colour,
+            highlight=False,
+            legacy_windows=False,
+        )
+        shown = []
+        for line in lines:
+            console.print(line, end="", soft_wrap=True)
+            shown.append(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+        text = "\n".join(f"{line}\x1b[K" for line in shown)
+        self._write(f"{_BEGIN}{self._home()}{text}\x1b[J{_END}".encode("utf-8", "replace"))
+        self._height = len(shown)
+
+    def clear(self) -> None:
+        """Take the block off the screen, so that somebody else may write there."""
+        if self._height:
+            self._write(f"{self._home()}\x1b[J".encode())
+            self._height = 0
+
+    def _home(self) -> str:
+        return "\r" + (f"\x1b[{self._height - 1}A" if self._height > 1 else "")
+
+
+def _remaining(state: LiveState) -> str:
+    if not state.expected_bytes:
+        return ""
+    percent = min(99.0, 100.0 * state.bytes_present / state.expected_bytes)
+    text = f"{percent:.0f} %"
+    left = state.expected_bytes - state.bytes_present
+    if left > 0 and state.rate_bytes_per_s > 0 and state.pause_s < 0.2 * state.window_s:
+        text += f", {format_duration(float(round(left / state.rate_bytes_per_s)))} left"
+    return text
+
+
+def _labelled(word: str) -> Text:
+    return Text().append(f"{word:<7}", style="dim")
+
+
+def _tail(path: str) -> str:
+    return path.rsplit("/", 1)[-1] or path

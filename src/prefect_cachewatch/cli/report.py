@@ -1,0 +1,145 @@
+"""`cachewatch report`: a bundle shown in a terminal, or its page in a browser."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+import webbrowser
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_report
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["command", "describe_bundle"]
+
+_MAX_FILES = 10
+
+
+@click.command("report")
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@click.option("--open", "open_page", is_flag=True, help="Open its report.html in a browser.")
+@click.option("--list", "list_all", is_flag=True, help="List the bundles there are, the newest first.")
+@click.option("--json", "as_json", is_flag=True, help="Write its report.json as it is.")
+@click.option(
+    "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
+)
+def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool, bundle_dir: Path | None) -> None:
+    """Show the post-mortem of a stalled generation; without BUNDLE the newest one."""
+    root = bundle_dir or default_bundle_root()
+    width = min(100, shutil.get_terminal_size((80, 24)).columns)
+    if list_all:
+        found = find_bundles(root)
+        if not found:
+            click.echo(f"no bundle in {for_terminal(str(root))}")
+        for path in found:
+            click.echo(_one_line(path))
+        return
+    if bundle is None:
+        newest = find_bundles(root)
+        if not newest:
+            raise InputError(
+                f"there is no bundle in {for_terminal(str(root))} yet: one is written when a generation stalls; "
+                "name one that lies elsewhere"
+            )
+        bundle = newest[0]
+    report = load_report(bundle)
+    directory = bundle if bundle.is_dir() else bundle.parent
+    if as_json:
+        click.echo((directory / "report.json").read_text(encoding="ascii"), nl=False)
+        return
+    for line in describe_bundle(report, directory, width):
+        click.echo(line)
+    if open_page:
+        page = directory / "report.html"
+        if not page.is_file():
+            raise InputError(f"{for_terminal(str(page))} is missing: the bundle is not complete")
+        if not webbrowser.open(page.resolve().as_uri()):
+            raise InputError(f"no browser was found on this machine: open {for_terminal(str(page))} in one")
+
+
+def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80) -> Iterator[str]:
+    """Write a bundle's report for a terminal.
+
+    Args:
+        report: from `load_report`.
+        directory: where it lies.
+        width: columns.
+
+    Yields:
+        Lines without line ends, all harmless for a terminal.
+
+    Example:
+        >>> lines = list(describe_bundle({"diagnosis": {"category": "unknown", "summary": "?"}}, Path("/b")))
+        >>> lines[0]
+        'stalled: unknown (confidence unknown)'
+    """
+    diagnosis: Mapping[str, Any] = report["diagnosis"]
+    outcome = for_terminal(str(report.get("outcome") or "stalled"))
+    yield f"{outcome}: {_text(diagnosis.get('category'))} (confidence {_text(diagnosis.get('confidence'))})"
+    yield ""
+    summary = _text(diagnosis.get("summary"), 600)
+    yield from _wrapped("cause", summary[:1].upper() + summary[1:] + ".", width)
+    yield from _wrapped("next", _text(diagnosis.get("resolution") or "", 1000), width)
+    yield from _wrapped("what", _text(report.get("message") or "", 1000), width)
+    yield from _wrapped("growth", _growth(report), width)
+    for index, line in enumerate(diagnosis.get("evidence") or ()):
+        yield from _wrapped("seen" if index == 0 else "", _text(line, 400), width)
+    listing: Mapping[str, Any] = report.get("listing") or {}
+    entries = list(listing.get("entries") or ())
+    if entries:
+        yield ""
+        total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
+        yield f"{total}; most recently modified first:"
+        for entry in entries[:_MAX_FILES]:
+            flags = " ".join(map(str, entry.get("flags") or ()))
+            age = format_duration(max(0.0, float(entry["age_s"])))
+            head = f"{format_bytes(entry['size_bytes']):>10}  {age:>11}  "
+            name = for_terminal(str(entry["path"]).rsplit("/", 1)[-1], max(20, width - len(head) - len(flags) - 2))
+            yield f"{head}{name}  {for_terminal(flags)}".rstrip()
+        if len(entries) > _MAX_FILES:
+            yield f"{'':>10}  and {int(listing.get('total_files') or 0) - _MAX_FILES:,} more in listing.jsonl.gz"
+    for cut in report.get("cut") or ():
+        yield from _wrapped("cut", _text(cut, 400), width)
+    yield ""
+    yield f"page    {for_terminal(str(directory / 'report.html'), 4096)}"
+
+
+def _growth(report: Mapping[str, Any]) -> str:
+    growth: Mapping[str, Any] = report.get("growth") or {}
+    if not growth:
+        return ""
+    parts = [f"{format_bytes(growth.get('bytes_written') or 0)} written"]
+    if report.get("duration_s") is not None:
+        parts.append(f"in {format_duration(report['duration_s'])}")
+    if growth.get("last_growth_s") is not None:
+        parts.append(f"the last after {format_duration(growth['last_growth_s'])}")
+    if growth.get("longest_pause_s"):
+        parts.append(f"longest pause {format_duration(growth['longest_pause_s'])}")
+    return ", ".join(parts)
+
+
+def _wrapped(label: str, text: str, width: int) -> Iterator[str]:
+    if not text:
+        return
+    yield from textwrap.wrap(
+        text, max(40, width), initial_indent=f"{label:<8}", subsequent_indent=" " * 8, break_on_hyphens=False
+    )
+
+
+def _text(value: Any, limit: int = 255) -> str:
+    return for_terminal("unknown" if value is None else str(value), limit)
+
+
+def _one_line(path: Path) -> str:
+    try:
+        report = load_report(path)
+    except InputError as error:
+        return f"{for_terminal(path.name)}  {error.message}"
+    category = report["diagnosis"].get("category")
+    return f"{for_terminal(str(path), 4096)}  {_text(report.get('name'), 40)}  {_text(category)}"

@@ -1,0 +1,247 @@
+"""The examination of one attempt: evidence before the stop, diagnosis, message, bundle.
+
+`Examiner` hangs on a watch by its two hooks, `sampled` and `before_stop`, and is asked for its
+findings afterwards. What fails here is noted and never changes how the attempt ended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.report import Report
+from prefect_cachewatch.stall import Verdict
+from prefect_cachewatch.watch import Outcome, Watch
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.postmortem.cause import Diagnosis
+    from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts, ProcessSample
+
+__all__ = ["EVIDENCE_BUDGET_S", "Examiner", "secret_values"]
+
+EVIDENCE_BUDGET_S = 2.0
+_FREEZE_S = 0.3
+_SAMPLES_MAX = 16
+_SECRET_NAME = re.compile(r"(?i)token|secret|passw|passphrase|api_?key|_key$|^key$|auth|cred|cookie|signature")
+
+
+def secret_values(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Pick the values of an environment that are secret by their names, to be taken out of every text.
+
+    Args:
+        env: of the generator.
+
+    Returns:
+        Values of at least 8 characters that are no paths; shorter ones would spoil innocent text.
+
+    Example:
+        >>> secret_values({"HF_TOKEN": "abcdefgh", "SSH_AUTH_SOCK": "/run/agent.1", "PATH": "/usr/bin:/bin"})
+        ('abcdefgh',)
+    """
+    found = (value for name, value in env.items() if _SECRET_NAME.search(name))
+    return tuple(value for value in found if len(value) >= 8 and not value.startswith("/"))
+
+
+class Examiner:
+    """Finds out why an attempt stalled or failed.
+
+    Args:
+        secrets: values that must not appear in anything it says or writes.
+        bundles: whether a bundle is written for an attempt that did not complete.
+        bundle_root: where bundles go; default `cachewatch/bundles` below the user's state directory.
+        budget_s: seconds that the evidence may take before the tree is stopped.
+
+    Example:
+        >>> Examiner().diagnosis is None
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        secrets: tuple[str, ...] = (),
+        bundles: bool = True,
+        bundle_root: Path | None = None,
+        budget_s: float = EVIDENCE_BUDGET_S,
+    ) -> None:
+        self.diagnosis: Diagnosis | None = None
+        self.evidence: Evidence | None = None
+        self.notes: list[str] = []
+        self._secrets, self._bundles, self._bundle_root, self._budget_s = secrets, bundles, bundle_root, budget_s
+        # Samples since the last growth, each with the bytes discarded by then.
+        self._samples: list[tuple[ProcessSample, int]] = []
+        self._growth_seen: float | None = None
+
+    def sampled(self, watch: Watch) -> None:
+        """Note what the processes have used so far; to be called after each measurement.
+
+        Args:
+            watch: the attempt.
+        """
+        rule, guard = watch.state.rule, watch.guard
+        if guard is None or guard.gone.is_set():
+            return
+        if rule.last_growth_s != self._growth_seen:
+            self._growth_seen = rule.last_growth_s
+            self._samples.clear()
+        from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
+
+        sample = sample_processes(guard.guard_pids, include_roots=False)
+        self._samples.append((sample, _discarded_bytes(watch)))
+        if len(self._samples) > _SAMPLES_MAX:
+            del self._samples[1:-1:2]
+
+    def before_stop(self, watch: Watch, verdict: Verdict) -> None:
+        """Collect the evidence while the tree is still there, frozen; at most `budget_s` seconds.
+
+        Args:
+            watch: the attempt.
+            verdict: why it will be stopped.
+        """
+        guard = watch.guard
+        assert guard is not None
+        self._collect(watch, lambda: _growth_of(watch, verdict), guard.guard_pids, lambda: guard.freeze(_FREEZE_S))
+
+    def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
+        """Name the cause of an attempt that stalled, ran out of time or failed.
+
+        Args:
+            watch: the attempt, ended.
+            outcome: its outcome.
+
+        Returns:
+            The outcome, the cause at the end of its message; as it was for any other outcome.
+        """
+        if outcome.name == "failed" and self.evidence is None:
+            self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
+        if outcome.name not in ("stalled", "deadline_exceeded", "failed") or self.evidence is None:
+            return outcome
+        from prefect_cachewatch.postmortem.diagnosis import diagnose  # noqa: PLC0415
+
+        self.diagnosis = diagnose(self.evidence)
+        if self.diagnosis.category == "generator_failed":
+            return outcome  # the message says so already, and its log may hold what not every reader of it may see
+        return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
+
+    def write_bundle(self, report: Report, output: OutputPump) -> Report:
+        """Write the bundle of an attempt that stalled or ran out of time, and remove old ones.
+
+        Args:
+            report: of the attempt.
+            output: its output, for the end of the log.
+
+        Returns:
+            The report, with the diagnosis and the bundle's path in it.
+        """
+        report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
+        wanted = self._bundles and report.outcome in ("stalled", "deadline_exceeded")
+        if self.diagnosis is None or self.evidence is None or not wanted:
+            return report
+        from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
+        from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
+
+        root = choose_bundle_root(self.evidence.filesystems, self._bundle_root)
+        content = BundleContent(
+            report.name,
+            asdict(report),
+            self.evidence,
+            self.diagnosis,
+            report.cache_dirs,
+            lambda size: _log_end(output, size),
+            self._secrets,
+        )
+        try:
+            written = write_bundle(root.path, content)
+            prune_bundles(root.path, spare=[written.path])
+        except OSError as error:
+            note = f"no bundle was written in {root.path}: {error.strerror or error}"
+            return replace(report, notes=[*report.notes, note])
+        notes = [*report.notes, *([root.note] if root.note else []), *written.cut]
+        return replace(report, bundle=str(written.path), notes=notes)
+
+    def _collect(
+        self,
+        watch: Watch,
+        growth: Callable[[], GrowthFacts],
+        roots: list[int],
+        freeze: Callable[[], object] | None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
+
+        facts = growth()
+        before, discarded = self._reference(facts.pause_s)
+        try:
+            self.evidence = collect_evidence(
+                roots,
+                [Path(path) for path in watch.site.paths],
+                include_roots=False,
+                budget_s=self._budget_s,
+                before=before,
+                growth=replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
+                log_tail=watch.output.tail(),
+                exit_code=outcome.exit_code if outcome else None,
+                exit_signal=outcome.signal if outcome else None,
+                secrets=self._secrets,
+                freeze=freeze,
+            )
+        except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
+            self.notes.append(f"no evidence was collected: {type(error).__name__}: {error}")
+
+    def _reference(self, pause_s: float) -> tuple[ProcessSample | None, int]:
+        """The sample that deltas count from: of the second half of the pause, which shows the hang and not what led to it."""
+        if not self._samples:
+            return None, 0
+        first = self._samples[0][0].monotonic_s
+        for sample, discarded in self._samples[:-1]:
+            if sample.monotonic_s >= first + 0.45 * pause_s:
+                return sample, discarded
+        return self._samples[max(0, (len(self._samples) - 1) // 2)]
+
+
+def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
+    from prefect_cachewatch.postmortem.model import GrowthFacts  # noqa: PLC0415
+
+    state, rule, started = watch.state, watch.state.rule, watch.started_s
+    growth = state.growth
+    kind = "failed" if verdict is None else verdict.kind or verdict.status
+    return GrowthFacts(
+        kind=kind,
+        window_s=verdict.window_s if verdict else rule.window_s,
+        pause_s=verdict.pause_s if verdict else rule.pause_s,
+        bytes_written=growth.bytes_written,
+        bytes_present=growth.bytes_present,
+        files_present=growth.files_present,
+        first_write_s=None if rule.first_write_s is None else rule.first_write_s - started,
+        last_growth_s=None if rule.last_growth_s is None else rule.last_growth_s - started,
+        changed_in_place=state.touched_in_pause,
+        discarded_bytes=_discarded_bytes(watch),
+        min_growth_bytes=watch.stall.min_growth_bytes,
+        samples=tuple((s.at_s, s.bytes_written, s.allocated_written) for s in state.samples),
+    )
+
+
+def _discarded_bytes(watch: Watch) -> int:
+    growth = watch.state.growth
+    return max(0, growth.bytes_written - growth.bytes_kept)
+
+
+def _sentence(diagnosis: Diagnosis) -> str:
+    if diagnosis.category == "unknown":
+        return f"{diagnosis.summary[:1].upper()}{diagnosis.summary[1:]}."
+    return f"{'Cause' if diagnosis.confidence == 'high' else 'Probable cause'}: {diagnosis.summary}."
+
+
+def _log_end(output: OutputPump, size: int) -> bytes:
+    if output.log_path is None:
+        return output.tail()[-size:]
+    try:
+        with output.log_path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read(size)
+    except OSError:
+        return output.tail()[-size:]

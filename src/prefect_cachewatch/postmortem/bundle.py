@@ -1,0 +1,247 @@
+"""The bundle: everything known about one stalled attempt, in a private directory.
+
+Written after the tree is gone, so that it delays no stop; bounded in time and size, and it
+says what was cut. Where it lies and when it is removed is `bundlestore`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import secrets as random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.chart import draw_growth
+from prefect_cachewatch.postmortem.html import render_page
+from prefect_cachewatch.postmortem.model import Evidence
+from prefect_cachewatch.text import for_terminal, redact
+
+__all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "draw_report", "stack_text", "write_bundle"]
+
+BUNDLE_FILES = (
+    "generator.log.gz",
+    "growth.csv",
+    "growth.svg",
+    "listing.jsonl.gz",
+    "processes.json",
+    "report.html",
+    "report.json",
+    "stacks.txt",
+)
+_LISTER = Path(__file__).with_name("filelister.py")
+_LOG_BYTES = 4 << 20
+_LOG_CHUNK = 64 << 10
+_LISTING_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class BundleContent:
+    """What goes into a bundle.
+
+    `report` is the JSON object of `--report`; `log` reads the log's end (bytes), at most as
+    many as it is asked for.
+    """
+
+    name: str
+    report: Mapping[str, Any]
+    evidence: Evidence
+    diagnosis: Diagnosis
+    cache_dirs: Sequence[str]
+    log: Callable[[int], bytes] = lambda size: b""
+    secrets: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class WrittenBundle:
+    """Where a bundle lies and what of it was cut."""
+
+    path: Path
+    took_s: float
+    cut: tuple[str, ...] = ()
+
+
+def write_bundle(
+    root: Path,
+    content: BundleContent,
+    *,
+    listing_s: float = 4.0,
+    log_s: float = 0.7,
+    clock: Callable[[], float] = time.monotonic,
+) -> WrittenBundle:
+    """Write a bundle below `root`, whole or not at all: it is renamed to its name when it is complete.
+
+    Args:
+        root: directory of bundles, made if missing (0700).
+        content: what to write.
+        listing_s: the most seconds for the complete listing, which a child makes.
+        log_s: the most seconds for taking secrets out of the log.
+        clock: monotonic seconds.
+
+    Returns:
+        Its path and what was cut.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    started = clock()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", content.name.lower()).strip("-")[:40] or "cache"
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{random.token_hex(3)}"
+    work = root / f".{name}.partial"
+    work.mkdir(mode=0o700)
+    cut: list[str] = []
+    answers = content.evidence.filesystems
+    hung = [facts.path for facts in answers if not facts.responded]
+    lister = None if hung else _start_lister(work / "listing.jsonl.gz", content.cache_dirs, listing_s)
+    if hung:
+        cut.append(f"listing.jsonl.gz is empty: {for_terminal(hung[0])} does not answer")
+
+    log = _redacted_log(content, clock() + log_s, clock, cut)
+    _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
+    _put(work / "growth.csv", _growth_csv(content.evidence).encode())
+    svg = draw_report(content.report, content.evidence)
+    _put(work / "growth.svg", svg.encode())
+    facts = asdict(content.evidence)
+    facts.pop("log_tail")
+    _put(work / "processes.json", json.dumps(facts, indent=1).encode())
+    _put(work / "stacks.txt", stack_text(content.evidence).encode("utf-8", "backslashreplace"))
+    if lister is not None:
+        cut.extend(_finish_lister(lister, clock() + listing_s + 0.5, clock))
+    if not (work / "listing.jsonl.gz").exists():
+        _put(work / "listing.jsonl.gz", gzip.compress(b""))
+    report = {
+        **content.report,
+        "diagnosis": asdict(content.diagnosis),
+        "bundle": str(root / name),
+        "cut": cut,
+        "missing": [asdict(missing) for missing in content.evidence.missing],
+    }
+    _put(work / "report.json", (json.dumps(report, indent=1, ensure_ascii=True) + "\n").encode())
+    page = render_page(report, content.evidence, content.diagnosis, svg, log)
+    _put(work / "report.html", page.encode("utf-8", "backslashreplace"))
+    final = root / name
+    work.rename(final)
+    return WrittenBundle(final, clock() - started, tuple(cut))
+
+
+def draw_report(report: Mapping[str, Any], evidence: Evidence) -> str:
+    """Draw the growth chart of a report, its stall window shaded.
+
+    Args:
+        report: the JSON object of `--report`.
+        evidence: its growth samples are used, or the report's.
+
+    Returns:
+        The SVG.
+    """
+    growth = report.get("growth") or {}
+    samples = evidence.growth.samples or tuple(
+        (s["at_s"], s["bytes_written"], s["allocated_written"]) for s in growth.get("samples", ())
+    )
+    stall = report.get("stall") or {}
+    # The curve ends with the decision: what the stop, the listing and the bundle took is no pause.
+    last = growth.get("last_growth_s") or 0.0
+    pause = stall.get("pause_s")
+    if not stall.get("kind") or pause is None:
+        return draw_growth(samples, end_s=float(report.get("duration_s") or 0.0))
+    return draw_growth(samples, end_s=last + pause, stall_from_s=last)
+
+
+def stack_text(evidence: Evidence) -> str:
+    """Write the Python and kernel stacks of all processes as text, names made harmless.
+
+    Example:
+        >>> stack_text(Evidence())
+        'no process was left\\n'
+    """
+    out = io.StringIO()
+    for process in evidence.processes:
+        out.write(f"pid {process.pid} {for_terminal(process.name)}: {for_terminal(' '.join(process.argv), 1000)}\n")
+        for python in process.python_threads:
+            out.write(f"  python thread {python.tid} {for_terminal(python.name)}\n")
+            out.writelines(f"    {for_terminal(frame, 400)}\n" for frame in python.frames)
+        for thread in process.threads:
+            call = f" in {thread.syscall}" if thread.syscall else ""
+            out.write(
+                f"  kernel thread {thread.tid} {for_terminal(thread.name)}: state {thread.state}{call} "
+                f"({for_terminal(thread.wait_channel) or 'no wait channel'})\n"
+            )
+            out.writelines(f"    {for_terminal(frame, 400)}\n" for frame in thread.kernel_stack)
+        out.write("\n")
+    for missing in evidence.missing:
+        out.write(f"missing: {for_terminal(missing.part)}: {for_terminal(missing.why)}\n")
+    return out.getvalue() or "no process was left\n"
+
+
+def _put(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+
+
+def _growth_csv(evidence: Evidence) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes"))
+    writer.writerows((f"{t:.3f}", b, a) for t, b, a in evidence.growth.samples)
+    return out.getvalue()
+
+
+def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], float], cut: list[str]) -> str:
+    raw = content.log(_LOG_BYTES + 1)
+    if len(raw) > _LOG_BYTES:
+        raw = raw[-_LOG_BYTES:]
+        cut.append(f"generator.log.gz holds the last {_LOG_BYTES >> 20} MiB of the log")
+    lines = raw.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    pieces: list[str] = []
+    # From the end on, in pieces of whole lines: what there is no time to redact is left out.
+    while lines:
+        size, start = 0, len(lines)
+        while start and size < _LOG_CHUNK:
+            start -= 1
+            size += len(lines[start])
+        pieces.append(redact("".join(lines[start:]), content.secrets))
+        del lines[start:]
+        if lines and clock() > deadline:
+            cut.append("generator.log.gz: the beginning was left out, there was no time to redact it")
+            break
+    return "".join(reversed(pieces))
+
+
+def _start_lister(target: Path, cache_dirs: Sequence[str], seconds: float) -> subprocess.Popen[bytes] | None:
+    command = [sys.executable, "-I", "-S", str(_LISTER), str(target), str(seconds), str(_LISTING_BYTES)]
+    try:
+        return subprocess.Popen(
+            [*command, *cache_dirs], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+        )  # fmt: skip
+    except OSError:
+        return None
+
+
+def _finish_lister(child: subprocess.Popen[bytes], deadline: float, clock: Callable[[], float]) -> list[str]:
+    try:
+        answer, _ = child.communicate(timeout=max(0.1, deadline - clock()))
+        summary = json.loads(answer)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=0.2)
+        return ["listing.jsonl.gz ends early: the cache directory stopped answering"]
+    except ValueError:
+        return ["listing.jsonl.gz ends early: the listing process failed (is the bundle's file system full?)"]
+    if summary["cut"]:
+        return [f"listing.jsonl.gz holds the first {summary['files']} files: cut {summary['cut']}"]
+    return []

@@ -1,0 +1,192 @@
+"""Where bundles lie, how they are found again, and when old ones are removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.filesystem import find_mount, parse_mountinfo
+from prefect_cachewatch.postmortem.model import FilesystemFacts
+from prefect_cachewatch.postmortem.proctree import read_proc
+
+__all__ = ["BundleRoot", "choose_bundle_root", "default_bundle_root", "find_bundles", "load_report", "prune_bundles"]
+
+_NAME = re.compile(r"\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}")
+_PARTIAL = re.compile(r"\.\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}\.partial")
+_LEAST_FREE_BYTES = 64 << 20
+_PARTIAL_AGE_S = 3600.0
+
+
+@dataclass(frozen=True)
+class BundleRoot:
+    """The directory that bundles go to; `note` says why it is not the usual one, or what to know."""
+
+    path: Path
+    note: str = ""
+
+
+def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """Say where bundles go: `$CACHEWATCH_STATE/bundles`, else `$XDG_STATE_HOME/cachewatch/bundles`, else below
+    `~/.local/state`.
+
+    Example:
+        >>> str(default_bundle_root({"XDG_STATE_HOME": "/var/state"}))
+        '/var/state/cachewatch/bundles'
+    """
+    if own := environ.get("CACHEWATCH_STATE"):
+        return Path(own) / "bundles"
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
+    return base / "cachewatch" / "bundles"
+
+
+def choose_bundle_root(
+    filesystems: Sequence[FilesystemFacts],
+    wanted: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    mountinfo: str | None = None,
+) -> BundleRoot:
+    """Choose a place that the cache's trouble does not reach, by the mount table alone.
+
+    The default is kept where it lies on another file system than every cache. Where it shares one
+    that is well, it is kept too; one that is hung, full or read-only is left for a runtime or
+    temporary directory on another mount.
+
+    Args:
+        filesystems: the evidence's facts about the cache directories.
+        wanted: a directory chosen by the user, taken as it is.
+        environ: for the default place.
+        mountinfo: text of /proc/self/mountinfo; default this process's.
+
+    Returns:
+        The directory and a note.
+    """
+    if wanted is not None:
+        return BundleRoot(wanted)
+    text = os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)) if mountinfo is None else mountinfo
+    mounts = parse_mountinfo(text)
+    usual = default_bundle_root(environ)
+    taken = {facts.mount_point for facts in filesystems}
+    if find_mount(str(usual), mounts).mount_point not in taken:
+        return BundleRoot(usual)
+    if all(_is_well(facts) for facts in filesystems):
+        return BundleRoot(usual, "the bundle lies on the same file system as the cache; --bundle-dir puts it elsewhere")
+    user = os.getuid()
+    for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm", "/run"):  # noqa: S108
+        mount = find_mount(base, mounts) if base.startswith("/") else None
+        if mount and mount.type and mount.mount_point not in taken and os.access(base, os.W_OK):
+            return BundleRoot(
+                Path(base) / f"cachewatch-{user}" / "bundles",
+                "the usual place for bundles lies on the cache's file system, which is in trouble",
+            )
+    return BundleRoot(usual, "no other file system was found for the bundle than the cache's")
+
+
+def find_bundles(root: Path) -> list[Path]:
+    """List the bundles below a directory, the newest first.
+
+    Example:
+        >>> find_bundles(Path("/nowhere"))
+        []
+    """
+    try:
+        names = sorted((name for name in os.listdir(root) if _NAME.fullmatch(name)), reverse=True)
+    except OSError:
+        return []
+    return [root / name for name in names if not (root / name).is_symlink()]
+
+
+def load_report(bundle: Path) -> dict[str, Any]:
+    """Read the report of a bundle.
+
+    Args:
+        bundle: its directory, or its report.json.
+
+    Returns:
+        The JSON object.
+
+    Raises:
+        InputError: it is not a bundle; the sentence says what is wrong.
+    """
+    path = bundle / "report.json" if bundle.is_dir() else bundle
+    try:
+        report = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(
+            f"{bundle} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
+        ) from None
+    except OSError as error:
+        raise InputError(f"bundle {bundle} cannot be read: {error.strerror}") from error
+    except ValueError:
+        raise InputError(f"{path} is not a report: it is no JSON; was it cut short?") from None
+    if not isinstance(report, dict) or not isinstance(report.get("diagnosis"), dict):
+        raise InputError(f"{path} is not a bundle's report: it has no diagnosis in it")
+    return report
+
+
+def prune_bundles(
+    root: Path,
+    *,
+    keep: int = 50,
+    max_age_s: float = 30 * 86400.0,
+    spare: Sequence[Path] = (),
+    wall_clock: Callable[[], float] = time.time,
+) -> list[Path]:
+    """Remove old bundles: those beyond the newest `keep`, and those older than `max_age_s`.
+
+    Only directories of this user with a bundle's name are touched; no symlink is followed.
+
+    Args:
+        root: directory of bundles.
+        keep: how many are kept.
+        max_age_s: seconds after which one is removed however few there are.
+        spare: bundles that stay in any case.
+        wall_clock: seconds since the epoch.
+
+    Returns:
+        What was removed.
+    """
+    removed = []
+    now = wall_clock()
+    doomed = [path for index, path in enumerate(find_bundles(root)) if index >= keep or _age_s(path, now) > max_age_s]
+    try:
+        partial = [root / name for name in os.listdir(root) if _PARTIAL.fullmatch(name)]
+    except OSError:
+        partial = []
+    doomed += [path for path in partial if _age_s(path, now) > _PARTIAL_AGE_S]
+    for path in doomed:
+        if path in spare or not _is_own_directory(path):
+            continue
+        assert shutil.rmtree.avoids_symlink_attacks
+        shutil.rmtree(path, ignore_errors=True)
+        removed.append(path)
+    return removed
+
+
+def _is_well(facts: FilesystemFacts) -> bool:
+    return facts.responded and not facts.read_only and (facts.free_bytes or 0) >= _LEAST_FREE_BYTES
+
+
+def _age_s(path: Path, now: float) -> float:
+    try:
+        return now - path.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_own_directory(path: Path) -> bool:
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()

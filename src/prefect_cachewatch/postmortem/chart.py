@@ -1,0 +1,139 @@
+"""The growth curve as an SVG: bytes over time, the stall window shaded; pure, numbers only.
+
+No name of a file or process is ever drawn, so that nothing in it needs escaping.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["CHART_STYLE", "draw_growth", "svg_data_uri"]
+
+WIDTH, HEIGHT = 720, 260
+_LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
+_MAX_POINTS = 240
+CHART_STYLE = (
+    ".bg{fill:#fff}.grid{stroke:#e3e6ea}.axis{fill:#5b6470;font:11px system-ui,sans-serif}"
+    ".line{fill:none;stroke:#2458c5;stroke-width:2;stroke-linejoin:round}.area{fill:#2458c5;fill-opacity:.1}"
+    ".disk{fill:none;stroke:#7a8494;stroke-width:1.2;stroke-dasharray:4 3}"
+    ".stall{fill:#d9364a;fill-opacity:.14}.edge{stroke:#d9364a;stroke-dasharray:3 3}"
+    ".note{fill:#b3243a;font:600 12px system-ui,sans-serif}"
+    "@media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#9aa5b1}"
+    ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}}"
+)
+_TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+
+
+def draw_growth(
+    samples: Sequence[tuple[float, int, int]],
+    *,
+    end_s: float,
+    stall_from_s: float | None = None,
+    label: str = "Bytes written",
+) -> str:
+    """Draw the growth curve of one attempt.
+
+    Args:
+        samples: (seconds, bytes written, allocated bytes written), in time order.
+        end_s: end of the attempt in seconds, where the curve ends.
+        stall_from_s: beginning of the pause that was judged a stall, shaded up to `end_s`; None for none.
+        label: the text alternative's beginning.
+
+    Returns:
+        An SVG document of 720 x 260 units that scales, light and dark.
+
+    Example:
+        >>> draw_growth([(0, 0, 0), (1, 10, 10)], end_s=2, stall_from_s=1).startswith("<svg ")
+        True
+    """
+    points = _thin([(t, b, a) for t, b, a in samples if math.isfinite(t)])
+    if not points or points[0][0] > 0:
+        points = [(0.0, 0, 0), *points]
+    end_s = max(end_s, points[-1][0], 0.001)
+    if stall_from_s is not None and stall_from_s <= end_s:
+        # The last growth was seen at a sample, and is dated before it by the file's own time.
+        last = points[-1]
+        points = [*(point for point in points if point[0] < stall_from_s), (max(0.0, stall_from_s), last[1], last[2])]
+    points.append((end_s, points[-1][1], points[-1][2]))
+    top = max(1, *(max(b, a) for _, b, a in points))
+    byte_step, time_step = _byte_step(top), _time_step(end_s)
+    ceiling = math.ceil(top / byte_step) * byte_step
+
+    def x(t: float) -> float:
+        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, t / end_s)), 1)
+
+    def y(value: float) -> float:
+        return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / ceiling, 1)
+
+    base = HEIGHT - _BOTTOM
+    parts = [f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}" rx="8"/>']
+    for value in range(0, int(ceiling) + 1, int(byte_step)):
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
+        parts.append(f'<text class="axis" x="{_LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{_tick(value)}</text>')
+    for index in range(int(end_s / time_step + 1e-9) + 1):
+        at = index * time_step
+        anchor = "start" if index == 0 else "end" if x(at) > WIDTH - 40 else "middle"
+        parts.append(f'<text class="axis" x="{x(at)}" y="{base + 18}" text-anchor="{anchor}">{_clock(at)}</text>')
+    note = ""
+    if stall_from_s is not None and stall_from_s < end_s:
+        left, width = x(stall_from_s), round(x(end_s) - x(stall_from_s), 1)
+        parts.append(f'<rect class="stall" x="{left}" y="{_TOP}" width="{width}" height="{base - _TOP}"/>')
+        parts.append(f'<line class="edge" x1="{left}" x2="{left}" y1="{_TOP}" y2="{base}"/>')
+        note = f"no growth for {format_duration(end_s - stall_from_s)}"
+        # Beside the shade where it is too narrow for the words.
+        inside = width > 7 * len(note)
+        at, anchor = (left + 6, "start") if inside else (left - 6, "end")
+        parts.append(f'<text class="note" x="{at}" y="{base - 8}" text-anchor="{anchor}">{note}</text>')
+    line = "L".join(f"{x(t)} {y(b)}" for t, b, _ in points)
+    parts.append(f'<path class="area" d="M{x(0)} {base}L{line}L{x(end_s)} {base}Z"/>')
+    parts.append(f'<path class="line" d="M{line}"/>')
+    if any(abs(a - b) > 0.02 * top for _, b, a in points):
+        disk = "L".join(f"{x(t)} {y(a)}" for t, _, a in points)
+        parts.append(f'<path class="disk" d="M{disk}"><title>allocated on disk</title></path>')
+    words = f"{label}: {format_bytes(points[-1][1])} after {format_duration(end_s)}" + (f", {note}" if note else "")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'role="img" aria-label="{words}"><style>{CHART_STYLE}</style>{"".join(parts)}</svg>'
+    )
+
+
+def svg_data_uri(svg: str) -> str:
+    """Write an SVG as a `data:` URI, as Markdown images and strict pages take it.
+
+    Example:
+        >>> svg_data_uri("<svg/>")
+        'data:image/svg+xml;base64,PHN2Zy8+'
+    """
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+
+
+def _thin(points: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    if len(points) <= _MAX_POINTS:
+        return points
+    stride = len(points) / _MAX_POINTS
+    return [points[int(index * stride)] for index in range(_MAX_POINTS)] + [points[-1]]
+
+
+def _byte_step(top: float) -> int:
+    # A power of two is a round number in powers of 1024; at most five lines.
+    return int(2 ** max(0, math.ceil(math.log2(top / 5))))
+
+
+def _time_step(end_s: float) -> float:
+    return next((step for step in _TIME_STEPS if step * 8 >= end_s), 86400.0 * math.ceil(end_s / 86400 / 8))
+
+
+def _tick(value: float) -> str:
+    return format_bytes(value).replace(".00 ", " ").replace(".0 ", " ")
+
+
+def _clock(at_s: float) -> str:
+    if at_s < 60:
+        return f"{at_s:g} s"
+    if at_s < 3600:
+        return f"{int(at_s // 60)}:{int(at_s % 60):02d}"
+    return f"{int(at_s // 3600)}h{int(at_s % 3600 // 60):02d}"

@@ -1,0 +1,79 @@
+"""From evidence to cause: tries every rule and takes the surest; pure, no clock and no files.
+
+The categories are a contract. Each rule stands in `rules_storage` or `rules_process`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from prefect_cachewatch.postmortem import rules_process as process
+from prefect_cachewatch.postmortem import rules_storage as storage
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.model import Evidence
+from prefect_cachewatch.postmortem.view import View
+
+__all__ = ["CATEGORIES", "Diagnosis", "diagnose"]
+
+# In order of precedence: of two rules equally sure, the earlier one names the cause.
+_RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
+    process.oom_killed,
+    storage.filesystem_unresponsive,
+    storage.cache_directory_missing,
+    process.stopped_by_signal,
+    storage.read_only_filesystem,
+    storage.inodes_exhausted,
+    storage.quota_exceeded,
+    storage.disk_full,
+    storage.permission_denied,
+    storage.still_writing,
+    process.waiting_for_lock,
+    process.memory_pressure,
+    process.waiting_for_device,
+    process.waiting_for_input,
+    process.blocked_on_output_pipe,
+    storage.churning,
+    storage.in_place_writes,
+    storage.writing_elsewhere,
+    storage.reading_checkpoint,
+    process.compute_bound,
+    storage.blocked_on_io,
+    process.waiting_for_network,
+    process.deadlocked,
+    process.waiting_for_child,
+    process.generator_failed,
+    process.never_started,
+)
+CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
+_SURENESS = {"high": 0, "medium": 1, "low": 2}
+_MAX_LINES = 20
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Name the cause of a stall, or of a generator that failed.
+
+    Args:
+        evidence: what `collect_evidence` found, or any literal of the same kind.
+
+    Returns:
+        The diagnosis; the same one for the same evidence, `unknown` where no rule fits. Other
+        rules that fit are named in its last evidence lines.
+
+    Example:
+        >>> from prefect_cachewatch.postmortem.model import ProcessFacts, ThreadFacts
+        >>> generator = ProcessFacts(7, 1, "convert", state="T", threads=(ThreadFacts(7, state="T"),))
+        >>> diagnose(Evidence(processes=(generator,))).category
+        'stopped_by_signal'
+    """
+    view = View(evidence)
+    found = [diagnosis for rule in _RULES if (diagnosis := rule(view))]
+    found.sort(key=lambda diagnosis: _SURENESS[diagnosis.confidence])  # stable: keeps the order of precedence
+    best = found[0] if found else process.unknown(view)
+    others = [
+        f"also seen: {diagnosis.category}: {diagnosis.summary}"
+        for diagnosis in found[1:4]
+        if diagnosis.category != "never_started"
+    ]
+    lines = tuple(line for line in (*best.evidence, *others) if line)[:_MAX_LINES]
+    return replace(best, evidence=lines)

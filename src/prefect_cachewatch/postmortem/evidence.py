@@ -1,0 +1,345 @@
+"""Collects the evidence of a stall within a time budget, just before the tree is stopped.
+
+First what a thread waits in (freezing would hide that), then the freeze, then everything
+else. Each part is best-effort: what is missing says why. Judges nothing: `diagnosis` does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
+from prefect_cachewatch.postmortem.model import (
+    CgroupFacts,
+    Evidence,
+    GrowthFacts,
+    LockWait,
+    Missing,
+    OpenFile,
+    PressureFacts,
+    ProcessFacts,
+    ProcessSample,
+    PythonThread,
+    SocketFacts,
+    ThreadFacts,
+)
+from prefect_cachewatch.postmortem.procdetails import (
+    find_cgroup,
+    list_open_files,
+    list_sockets,
+    read_cgroup,
+    read_locks,
+)
+from prefect_cachewatch.postmortem.proctree import find_descendants, read_proc, read_threads, sample_processes
+from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
+from prefect_cachewatch.text import redact, redact_argv
+
+__all__ = ["collect_evidence"]
+
+_MAX_FILES = 4000
+_MAX_STATTED = 1000
+_MAX_STACKS = 8
+_CAP_DAC_OVERRIDE = 1 << 1
+_LOG_TAIL_BYTES = 64 * 1024
+
+
+@dataclass
+class _Draft:
+    """What is known so far; read by the waiting thread when the time is up."""
+
+    pids: list[int] = field(default_factory=list)
+    threads: dict[int, tuple[ThreadFacts, ...]] = field(default_factory=dict)
+    sample: ProcessSample | None = None
+    locks_text: str = ""
+    facts: dict[int, ProcessFacts] = field(default_factory=dict)
+    files: dict[int, tuple[OpenFile, ...]] = field(default_factory=dict)
+    file_counts: dict[int, int | None] = field(default_factory=dict)
+    sockets: dict[int, tuple[SocketFacts, ...]] = field(default_factory=dict)
+    locks: tuple[LockWait, ...] = ()
+    cgroups: dict[str, CgroupFacts] = field(default_factory=dict)
+    pressure: tuple[PressureFacts, ...] = ()
+    stacks: dict[int, tuple[PythonThread, ...]] = field(default_factory=dict)
+    missing: list[Missing] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+
+
+def collect_evidence(
+    roots: Sequence[int],
+    cache_dirs: Sequence[Path],
+    *,
+    include_roots: bool = True,
+    budget_s: float = 2.0,
+    before: ProcessSample | None = None,
+    growth: GrowthFacts | None = None,
+    log_tail: bytes = b"",
+    exit_code: int | None = None,
+    exit_signal: int | None = None,
+    secrets: Iterable[str] = (),
+    freeze: Callable[[], object] | None = None,
+    python_stacks: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> Evidence:
+    """Collect everything that can be known about a process tree in `budget_s` seconds.
+
+    Args:
+        roots: pids whose trees are looked at.
+        cache_dirs: the watched directories, absolute.
+        include_roots: False where the roots are guards and only what is below them counts.
+        budget_s: seconds for all of it; what does not fit is reported as missing.
+        before: an earlier `sample_processes` of the same tree, best from the last growth; deltas
+            are since then.
+        growth: what the watch measured.
+        log_tail: the end of the generator's output.
+        exit_code: the generator's, if it ended by itself.
+        exit_signal: the signal that ended it, if one did.
+        secrets: values to remove wherever they stand.
+        freeze: stops the tree (SIGSTOP) so that the picture is consistent; called once, after
+            the threads were read; it should return quickly.
+        python_stacks: whether py-spy is run, if it is there.
+        clock: monotonic seconds.
+
+    Returns:
+        The evidence; never an exception for something that could not be read.
+
+    Example:
+        >>> import os
+        >>> evidence = collect_evidence([os.getpid()], [Path("/tmp")], python_stacks=False)
+        >>> evidence.processes[0].pid == os.getpid(), evidence.filesystems[0].path
+        (True, '/tmp')
+    """
+    started = clock()
+    deadline = started + budget_s
+    draft = _Draft()
+    hidden = list(secrets)
+    paths = [str(path) for path in cache_dirs]
+    probe = FilesystemProbe(paths)
+
+    _run_until(started + 0.4 * budget_s, clock, lambda: _read_states(draft, roots, include_roots), draft)
+    if freeze is not None:
+        try:
+            freeze()
+        except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
+            draft.missing.append(Missing("freeze", redact(f"{type(error).__name__}: {error}", hidden)))
+    # Answers of file systems are asked for first and awaited last; the rest of the time puts things together.
+    ready_by = deadline - min(0.25, 0.15 * budget_s)
+    answers: dict[str, dict[str, Any]] = {}
+
+    def details() -> None:
+        _read_details(draft, paths, hidden)
+        probe.start(_files_to_stat(draft.files))
+        if python_stacks:
+            _read_stacks(draft, ready_by, clock)
+        draft.steps.append("file systems")
+        answers.update(probe.finish(ready_by, clock))
+
+    _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
+    window_s = max(0.0, started - before.monotonic_s) if before else 0.0
+    return Evidence(
+        window_s=window_s,
+        growth=growth or GrowthFacts(),
+        processes=tuple(_join(pid, draft, before, answers, hidden) for pid in list(draft.facts)),
+        filesystems=probe.facts(dict(answers)),
+        locks=draft.locks,
+        cgroups=tuple(dict(draft.cgroups).values()),
+        pressure=draft.pressure,
+        oom_kills_in_window=_difference(draft.sample, before),
+        exit_code=exit_code,
+        exit_signal=exit_signal,
+        log_tail=redact(log_tail[-_LOG_TAIL_BYTES:].decode(errors="surrogateescape"), hidden),
+        process_count=len(draft.pids),
+        collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        took_s=clock() - started,
+        missing=tuple(draft.missing),
+    )
+
+
+def _run_until(deadline: float, clock: Callable[[], float], work: Callable[[], None], draft: _Draft) -> None:
+    # In a thread: /proc/PID/cmdline can wait for a lock of a process that is itself stuck. That wait
+    # is killable, so that a thread left behind does not outlive this process.
+    def guarded() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - one part that fails must not cost the others
+            draft.missing.append(Missing(draft.steps[-1] if draft.steps else "evidence", repr(error)[:200]))
+
+    thread = threading.Thread(target=guarded, name="cachewatch-evidence", daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - clock()))
+    if thread.is_alive():
+        part = draft.steps[-1] if draft.steps else "evidence"
+        draft.missing.append(Missing(part, "the time for the evidence was up; this part and later ones are incomplete"))
+
+
+def _read_states(draft: _Draft, roots: Sequence[int], include_roots: bool) -> None:
+    draft.steps.append("process states")
+    draft.pids = find_descendants(roots, include_roots)
+    draft.locks_text = os.fsdecode(read_proc("/proc/locks"))
+    for pid in draft.pids:
+        draft.threads[pid] = read_threads(pid)
+    draft.sample = sample_processes(roots, include_roots)
+
+
+def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -> None:
+    draft.steps.append("pressure")
+    draft.pressure = _read_pressure()
+    draft.steps.append("processes")
+    for pid in list(draft.pids):
+        if facts := _read_process(pid, draft.threads.get(pid, ()), secrets):
+            draft.facts[pid] = facts
+    draft.steps.append("open files")
+    left, denied = _MAX_FILES, 0
+    tables: dict[str, Mapping[int, SocketFacts]] = {}
+    for pid in list(draft.facts):
+        files, count = list_open_files(pid, paths, min(256, left))
+        draft.file_counts[pid], draft.files[pid] = count, files
+        denied += count is None
+        left -= len(files)
+        draft.sockets[pid] = tuple(list_sockets(pid, files, tables))
+    if left <= 0:
+        draft.missing.append(Missing("open files", f"only the first {_MAX_FILES} of the tree are listed"))
+    if denied:
+        draft.missing.append(Missing("open files", f"{denied} processes may not be read by this user"))
+    asleep = [t for ts in draft.threads.values() for t in ts if t.state not in "RZX"]
+    if any(not t.syscall and not t.wait_channel for t in asleep):
+        draft.missing.append(Missing("system calls", "the kernel does not show those of every thread to this user"))
+    if asleep and not any(t.kernel_stack for t in asleep):
+        draft.missing.append(Missing("kernel stacks", "need CAP_SYS_ADMIN"))
+    draft.steps.append("locks")
+    draft.locks = read_locks(draft.locks_text, draft.files, {pid: facts.name for pid, facts in draft.facts.items()})
+    draft.steps.append("control groups")
+    for directory in dict.fromkeys(facts.cgroup for facts in draft.facts.values()):
+        if directory:
+            draft.cgroups[directory] = read_cgroup(directory)
+
+
+def _read_process(pid: int, threads: tuple[ThreadFacts, ...], secrets: Sequence[str]) -> ProcessFacts | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            parent, name, nice = process.ppid(), process.name(), process.nice()
+            times, memory, uids = process.cpu_times(), process.memory_info(), process.uids()
+            created, count = process.create_time(), process.num_threads()
+        argv = [os.fsdecode(word) for word in read_proc(f"/proc/{pid}/cmdline", 1 << 16).split(b"\0")]
+    except psutil.Error:
+        return None
+    status = dict(line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line)
+    swap = status.get(b"VmSwap", b"").split()
+    try:
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        cwd = ""
+    return ProcessFacts(
+        pid=pid,
+        parent_pid=parent,
+        name=redact(name, secrets),
+        argv=tuple(redact_argv(argv[:-1] if argv and not argv[-1] else argv, secrets)[:256]),
+        state=threads[0].state if threads else "?",
+        age_s=max(0.0, time.time() - created),
+        cpu_s=times.user + times.system,
+        resident_bytes=memory.rss,
+        swap_bytes=int(swap[0]) * 1024 if swap else None,
+        nice=nice,
+        uid=uids.effective,
+        may_override_permissions=bool(int(status.get(b"CapEff", b"0"), 16) & _CAP_DAC_OVERRIDE),
+        tracer_pid=int(status.get(b"TracerPid", b"0")),
+        threads=threads,
+        thread_count=count,
+        cwd=redact(cwd, secrets),
+        cgroup=find_cgroup(pid),
+    )
+
+
+def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> None:
+    draft.steps.append("python stacks")
+    pids = [pid for pid in draft.facts if runs_python(pid)]
+    if not pids:
+        return
+    executable = find_py_spy()
+    if executable is None:
+        draft.missing.append(
+            Missing("python stacks", "py-spy is not installed: pip install 'prefect-cachewatch[stacks]'")
+        )
+        return
+    # Those that are running now, then the deepest: the leaves are what the others wait for.
+    running = {pid for pid in pids if any(t.state in "RD" for t in draft.threads.get(pid, ()))}
+    order = sorted(pids, key=lambda pid: (pid not in running, -draft.pids.index(pid)))
+    collector = StackCollector(executable, clock)
+    draft.stacks = collector.collect(order[:_MAX_STACKS], deadline)
+    draft.missing.extend(Missing(f"python stack of {pid}", why) for pid, why in collector.failures.items())
+    if len(order) > _MAX_STACKS:
+        draft.missing.append(Missing("python stacks", f"only {_MAX_STACKS} of {len(order)} processes were looked at"))
+
+
+def _read_pressure() -> tuple[PressureFacts, ...]:
+    found = []
+    for resource in ("cpu", "io", "memory"):
+        values: dict[str, float] = {}
+        for line in read_proc(f"/proc/pressure/{resource}").decode().splitlines():
+            kind, *pairs = line.split()
+            values.update({f"{kind}_{pair.split('=')[0]}": float(pair.split("=")[1]) for pair in pairs})
+        if values:
+            known = ("some_avg10", "some_avg60", "full_avg10", "full_avg60")
+            found.append(PressureFacts(resource, *(values.get(key, 0.0) for key in known)))
+    return tuple(found)
+
+
+def _files_to_stat(files: Mapping[int, Sequence[OpenFile]]) -> dict[str, str]:
+    # Files outside the caches first: if a cache's file system hangs, only its own files go unanswered.
+    wanted = [(f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")]
+    return {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in sorted(wanted)[:_MAX_STATTED]}
+
+
+def _join(
+    pid: int,
+    draft: _Draft,
+    before: ProcessSample | None,
+    answers: Mapping[str, Mapping[str, Any]],
+    secrets: Sequence[str],
+) -> ProcessFacts:
+    facts = draft.facts[pid]
+    now = draft.sample.readings.get(pid) if draft.sample else None
+    earlier = before.readings.get(pid) if before else None
+    if now and earlier and now.start_ticks != earlier.start_ticks:
+        earlier = None  # the pid was given to another process meanwhile
+    if now and before and earlier is None:
+        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None)  # began in the window
+    return replace(
+        facts,
+        cpu_in_window_s=now.cpu_s - earlier.cpu_s if now and earlier else None,
+        major_faults_in_window=now.major_faults - earlier.major_faults if now and earlier else None,
+        io=now.io if now else None,
+        io_in_window=now.io.since(earlier.io) if now and earlier and now.io and earlier.io else None,
+        files=tuple(_with_answer(f, answers.get(f"{pid}:{f.fd}"), secrets) for f in draft.files.get(pid, ())),
+        file_count=draft.file_counts.get(pid),
+        sockets=draft.sockets.get(pid, ()),
+        python_threads=draft.stacks.get(pid, ()),
+    )
+
+
+def _with_answer(file: OpenFile, answer: Mapping[str, Any] | None, secrets: Sequence[str]) -> OpenFile:
+    target = redact(file.target, secrets) if secrets else file.target
+    if not answer or "kind" not in answer:
+        return replace(file, target=target)
+    return replace(
+        file,
+        target=target,
+        # What lies under /dev stays a device, whatever serves it (a FIFO or a FUSE file stands in for one).
+        kind=file.kind if file.kind == "device" else answer["kind"],
+        size_bytes=answer["size_bytes"],
+        modified_age_s=max(0.0, time.time() - answer["modified_at"]),
+    )
+
+
+def _difference(now: ProcessSample | None, before: ProcessSample | None) -> int | None:
+    if now is None or before is None or now.oom_kills is None or before.oom_kills is None:
+        return None
+    return now.oom_kills - before.oom_kills

@@ -1,0 +1,310 @@
+"""The post-mortem as one self-contained HTML page; opens from disk, loads nothing, runs no data.
+
+Every string that came from outside goes through `for_html`. The content security policy allows
+one style sheet and one script, by their hashes, and images from `data:` only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.chart import CHART_STYLE
+from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.pageparts import SCRIPT, STYLE
+from prefect_cachewatch.text import for_html
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["render_page"]
+
+_MAX_ROWS = 2000
+_MAX_LOG_LINES = 500
+_MAX_PROCESSES = 300
+_SECRETS_NOTE = "Command lines and the log are redacted; no environment is ever stored."
+
+
+def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagnosis, svg: str, log: str = "") -> str:
+    """Write the page.
+
+    Args:
+        report: the JSON object of `--report`.
+        evidence: what was collected.
+        diagnosis: its reading.
+        svg: the growth chart, from `draw_growth`.
+        log: the redacted end of the log.
+
+    Returns:
+        A complete HTML document without any address in it.
+    """
+    name = for_html(str(report.get("name") or "tensor cache"))
+    body = "".join(
+        (
+            _verdict(report, diagnosis, name),
+            f'<section><h2>Growth</h2><figure class="chart">{svg}</figure>{_numbers(report, evidence)}</section>',
+            _section("Evidence", _items(diagnosis.evidence)),
+            _listing(report.get("listing")),
+            _section("Process tree", _processes(evidence)),
+            _section("Open files, sockets, locks", _holdings(evidence)),
+            _section("Storage, memory and pressure", _machine(evidence)),
+            _section("Stacks", _stacks(evidence)),
+            _section("End of the log", _log(log)),
+            _notes(report, evidence),
+        )
+    )
+    style = STYLE
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"style-src {_hash(style)} {_hash(CHART_STYLE)}; script-src {_hash(SCRIPT)}"
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{name}: {for_html(diagnosis.category)}</title><style>{style}</style></head>"
+        f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _verdict(report: Mapping[str, Any], diagnosis: Diagnosis, name: str) -> str:
+    outcome = for_html(str(report.get("outcome") or "stalled"))
+    kind = (report.get("stall") or {}).get("kind")
+    tags = [f'<span class="tag bad">{outcome}</span>', f'<span class="tag">{for_html(diagnosis.category)}</span>']
+    if kind:
+        tags.append(f'<span class="tag quiet">{for_html(str(kind))}</span>')
+    tags.append(f'<span class="tag quiet">confidence {for_html(diagnosis.confidence)}</span>')
+    summary = for_html(diagnosis.summary[:1].upper() + diagnosis.summary[1:], 600)
+    return (
+        f'<header><p class="tags">{" ".join(tags)}</p><h1>{name}</h1>'
+        f'<p class="cause">{summary}.</p>'
+        f'<p class="next"><strong>Next step.</strong> {for_html(diagnosis.resolution, 1000)}</p>'
+        f'<p class="message">{for_html(str(report.get("message") or ""), 1000)}</p></header>'
+    )
+
+
+def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
+    growth: Mapping[str, Any] = report.get("growth") or {}
+    stop: Mapping[str, Any] = report.get("stop") or {}
+    rows: list[tuple[str, str]] = []
+
+    def add(label: str, value: Any, write: Any = str) -> None:
+        if value is not None:
+            rows.append((label, write(value)))
+
+    add("Started", report.get("started_at"), lambda at: str(at)[:19].replace("T", " ") + " UTC")
+    add("Duration", report.get("duration_s"), format_duration)
+    add("Bytes written", growth.get("bytes_written"), format_bytes)
+    add("Bytes present", growth.get("bytes_present"), format_bytes)
+    add("Files", growth.get("files_present"), lambda n: f"{n:,}")
+    add("First write after", growth.get("first_write_s"), format_duration)
+    add("Last growth after", growth.get("last_growth_s"), format_duration)
+    add("Longest pause", growth.get("longest_pause_s"), format_duration)
+    add("Tree gone after", stop.get("gone_after_s"), lambda s: f"{s:.2f} s")
+    add("Exit code", report.get("exit_code"))
+    add("Signal", report.get("signal"))
+    add("Command", " ".join(map(str, report.get("command") or ())) or None)
+    add("Evidence taken in", evidence.took_s or None, lambda s: f"{s:.2f} s")
+    cells = "".join(
+        f"<div{' class=wide' if len(value) > 40 else ''}><dt>{for_html(label)}</dt><dd>{for_html(value, 600)}</dd></div>"
+        for label, value in rows
+    )
+    return f'<dl class="numbers">{cells}</dl>'
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{for_html(title)}</h2>{body}</section>" if body else ""
+
+
+def _items(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{for_html(line, 500)}</li>" for line in lines)
+    return f'<ul class="lines">{items}</ul>' if items else ""
+
+
+def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], attributes: str = "") -> str:
+    # `heads`: (title, class); the cells are HTML already.
+    head = "".join(f'<th scope="col" class="{kind}">{for_html(title)}</th>' for title, kind in heads)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td class="{kind}">{cell}</td>' for cell, (_, kind) in zip(row, heads, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table {attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _listing(listing: Mapping[str, Any] | None) -> str:
+    if not listing:
+        return _section("Files", "<p>The cache directory could not be listed.</p>")
+    entries = list(listing.get("entries") or ())
+    total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
+    rows = (
+        (
+            f"<bdi>{for_html(str(entry['path']), 1000)}</bdi>",
+            f'<span data-value="{int(entry["size_bytes"])}">{format_bytes(entry["size_bytes"])}</span>',
+            f'<span data-value="{int(entry["allocated_bytes"])}">{format_bytes(entry["allocated_bytes"])}</span>',
+            f'<span data-value="{float(entry["age_s"])}">{format_duration(max(0.0, entry["age_s"]))}</span>',
+            " ".join(f'<span class="tag quiet">{for_html(str(flag))}</span>' for flag in entry.get("flags") or ()),
+        )
+        for entry in entries[:_MAX_ROWS]
+    )
+    table = _table(
+        (("Path", "path"), ("Size", "number"), ("On disk", "number"), ("Age", "number"), ("Flags", "")),
+        rows,
+        'id="files"',
+    )
+    rest = listing.get("rest") or ()
+    more = ""
+    if rest:
+        more = "<h3>Files not listed, by directory</h3>" + _table(
+            (("Directory", "path"), ("Files", "number"), ("Bytes", "number")),
+            (
+                (for_html(str(r["path"]), 1000), f"{int(r['files']):,}", format_bytes(r["bytes"]))
+                for r in list(rest)[:_MAX_ROWS]
+            ),
+        )
+    shown = f", {min(len(entries), _MAX_ROWS):,} shown" if len(entries) != listing.get("total_files") else ""
+    controls = (
+        '<p class="controls"><label>Filter <input id="filter" type="search" autocomplete="off" '
+        'placeholder="part of a path or a flag"></label> <output id="matches"></output></p>'
+    )
+    return (
+        f"<section><h2>Files</h2><p>{total}{shown}; most recently modified first. A click on a column's head sorts.</p>"
+        f"{controls}{table}{more}</section>"
+    )
+
+
+def _processes(evidence: Evidence) -> str:
+    if not evidence.processes:
+        return "<p>No process of the generator was left.</p>"
+    depth: dict[int, int] = {}
+    rows = []
+    for process in evidence.processes[:_MAX_PROCESSES]:
+        level = depth[process.pid] = depth.get(process.parent_pid, -1) + 1
+        main = process.threads[0] if process.threads else None
+        waits = (main.syscall or main.wait_channel) if main else ""
+        io = process.io_in_window
+        rows.append(
+            (
+                f"{'&ensp;' * min(level, 12)}{process.pid}",
+                f"<code>{for_html(' '.join(process.argv) or process.name, 300)}</code>",
+                for_html(f"{process.state} {waits}"),
+                f"{process.thread_count}",
+                f"{process.cpu_s:.1f} s",
+                "" if process.cpu_in_window_s is None else f"{process.cpu_in_window_s:.1f} s",
+                "" if process.resident_bytes is None else format_bytes(process.resident_bytes),
+                "" if process.swap_bytes is None else format_bytes(process.swap_bytes),
+                "" if io is None else f"{format_bytes(io.read_chars)} / {format_bytes(io.write_chars)}",
+                format_duration(process.age_s),
+                f"{process.nice}",
+            )
+        )
+    heads = (
+        ("Pid", "pid"), ("Command", "path"), ("State", ""), ("Threads", "number"), ("CPU", "number"),
+        ("in window", "number"), ("Resident", "number"), ("Swap", "number"), ("Read / written in window", "number"),
+        ("Age", "number"), ("Nice", "number"),
+    )  # fmt: skip
+    hidden = evidence.process_count - len(rows)
+    more = f"<p>{hidden} more processes are in processes.json.</p>" if hidden > 0 else ""
+    return _table(heads, rows) + more
+
+
+def _holdings(evidence: Evidence) -> str:
+    locks = _items(
+        f"pid {lock.waiter_pid} waits for a {lock.kind} lock on {lock.path or 'a file'} held by pid {lock.holder_pid} "
+        f"({lock.holder_name})"
+        for lock in evidence.locks
+    )
+    blocks = [_files_of(process) for process in evidence.processes[:_MAX_PROCESSES] if process.files]
+    return locks + "".join(blocks)
+
+
+def _files_of(process: ProcessFacts) -> str:
+    sockets = {socket.fd: socket for socket in process.sockets}
+    rows = []
+    for file in process.files[:200]:
+        socket = sockets.get(file.fd)
+        what = f"{socket.family} {socket.local} → {socket.remote} {socket.state}" if socket else file.target
+        rows.append(
+            (
+                str(file.fd),
+                f"<bdi>{for_html(what, 400)}</bdi>",
+                for_html(f"{file.kind} {file.access}"),
+                "cache" if file.in_cache else "",
+                "" if file.size_bytes is None else format_bytes(file.size_bytes),
+                "" if file.position_bytes is None else format_bytes(file.position_bytes),
+            )
+        )
+    heads = (("Fd", "number"), ("File", "path"), ("Kind", ""), ("Where", ""), ("Size", "number"), ("At", "number"))
+    count = process.file_count if process.file_count is not None else len(rows)
+    title = f"pid {process.pid} {for_html(process.name)}: {count} open"
+    return f"<details><summary>{title}</summary>{_table(heads, rows)}</details>"
+
+
+def _machine(evidence: Evidence) -> str:
+    lines = []
+    for facts in evidence.filesystems:
+        space = "did not answer" if not facts.responded else facts.error
+        if facts.free_bytes is not None and facts.total_bytes is not None:
+            space = f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.total_bytes)} free"
+            if facts.total_inodes:
+                space += f", {facts.free_inodes:,} of {facts.total_inodes:,} inodes free"
+        lines.append(
+            f"{facts.path}: {facts.type} {facts.source} on {facts.mount_point} ({','.join(facts.options)}): {space}"
+        )
+    for group in evidence.cgroups:
+        limit = format_bytes(group.limit_bytes) if group.limit_bytes else "no limit"
+        current = format_bytes(group.current_bytes) if group.current_bytes is not None else "unknown"
+        kills = "unknown" if group.oom_kills is None else group.oom_kills
+        lines.append(f"control group {group.path}: {current} of {limit}, OOM kills: {kills}")
+    lines += [
+        f"pressure {p.resource}: some {p.some_avg10:.1f} % / full {p.full_avg10:.1f} % over 10 s, "
+        f"{p.some_avg60:.1f} % / {p.full_avg60:.1f} % over 60 s"
+        for p in evidence.pressure
+    ]
+    return _items(lines)
+
+
+def _stacks(evidence: Evidence) -> str:
+    blocks: list[str] = []
+    for process in evidence.processes[:_MAX_PROCESSES]:
+        lines = []
+        for python in process.python_threads:
+            lines.append(f"Python thread {python.tid} {for_html(python.name)}")
+            lines += [f"  {for_html(frame, 300)}" for frame in python.frames]
+        for thread in process.threads[:64]:
+            if thread.kernel_stack:
+                lines.append(f"kernel, thread {thread.tid} {for_html(thread.name)} ({for_html(thread.state)})")
+                lines += [f"  {for_html(frame, 200)}" for frame in thread.kernel_stack]
+        if lines:
+            is_open = " open" if process.python_threads and not blocks else ""
+            text = "\n".join(lines)
+            blocks.append(
+                f"<details{is_open}><summary>pid {process.pid} {for_html(process.name)}</summary><pre>{text}</pre></details>"
+            )
+    return "".join(blocks)
+
+
+def _log(log: str) -> str:
+    lines = log.splitlines()[-_MAX_LOG_LINES:]
+    if not lines:
+        return "<p>The generator printed nothing.</p>"
+    text = "\n".join(for_html(line, 2000) for line in lines)
+    return f'<pre class="log" tabindex="0">{text}</pre>'
+
+
+def _notes(report: Mapping[str, Any], evidence: Evidence) -> str:
+    lines = [f"{missing.part}: {missing.why}" for missing in evidence.missing]
+    lines += [str(cut) for cut in report.get("cut") or ()]
+    lines += [str(note) for note in report.get("notes") or ()]
+    return (
+        f"<section><h2>What is missing or cut</h2>{_items(lines) or '<p>Nothing.</p>'}</section>"
+        f"<footer>cachewatch {for_html(str(report.get('cachewatch_version') or ''))} · collected "
+        f"{for_html(evidence.collected_at)} · {_SECRETS_NOTE}</footer>"
+    )

@@ -1,0 +1,262 @@
+"""What a process holds: open files, sockets, locks it waits for, limits of its control group.
+
+Reads /proc and /sys/fs/cgroup only. Kinds and sizes of open files need their file systems,
+which may hang: `fsprobe` asks those in a process of its own and `evidence` joins the two.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from prefect_cachewatch.postmortem.model import Access, CgroupFacts, FileKind, LockWait, OpenFile, SocketFacts
+from prefect_cachewatch.postmortem.proctree import read_proc
+
+__all__ = ["find_cgroup", "list_open_files", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
+
+_PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "fuse")
+_TERMINALS = ("tty", "pts/", "ptmx", "console")
+_MEMORY_BELOW_DEV = ("shm/", "mqueue/", "hugepages/")
+_ACCESS: tuple[Access, ...] = ("r", "w", "rw", "")
+_TCP_STATES = {
+    1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
+    8: "CLOSE_WAIT", 9: "LAST_ACK", 10: "LISTEN", 11: "CLOSING", 12: "NEW_SYN_RECV",
+}  # fmt: skip
+_UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNECTING"}
+_NO_LIMIT = 1 << 60
+
+
+def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tuple[tuple[OpenFile, ...], int | None]:
+    """List the open descriptors of a process from /proc alone.
+
+    Args:
+        pid: the process.
+        cache_dirs: absolute directories; files below them are marked.
+        limit: the most descriptors described.
+
+    Returns:
+        The files in order of their descriptors, and how many there are in all (None: may not be read).
+    """
+    try:
+        fds = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return (), None
+    return tuple(f for fd in fds[:limit] if (f := _describe(pid, fd, cache_dirs))), len(fds)
+
+
+def list_sockets(
+    pid: int, files: Iterable[OpenFile], tables: dict[str, Mapping[int, SocketFacts]]
+) -> list[SocketFacts]:
+    """Match a process's sockets with the tables of its network namespace.
+
+    Args:
+        pid: the process.
+        files: its open files.
+        tables: a memory of the tables already read, by namespace; filled as needed.
+
+    Returns:
+        One entry for each socket that the tables know.
+    """
+    wanted = [(f.fd, f.inode) for f in files if f.kind == "socket" and f.inode is not None]
+    if not wanted:
+        return []
+    try:
+        namespace = os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return []
+    table = tables.get(namespace)
+    if table is None:
+        table = tables[namespace] = _read_socket_tables(pid)
+    found = ((fd, table.get(inode)) for fd, inode in wanted)
+    return [SocketFacts(fd, *_rest(facts)) for fd, facts in found if facts]
+
+
+def read_locks(
+    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str]
+) -> tuple[LockWait, ...]:
+    """Find the file locks that processes of the tree wait for.
+
+    Args:
+        text: /proc/locks, read before the tree was frozen: a stopped process waits for no lock.
+        processes: the tree's pids and their open files.
+        names: names of processes already known; a holder outside the tree is looked up.
+
+    Returns:
+        One entry a waiting process and lock.
+    """
+    paths = {f.inode: f.target for files in processes.values() for f in files if f.inode is not None}
+    return tuple(
+        LockWait(
+            waiter,
+            holder,
+            kind,
+            paths.get(inode, ""),
+            names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
+            holder in processes,
+        )
+        for waiter, holder, kind, inode in parse_locks(text)
+        if waiter in processes
+    )
+
+
+def parse_locks(text: str) -> list[tuple[int, int, str, int]]:
+    """Read /proc/locks (proc_locks(5)): each waiter follows the lock it waits for, with the same number.
+
+    Args:
+        text: the file's content.
+
+    Returns:
+        (waiting pid, holding pid, kind, inode) for each waiter.
+
+    Example:
+        >>> parse_locks("1: FLOCK  ADVISORY  WRITE 10 08:02:77 0 EOF\\n1: -> FLOCK  ADVISORY  WRITE 11 08:02:77 0 EOF")
+        [(11, 10, 'FLOCK', 77)]
+    """
+    waits: list[tuple[int, int, str, int]] = []
+    holders: dict[str, int] = {}
+    for line in text.splitlines():
+        words = line.split()
+        waiting = "->" in words
+        if waiting:
+            words.remove("->")
+        if len(words) < 6:
+            continue
+        try:
+            number, pid, inode = words[0], int(words[4]), int(words[5].rsplit(":", 1)[1])
+        except (ValueError, IndexError):
+            continue
+        if waiting:
+            waits.append((pid, holders.get(number, 0), words[1], inode))
+        else:
+            holders[number] = pid
+    return waits
+
+
+def find_cgroup(pid: int) -> str:
+    """Find the directory below /sys/fs/cgroup that limits the memory of a process; empty if none is seen."""
+    mounts = _cgroup_mounts()
+    unified = ""
+    for line in os.fsdecode(read_proc(f"/proc/{pid}/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") and "memory" in mounts:
+            return mounts["memory"] + path.rstrip("/")
+        if number == "0" and "" in mounts:
+            unified = mounts[""] + path.rstrip("/")
+    return unified
+
+
+def read_cgroup(directory: str) -> CgroupFacts:
+    """Read limit, use and OOM kills of a control group, version 2 or 1; what is missing is None."""
+    if Path(directory, "memory.limit_in_bytes").exists():
+        limit, current = (
+            _number(directory, "memory.limit_in_bytes"),
+            _number(directory, "memory.usage_in_bytes"),
+        )
+        kills = _keyed(directory, "memory.oom_control", b"oom_kill")
+    else:
+        limit, current = _number(directory, "memory.max"), _number(directory, "memory.current")
+        kills = _keyed(directory, "memory.events", b"oom_kill")
+    return CgroupFacts(directory, limit if limit is not None and limit < _NO_LIMIT else None, current, kills)
+
+
+def _describe(pid: int, fd: int, cache_dirs: Sequence[str]) -> OpenFile | None:
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return None
+    info: dict[bytes, bytes] = {}
+    for line in read_proc(f"/proc/{pid}/fdinfo/{fd}", 4096).splitlines():
+        key, _, value = line.partition(b":")
+        info.setdefault(key, value.strip())
+    flags = int(info.get(b"flags", b"0"), 8)
+    inode = info.get(b"ino")
+    number = int(inode) if inode else None
+    kind: FileKind = "file"
+    prefix, bracket, rest = target.partition(":[")
+    if bracket and prefix in ("pipe", "socket"):
+        kind = "pipe" if prefix == "pipe" else "socket"
+        number = int(rest.rstrip("]"))
+    elif target.startswith("anon_inode:") or not target.startswith("/"):
+        kind = "anon"
+    elif target.startswith("/dev/") and not target.startswith(_MEMORY_BELOW_DEV, 5):
+        kind = "tty" if target.startswith(_TERMINALS, 5) else "anon" if target[5:] in _PLAIN_DEVICES else "device"
+    elif flags & os.O_DIRECTORY:
+        kind = "directory"
+    return OpenFile(
+        fd,
+        target,
+        kind,
+        _ACCESS[flags & 3],
+        int(info.get(b"pos", b"0")) if kind == "file" else None,
+        any(target == top or target.startswith(top.rstrip("/") + "/") for top in cache_dirs),
+        number,
+    )
+
+
+def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:
+    table: dict[int, SocketFacts] = {}
+    for family in ("tcp", "tcp6", "udp", "udp6"):
+        for line in read_proc(f"/proc/{pid}/net/{family}", 4 << 20).splitlines()[1:]:
+            words = line.decode().split()
+            if len(words) < 10:
+                continue
+            sent, received = (int(part, 16) for part in words[4].split(":"))
+            state = _TCP_STATES.get(int(words[3], 16), words[3]) if family.startswith("tcp") else "UDP"
+            table[int(words[9])] = SocketFacts(
+                -1, family, _address(words[1]), _address(words[2]), state, received, sent
+            )
+    for line in read_proc(f"/proc/{pid}/net/unix", 4 << 20).splitlines()[1:]:
+        parts = os.fsdecode(line).split(None, 7)
+        if len(parts) >= 7:
+            path = parts[7] if len(parts) > 7 else ""
+            table[int(parts[6])] = SocketFacts(-1, "unix", path, "", _UNIX_STATES.get(int(parts[5], 16), parts[5]))
+    return table
+
+
+def _rest(facts: SocketFacts) -> tuple[str, str, str, str, int, int]:
+    return (
+        facts.family,
+        facts.local,
+        facts.remote,
+        facts.state,
+        facts.receive_queue_bytes,
+        facts.send_queue_bytes,
+    )
+
+
+def _address(text: str) -> str:
+    # Four-byte words in host order (net/ipv4/tcp_ipv4.c, get_tcp4_sock).
+    raw, port = text.split(":")
+    words = [int(raw[at : at + 8], 16) for at in range(0, len(raw), 8)]
+    packed = b"".join(struct.pack("=I", word) for word in words)
+    if len(packed) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, packed)}:{int(port, 16)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
+
+
+def _cgroup_mounts() -> dict[str, str]:
+    mounts: dict[str, str] = {}
+    for line in os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)).splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = (*after.split(), "", "", "")[:3]
+        if kind == "cgroup2":
+            mounts.setdefault("", before.split()[4])
+        elif kind == "cgroup" and "memory" in options.split(","):
+            mounts.setdefault("memory", before.split()[4])
+    return mounts
+
+
+def _number(directory: str, name: str) -> int | None:
+    raw = read_proc(f"{directory}/{name}").strip()
+    return int(raw) if raw.isdigit() else None
+
+
+def _keyed(directory: str, name: str, key: bytes) -> int | None:
+    for line in read_proc(f"{directory}/{name}").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == key:
+            return int(words[1])
+    return None

@@ -1,0 +1,439 @@
+"""Rules for causes that lie in the processes: stopped, locked, waiting, computing, killed; pure.
+
+Each takes the view of an evidence and returns a diagnosis, or None where it does not apply.
+"""
+
+from __future__ import annotations
+
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
+from prefect_cachewatch.postmortem.waits import Wait, WaitKind
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = [
+    "blocked_on_output_pipe",
+    "compute_bound",
+    "deadlocked",
+    "generator_failed",
+    "memory_pressure",
+    "never_started",
+    "oom_killed",
+    "stopped_by_signal",
+    "unknown",
+    "waiting_for_child",
+    "waiting_for_device",
+    "waiting_for_input",
+    "waiting_for_lock",
+    "waiting_for_network",
+]
+
+_IDLE_CORES = 0.02
+_BUSY_CORES = 0.5
+_SIGKILL = 9
+
+
+def oom_killed(view: View) -> Diagnosis | None:
+    """The kernel killed a process of the tree because memory ran out."""
+    evidence = view.evidence
+    delta = evidence.oom_kills_in_window
+    groups = [group for group in evidence.cgroups if group.oom_kills is not None]
+    ours = sum(group.oom_kills or 0 for group in groups)
+    killed = evidence.exit_signal == _SIGKILL or evidence.exit_code == 128 + _SIGKILL
+    # A machine-wide count may be somebody else's; the control group's own count says whose it was.
+    if delta == 0 or (groups and not ours) or (delta is None and not ours):
+        return None
+    if not killed and not groups:
+        return None
+    lines = [f"{delta} OOM kills on this machine since the earlier sample"] if delta else []
+    lines += [
+        f"{group.path}: {group.oom_kills} OOM kills, limit "
+        f"{format_bytes(group.limit_bytes) if group.limit_bytes else 'none'}"
+        for group in groups
+        if group.oom_kills
+    ]
+    if killed:
+        lines.append("the generator was ended by SIGKILL")
+    return Diagnosis(
+        "oom_killed",
+        "the kernel killed the generator because memory ran out"
+        if killed
+        else "the kernel killed a process of the generator because memory ran out, and the rest waits for it",
+        tuple(lines),
+        "Raise the memory limit, convert fewer layers at a time, or run fewer generations on this machine.",
+        "high" if delta and (killed or ours) else "medium",
+    )
+
+
+def stopped_by_signal(view: View) -> Diagnosis | None:
+    """A process was stopped (SIGSTOP, Ctrl-Z, a background read from the terminal, a debugger)."""
+    wait = view.leaf(WaitKind.STOPPED)
+    if wait is None:
+        return None
+    process = wait.process
+    stopped = [p for p in view.alive if p.state in "Tt"]
+    if process.tracer_pid:
+        return Diagnosis(
+            "stopped_by_signal",
+            f"{who(process)} is held by a debugger (pid {process.tracer_pid})",
+            (f"state {process.state}, TracerPid {process.tracer_pid}",),
+            f"End the debugger or strace that is attached (pid {process.tracer_pid}), then start again.",
+        )
+    return Diagnosis(
+        "stopped_by_signal",
+        f"{who(process)} was stopped by a signal (state T) and never continued",
+        (
+            f"{len(stopped)} of {len(view.alive)} processes are stopped",
+            f"it last waited in: {wait.thread.syscall or '?'}",
+        ),
+        "Find who sent SIGSTOP, SIGTSTP or SIGTTIN (job control, a checkpointer, a person, a background job that "
+        "reads its terminal); a job started outside a terminal with stdin from /dev/null is not stopped by one.",
+    )
+
+
+def waiting_for_lock(view: View) -> Diagnosis | None:
+    """A process waits for a file lock that another one holds."""
+    for lock in view.evidence.locks:
+        waiter = next((p for p in view.alive if p.pid == lock.waiter_pid), None)
+        if waiter is None:
+            continue
+        place = shown(lock.path) if lock.path else "a file"
+        holder = (
+            f"pid {lock.holder_pid} ({shown(lock.holder_name, 40)})"
+            if lock.holder_pid > 0
+            else "a process that is not visible from here (another container or host)"
+        )
+        also = ", itself one of the generator's" if lock.holder_in_tree else ""
+        return Diagnosis(
+            "waiting_for_lock",
+            f"{who(waiter)} waits for a lock on {place}, held by {holder}{also}",
+            (f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",),
+            f"See what pid {lock.holder_pid} does; if it is left over from another run, end it. Two runs on one cache "
+            "directory exclude each other."
+            if lock.holder_pid > 0
+            else "Find the holder on the other hosts or containers that share this directory.",
+        )
+    wait = view.leaf(WaitKind.LOCK)
+    if wait:
+        return Diagnosis(
+            "waiting_for_lock",
+            f"{who(wait.process)} waits for a lock on {shown(wait.target) or 'a file'}, held by a process not seen here",
+            (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel}",),
+            "Find the holder with lslocks, also on other hosts that mount the same directory.",
+        )
+    for process in view.alive:
+        frames = [frame for thread in process.python_threads for frame in thread.frames[:6]]
+        frame = next((f for f in frames if "filelock" in f and "acquire" in f.split(" ", 1)[0]), "")
+        if frame:
+            return Diagnosis(
+                "waiting_for_lock",
+                f"{who(process)} tries again and again for a lock file (filelock)",
+                (f"python: {frame}",),
+                "Find who holds the .lock file (lslocks, fuser); a left-over run or another host often does.",
+                "medium",
+            )
+    return None
+
+
+def memory_pressure(view: View) -> Diagnosis | None:
+    """Memory is so short that the processes mostly wait for pages."""
+    faults = view.major_faults_per_s
+    pressure = next((p for p in view.evidence.pressure if p.resource == "memory"), None)
+    full_group = next(
+        (g for g in view.evidence.cgroups if g.limit_bytes and (g.current_bytes or 0) > 0.9 * g.limit_bytes),
+        None,
+    )
+    swapped = sum(process.swap_bytes or 0 for process in view.alive)
+    resident = sum(process.resident_bytes or 0 for process in view.alive)
+    if faults is None or faults < 20:
+        return None
+    pressed = pressure is not None and pressure.some_avg10 >= 5
+    if not pressed and not (pressure is None and full_group and faults >= 100) and swapped <= resident:
+        return None
+    lines = [f"{faults:.0f} page faults a second needed the disk", f"{format_bytes(resident)} resident, "
+             f"{format_bytes(swapped)} swapped out"]  # fmt: skip
+    if pressure:
+        lines.append(
+            f"/proc/pressure/memory: some {pressure.some_avg10:.0f} %, full {pressure.full_avg10:.0f} % over 10 s"
+        )
+    if full_group:
+        lines.append(
+            f"{full_group.path}: {format_bytes(full_group.current_bytes or 0)} of {format_bytes(full_group.limit_bytes or 0)}"
+        )
+    return Diagnosis(
+        "memory_pressure",
+        f"memory is too short: the generator waits for pages {faults:.0f} times a second",
+        tuple(lines),
+        "Give it more memory (the limit of its container or slice), convert fewer layers at a time, or run less beside it.",
+        "high" if pressed and (full_group or swapped) else "medium",
+    )
+
+
+def waiting_for_device(view: View) -> Diagnosis | None:
+    """A thread waits for a character device, in ioctl, read or poll, or in state D with one open."""
+    wait = view.leaf(WaitKind.DEVICE)
+    confidence = "high"
+    if wait is None:
+        # In state D the call need not name the device; one that is open, in a thread not at a file, is the suspect.
+        for candidate in view.leaves:
+            devices = [file for file in candidate.process.files if file.kind == "device"]
+            if candidate.kind is WaitKind.DISK and devices and not candidate.target:
+                wait, confidence = (
+                    Wait(WaitKind.DEVICE, candidate.process, candidate.thread, devices[0].target),
+                    "medium",
+                )
+                break
+    if wait is None:
+        return None
+    thread = wait.thread
+    return Diagnosis(
+        "waiting_for_device",
+        f"{who(wait.process)} waits for the device {shown(wait.target)} ({thread.syscall or 'in the kernel'})",
+        (
+            f"thread {thread.tid}: state {thread.state}, {thread.syscall or '?'} on {shown(wait.target)}, "
+            f"in {thread.wait_channel or 'the kernel'}",
+            *(f"kernel: {frame}" for frame in thread.kernel_stack[:6]),
+        ),
+        f"Reset the device behind {shown(wait.target)} (for Tenstorrent: tt-smi -r) and look for its driver in dmesg; "
+        "see that no other process uses it (fuser -v).",
+        confidence,
+    )
+
+
+def blocked_on_output_pipe(view: View) -> Diagnosis | None:
+    """A process writes to a pipe that nobody empties."""
+    wait = view.leaf(WaitKind.PIPE_WRITE)
+    if wait is None:
+        return None
+    inode = wait.file.inode if wait.file else None
+    readers = [
+        process
+        for process in view.alive
+        if process.pid != wait.process.pid
+        for file in process.files
+        if file.kind == "pipe" and inode is not None and file.inode == inode and "r" in file.access
+    ]
+    fd = wait.file.fd if wait.file else None
+    stream = {1: "its standard output", 2: "its standard error"}.get(fd if fd is not None else -1, f"descriptor {fd}")
+    reader = f"; the reader is {who(readers[0])}" if readers else ""
+    kinds = {w.kind for w in view.waits if readers and w.process.pid == readers[0].pid}
+    return Diagnosis(
+        "blocked_on_output_pipe",
+        f"{who(wait.process)} cannot go on writing to {stream}: the pipe is full and nobody reads it{reader}",
+        (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on {shown(wait.target)}",),
+        "Make the reader of that pipe read on, or send the output to a file. subprocess.Popen(stdout=PIPE) with "
+        "wait() instead of communicate() is the usual fault.",
+        "high" if not readers or kinds <= {WaitKind.SLEEP, WaitKind.UNKNOWN, WaitKind.CHILD} else "medium",
+    )
+
+
+def waiting_for_input(view: View) -> Diagnosis | None:
+    """A process reads its standard input or a terminal, where nobody types."""
+    wait = view.leaf(WaitKind.INPUT)
+    if wait is None:
+        piped = (w for w in view.leaves if w.kind is WaitKind.PIPE_READ and w.file is not None and w.file.fd == 0)
+        wait = next(piped, None)
+    if wait is None:
+        return None
+    source = shown(wait.target) or "standard input"
+    return Diagnosis(
+        "waiting_for_input",
+        f"{who(wait.process)} waits for input from {source}",
+        (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on descriptor "
+         f"{wait.file.fd if wait.file else '?'} ({source})", *_python_line(wait)),
+        "A prompt (licence, overwrite, password) stands unanswered: give the option that answers it, or start the "
+        "generator with stdin from /dev/null.",
+    )  # fmt: skip
+
+
+def waiting_for_network(view: View) -> Diagnosis | None:
+    """A thread waits for a peer over a socket."""
+    wait = view.leaf(WaitKind.SOCKET)
+    if wait is None:
+        return None
+    socket = wait.socket
+    call = wait.thread.syscall or wait.thread.wait_channel
+    if socket is None:
+        return Diagnosis(
+            "waiting_for_network",
+            f"{who(wait.process)} waits on a socket ({call})",
+            (
+                f"thread {wait.thread.tid} is in {call} on {shown(wait.target) or 'a socket'}",
+                *_python_line(wait),
+            ),
+            "Look at what it talks to (ss -tanp).",
+            "medium",
+        )
+    if socket.state == "LISTEN":
+        what = f"waits for somebody to connect to {shown(socket.local)}"
+        next_step = "See why the peer that should connect does not: its log, its address, a firewall."
+    elif socket.family == "unix":
+        what = f"waits for the process at the other end of the socket {shown(socket.local) or '(unnamed)'}"
+        next_step = "See what the peer does (ss -xp names it)."
+    else:
+        what = f"waits for {shown(socket.remote)} ({socket.state})"
+        next_step = (
+            f"Check that {shown(socket.remote)} is reachable and answers; set a timeout in the generator, or download "
+            "its input beforehand."
+        )
+    return Diagnosis(
+        "waiting_for_network",
+        f"{who(wait.process)} {what}",
+        (
+            f"thread {wait.thread.tid} is in {call}: {socket.family} {shown(socket.local)} -> "
+            f"{shown(socket.remote) or '(none)'}, {socket.state}, {socket.receive_queue_bytes} bytes to read, "
+            f"{socket.send_queue_bytes} to send",
+            *_python_line(wait),
+        ),
+        next_step,
+        "high" if socket.family != "unix" and socket.state != "LISTEN" else "medium",
+    )
+
+
+def compute_bound(view: View) -> Diagnosis | None:
+    """It computes and writes nothing."""
+    cores = view.cpu_cores
+    if cores is None or cores < _BUSY_CORES:
+        return None
+    hottest = max(view.alive, key=lambda process: process.cpu_in_window_s or 0)
+    stack = hot_stack(hottest)
+    place = f" in {shown(stack[0])}" if stack else ""
+    return Diagnosis(
+        "compute_bound",
+        f"{who(hottest)} computes{place}: {cores:.1f} cores busy for {format_duration(view.window_s)}, nothing written",
+        (
+            f"{hottest.cpu_in_window_s or 0:.1f} s of CPU in {view.window_s:.1f} s",
+            *(f"python: {shown(frame)}" for frame in stack[:8]),
+        ),
+        "If this step is known to be long, lengthen --stall-after; if not, it is an endless loop at the place named. "
+        + ("" if stack else "Install the extra `stacks` (py-spy) to have the place named."),
+        "high" if stack else "medium",
+    )
+
+
+def deadlocked(view: View) -> Diagnosis | None:
+    """Every thread waits for another one of the same generator, and no CPU is used."""
+    kinds = {wait.kind for wait in view.leaves}
+    if not view.waits or not kinds <= {WaitKind.FUTEX, WaitKind.PIPE_READ}:
+        return None
+    if view.cpu_cores is not None and view.cpu_cores >= _IDLE_CORES:
+        return None
+    futexes = [wait for wait in view.leaves if wait.kind is WaitKind.FUTEX]
+    if not futexes and view.leaves:
+        return None  # a pipe from outside the tree
+    first = (futexes or view.waits)[0]
+    threads = [thread for wait in futexes for thread in wait.process.threads]
+    all_wait = all(thread.syscall in ("futex", "") or "futex" in thread.wait_channel for thread in threads)
+    timed = any(wait.timed for wait in futexes)
+    what = (
+        f"{who(first.process)} waits for a lock that nobody is left to release"
+        if len(threads) == 1 and len(futexes) == 1
+        else f"all {len(threads)} threads of {who(first.process)} wait for one another"
+        if futexes and all_wait
+        else f"the threads of {who(first.process)} wait for one another"
+        if futexes
+        else f"the {len(view.waits)} processes wait for one another"
+    )
+    python = [line for wait in futexes[:2] for line in _python_line(wait)]
+    return Diagnosis(
+        "deadlocked",
+        f"{what}{'' if len(threads) == 1 else ' and use no CPU'}: a deadlock",
+        (
+            f"{len(threads)} {'thread' if len(threads) == 1 else 'threads'} in {len(futexes) or len(view.waits)} "
+            f"{'process' if (len(futexes) or len(view.waits)) == 1 else 'processes'}, "
+            f"{sum('futex' in (t.syscall + t.wait_channel) for t in threads)} of them in futex",
+            f"CPU: {view.cpu_cores:.3f} cores in {view.window_s:.1f} s"
+            if view.cpu_cores is not None
+            else "CPU: unknown",
+            *python,
+        ),
+        "The stacks in the bundle show who waits where. Locks taken in different orders, a fork in a process with "
+        "threads, or a worker that died with the lock are the usual faults.",
+        "high" if futexes and all_wait and not timed and view.cpu_cores is not None else "medium",
+    )
+
+
+def waiting_for_child(view: View) -> Diagnosis | None:
+    """A process waits for its child, and the child neither computes nor shows what it waits for."""
+    if any(wait.kind not in (WaitKind.SLEEP, WaitKind.UNKNOWN, WaitKind.CHILD) for wait in view.leaves):
+        return None
+    leaf = {wait.process.pid: wait for wait in view.leaves}
+    for wait in view.waits:
+        children = [p for p in view.alive if p.parent_pid == wait.process.pid]
+        if wait.kind not in (WaitKind.CHILD, WaitKind.PIPE_READ) or not children:
+            continue
+        child = next((c for c in children if c.pid in leaf), children[0])
+        doing = leaf[child.pid].thread.syscall or leaf[child.pid].kind.value if child.pid in leaf else "waiting as well"
+        argv = shown(" ".join(child.argv), 160)
+        return Diagnosis(
+            "waiting_for_child",
+            f"{who(wait.process)} waits for its child {who(child)}, which sleeps ({doing})",
+            (f"child: {argv or shown(child.name)}, alive for {format_duration(child.age_s)}",
+             f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s"),
+            f"See why {shown(child.name, 40)} does not end; the generator goes on when it does.",
+        )  # fmt: skip
+    return None
+
+
+def generator_failed(view: View) -> Diagnosis | None:
+    """The generator ended by itself; the end of its log says why, if anything does."""
+    evidence = view.evidence
+    if view.alive or not (evidence.exit_code or evidence.exit_signal):
+        return None
+    how = f"signal {evidence.exit_signal}" if evidence.exit_signal else f"exit code {evidence.exit_code}"
+    lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
+    last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
+    return Diagnosis(
+        "generator_failed",
+        f"the generator ended by itself with {how}{last}",
+        tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
+        "Read the end of its log from the last traceback on; its exit status is its own.",
+        "medium",
+    )
+
+
+def never_started(view: View) -> Diagnosis | None:
+    """Nothing was ever written, and nothing shows why."""
+    growth = view.evidence.growth
+    if growth.kind != "never_started" and (growth.first_write_s is not None or growth.bytes_written):
+        return None
+    return Diagnosis(
+        "never_started",
+        "it never wrote a byte, and nothing shows what it waits for",
+        _what_each_does(view),
+        "Check that it writes to the watched directory at all (its options, TT_CACHE_PATH); if it loads for long, "
+        "raise --first-write-within.",
+        "medium" if view.alive else "low",
+    )
+
+
+def unknown(view: View) -> Diagnosis:
+    """No rule fits; says what each process does."""
+    return Diagnosis(
+        "unknown",
+        "the cause is not known: " + (_what_each_does(view)[:1] or ("no process of the generator is left",))[0],
+        _what_each_does(view),
+        "Look at the stacks and the end of the log in the bundle.",
+        "low",
+    )
+
+
+def _what_each_does(view: View) -> tuple[str, ...]:
+    return tuple(map(_doing, (view.leaves or view.waits)[:10]))
+
+
+def _doing(wait: Wait) -> str:
+    words = {WaitKind.SLEEP: "sleeps", WaitKind.RUNNING: "runs"}
+    text = f"{who(wait.process)} {words.get(wait.kind, 'waits (' + wait.kind.value.replace('_', ' ') + ')')}"
+    call = wait.thread.syscall or wait.thread.wait_channel
+    if call:
+        text += f" in {call}"
+    if wait.target:
+        text += f" on {shown(wait.target)}"
+    # Where it sleeps is the next best thing to why: a loop that waits for something sleeps in between.
+    frames = hot_stack(wait.process)
+    return f"{text}, at {shown(frames[0], 60)}" if frames else text
+
+
+def _python_line(wait: Wait) -> list[str]:
+    frames = hot_stack(wait.process)
+    return [f"python: {' < '.join(shown(frame, 60) for frame in frames[:4])}"] if frames else []

@@ -1,0 +1,364 @@
+"""Rules for causes that lie in the storage: full, read-only, hung, written in another way; pure.
+
+Each takes the view of an evidence and returns a diagnosis, or None where it does not apply.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+
+from prefect_cachewatch.config import DEFAULT_IGNORE
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts
+from prefect_cachewatch.postmortem.view import View, shown, who
+from prefect_cachewatch.postmortem.waits import WaitKind
+from prefect_cachewatch.units import format_bytes
+
+__all__ = [
+    "blocked_on_io",
+    "cache_directory_missing",
+    "churning",
+    "disk_full",
+    "filesystem_unresponsive",
+    "in_place_writes",
+    "inodes_exhausted",
+    "permission_denied",
+    "quota_exceeded",
+    "read_only_filesystem",
+    "reading_checkpoint",
+    "still_writing",
+    "writing_elsewhere",
+]
+
+_MIB = 1 << 20
+_NO_SPACE = re.compile(r"No space left on device|ENOSPC|[Ee]rrno[ =:]*28\b")
+_QUOTA = re.compile(r"[Qq]uota exceeded|EDQUOT|[Ee]rrno[ =:]*122\b")
+_READ_ONLY = re.compile(r"Read-only file system|EROFS|[Ee]rrno[ =:]*30\b")
+_DENIED = re.compile(r"Permission denied|EACCES|Operation not permitted|EPERM|[Ee]rrno[ =:]*(?:13|1)\b")
+_LITTLE_SPACE_BYTES = _MIB
+_MUCH_WRITTEN_BYTES = _MIB
+_READING_BYTES_PER_S = _MIB
+
+
+def filesystem_unresponsive(view: View) -> Diagnosis | None:
+    """A cache directory's file system did not answer a statvfs in time."""
+    hung = next((f for f in view.evidence.filesystems if not f.responded), None)
+    if hung is None and view.evidence.growth.kind != "filesystem_unresponsive":
+        return None
+    facts = hung or next(iter(view.evidence.filesystems), FilesystemFacts("the cache directory"))
+    return Diagnosis(
+        "filesystem_unresponsive",
+        f"the {facts.type or 'unknown'} file system under {shown(facts.path)} does not answer",
+        (f"{_mount(facts)}: statvfs and stat {facts.error or 'did not return in time'}",),
+        f"Check the server or daemon behind {shown(facts.source or facts.mount_point)} (dmesg, nfsstat, the FUSE "
+        "process); remount it before the next attempt, since processes in it cannot be killed until it answers.",
+        "high" if hung else "medium",
+    )
+
+
+def cache_directory_missing(view: View) -> Diagnosis | None:
+    """The cache directory is not there any more."""
+    gone = next((f for f in view.evidence.filesystems if "No such file" in f.error), None)
+    if gone is None and view.evidence.growth.kind != "cache_directory_missing":
+        return None
+    path = shown(gone.path if gone else next((f.path for f in view.evidence.filesystems), "the cache directory"))
+    return Diagnosis(
+        "cache_directory_missing",
+        f"{path} is gone: it was removed, renamed or unmounted during the run",
+        (f"stat {path}: {gone.error if gone else 'missing'}",),
+        "Find what removes or unmounts it (a clean-up job, tmpfiles, a second run), then start again.",
+    )
+
+
+def read_only_filesystem(view: View) -> Diagnosis | None:
+    """A cache directory's file system is mounted read-only, or became so after an error."""
+    facts = next((f for f in view.evidence.filesystems if f.read_only), None)
+    line = view.log_line(_READ_ONLY)
+    if facts is None and not (line and view.names_cache(line)):
+        return None
+    path = shown(facts.path if facts else "the cache directory")
+    return Diagnosis(
+        "read_only_filesystem",
+        f"the file system under {path} is read-only",
+        tuple(filter(None, [_mount(facts) if facts else "", _quoted(line)])),
+        "A file system that turns read-only by itself has met an error: read dmesg, check the disk, remount it rw.",
+        "high" if facts else "medium",
+    )
+
+
+def inodes_exhausted(view: View) -> Diagnosis | None:
+    """No inode is free: no new file can be made, whatever space is left."""
+    for facts in view.evidence.filesystems:
+        if facts.total_inodes and facts.free_inodes is not None and facts.free_inodes < 2:
+            return Diagnosis(
+                "inodes_exhausted",
+                f"no inode is free under {shown(facts.path)}: no new file can be made there",
+                (f"{_mount(facts)}: {facts.free_inodes} of {facts.total_inodes} inodes free", _space(facts)),
+                "Remove directories of many small files (df -i shows the file system), or move the cache to one with "
+                "more inodes.",
+            )
+    return None
+
+
+def disk_full(view: View) -> Diagnosis | None:
+    """There is no space for the generator's user, or its log says that there was none."""
+    line = view.log_line(_NO_SPACE)
+    least = max(_LITTLE_SPACE_BYTES, view.evidence.growth.min_growth_bytes)
+    for facts in view.evidence.filesystems:
+        if facts.free_bytes is not None and facts.free_bytes < least:
+            return Diagnosis(
+                "disk_full",
+                f"the file system under {shown(facts.path)} is full ({format_bytes(facts.free_bytes)} free)",
+                tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
+                f"Free space on {shown(facts.mount_point)} (old caches first) or put the cache on a larger file system.",
+            )
+    if not line:
+        return None
+    tight = next(
+        (f for f in view.evidence.filesystems if f.free_bytes and f.free_bytes < 0.05 * (f.total_bytes or 0)),
+        None,
+    )
+    if tight or view.names_cache(line):
+        return Diagnosis(
+            "disk_full",
+            "the generator ran out of space on its cache's file system",
+            (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
+            "Free space, or put the cache on a larger file system; it needs room for temporary files as well.",
+            "medium" if view.alive else "high",
+        )
+    return Diagnosis(
+        "disk_full",
+        "the generator's log says that a file system was full, and it is not the cache's",
+        (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
+        "Look at the file systems that it uses besides the cache: TMPDIR, /dev/shm, the home directory (df -h).",
+        "medium" if not view.alive else "low",
+    )
+
+
+def quota_exceeded(view: View) -> Diagnosis | None:
+    """The user's quota is used up, by the quota itself or by the generator's word."""
+    least = view.evidence.growth.min_growth_bytes
+    for facts in view.evidence.filesystems:
+        limit, used = facts.quota_limit_bytes, facts.quota_used_bytes
+        if limit and used is not None and limit - used < least:
+            return Diagnosis(
+                "quota_exceeded",
+                f"the disk quota under {shown(facts.path)} is used up ({format_bytes(limit)})",
+                (f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",),
+                "Remove old files of this user or have the quota raised (quota -s shows it).",
+            )
+    line = view.log_line(_QUOTA)
+    if not line:
+        return None
+    return Diagnosis(
+        "quota_exceeded",
+        "the generator was told that its disk quota is exceeded",
+        (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
+        "Remove old files of this user or project, or have the quota raised (quota -s, lfs quota, btrfs qgroup show).",
+        "high" if view.evidence.growth.kind != "completed" else "low",
+    )
+
+
+def permission_denied(view: View) -> Diagnosis | None:
+    """The generator's user may not write in the cache directory."""
+    line = view.log_line(_DENIED)
+    for facts in view.evidence.filesystems:
+        for process in view.alive:
+            if _may_not_write(process, facts):
+                return Diagnosis(
+                    "permission_denied",
+                    f"{who(process)} runs as uid {process.uid} and may not write in {shown(facts.path)}",
+                    tuple(
+                        filter(
+                            None,
+                            [
+                                f"{shown(facts.path)} belongs to uid {facts.owner_uid}, mode {facts.mode or 0:04o}",
+                                _quoted(line),
+                            ],
+                        )
+                    ),
+                    f"Give uid {process.uid} write permission on the directory, or run the generator as its owner.",
+                    "high" if line or view.evidence.growth.first_write_s is None else "medium",
+                )
+    if line and view.names_cache(line):
+        return Diagnosis(
+            "permission_denied",
+            "the generator was refused access to a file of its cache",
+            (_quoted(line),),
+            "Look at owner and mode of the file that the log names; files of an earlier run as another user are common.",
+            "medium" if view.alive else "high",
+        )
+    return None
+
+
+def in_place_writes(view: View) -> Diagnosis | None:
+    """Files are written without growing: their modification time moves, their size does not."""
+    names = list(view.evidence.growth.touched)
+    names += [file.target for file in _written_lately(view, in_cache=True) if file.target not in names]
+    # A name, or else more written than a log's lines: a file that was only closed late has moved its time too.
+    least = view.evidence.growth.min_growth_bytes if names else _MUCH_WRITTEN_BYTES
+    if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
+        return None
+    example = f", for example {shown(names[0])}" if names else ""
+    return Diagnosis(
+        "in_place_writes",
+        f"files of a fixed size are being filled{example}: they change and do not grow",
+        (
+            f"modified in the window, same size: {', '.join(shown(n, 60) for n in names[:5]) or 'names unknown'}",
+            _written(view),
+        ),
+        'Not a hang: watch modification times too (`--progress any`, StallPolicy(progress="any")).',
+        "high" if names else "medium",
+    )
+
+
+def churning(view: View) -> Diagnosis | None:
+    """Bytes are written and removed again; nothing stays."""
+    growth = view.evidence.growth
+    if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes:
+        return None
+    return Diagnosis(
+        "churning",
+        "files are written and deleted again, and nothing is kept",
+        (f"{format_bytes(growth.discarded_bytes)} written in the window and gone again", _written(view)),
+        "Look for a step that fails and starts over (the log), or for temporary files that are never renamed.",
+        "high" if growth.kind == "churning" else "medium",
+    )
+
+
+def writing_elsewhere(view: View) -> Diagnosis | None:
+    """Bytes are written, and go to files outside the cache directories."""
+    written = view.written_bytes
+    if written is None or written < _MUCH_WRITTEN_BYTES:
+        return None
+    files = _written_lately(view, in_cache=False)
+    device = sum(p.io_in_window.write_bytes for p in view.alive if p.io_in_window)
+    if not files and device < _MUCH_WRITTEN_BYTES:
+        return None  # what went to pipes and sockets is counted as written too
+    names = [f"{shown(f.target)} ({format_bytes(f.size_bytes or 0)})" for f in files[:5]]
+    return Diagnosis(
+        "writing_elsewhere",
+        f"it writes to {shown(files[0].target)}, which is not in a watched directory"
+        if files
+        else "it writes to files outside the watched directories",
+        tuple(filter(None, [_written(view), "written lately: " + ", ".join(names) if names else ""])),
+        "If that is the cache, watch its directory (--cache-dir); if it is a cache of its own (TMPDIR, "
+        "TT_METAL_CACHE, TORCHINDUCTOR_CACHE_DIR), add it as a further --cache-dir.",
+        "high" if files else "medium",
+    )
+
+
+def reading_checkpoint(view: View) -> Diagnosis | None:
+    """It reads at speed and has not written yet."""
+    rate = view.read_bytes_per_s
+    if rate is None or rate < _READING_BYTES_PER_S:
+        return None
+    if view.written_bytes and view.written_bytes > 0.1 * rate * view.window_s:
+        return None
+    inputs = [f for p in view.alive for f in p.files if f.kind == "file" and f.access == "r" and not f.in_cache]
+    largest = max(inputs, key=lambda f: f.size_bytes or 0, default=None)
+    where = f" {shown(largest.target)}" if largest else ""
+    early = view.evidence.growth.first_write_s is None
+    return Diagnosis(
+        "reading_checkpoint",
+        f"it is reading{where or ' its input'} at {format_bytes(rate)}/s and {'has not written yet' if early else 'does not write'}",
+        tuple(
+            filter(
+                None,
+                [
+                    f"{format_bytes(rate * view.window_s)} read in {view.window_s:.1f} s, "
+                    f"{format_bytes(view.written_bytes or 0)} written",
+                    f"at {_position(largest)}" if largest else "",
+                ],
+            )
+        ),
+        "Probably healthy: allow more time for loading (--first-write-within), or put the checkpoint on faster storage.",
+        "high" if early and largest else "medium",
+    )
+
+
+def still_writing(view: View) -> Diagnosis | None:
+    """Its time limit came while it wrote."""
+    growth = view.evidence.growth
+    if growth.kind != "deadline_exceeded" or growth.pause_s > 0.5 * growth.window_s or not growth.bytes_written:
+        return None
+    rate = growth.bytes_written / growth.last_growth_s if growth.last_growth_s else 0.0
+    return Diagnosis(
+        "still_writing",
+        f"it was still writing when its time limit came ({format_bytes(rate)}/s on average)",
+        (f"{format_bytes(growth.bytes_written)} written, the last {growth.pause_s:.1f} s before the limit",),
+        "Raise --max-duration, or find out why it is slower than expected (storage, CPU, other generations beside it).",
+    )
+
+
+def blocked_on_io(view: View) -> Diagnosis | None:
+    """A thread waits for a disk or a network file system in the kernel."""
+    wait = view.leaf(WaitKind.DISK)
+    if wait is None:
+        return None
+    busy = (view.read_bytes_per_s or 0) * view.window_s + (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES
+    if busy and wait.thread.state != "D":
+        return None
+    target = f" on {shown(wait.target)}" if wait.target else ""
+    call = wait.thread.syscall or "a kernel call"
+    return Diagnosis(
+        "blocked_on_io",
+        f"{who(wait.process)} waits in the kernel for storage ({call}{target})",
+        (
+            f"thread {wait.thread.tid} is in state {wait.thread.state} in {wait.thread.wait_channel or 'the kernel'}, "
+            f"{call}{target}",
+            *(f"kernel: {frame}" for frame in wait.thread.kernel_stack[:6]),
+        ),
+        "Look at that file's file system and disk (dmesg, iostat -x, the server of a network mount). A process in "
+        "state D ends only when the storage answers.",
+        "low" if busy else "high" if wait.thread.state == "D" else "medium",
+    )
+
+
+def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
+    if facts.mode is None or process.uid is None or process.may_override_permissions is not False:
+        return False
+    if process.uid == facts.owner_uid:
+        return not facts.mode & 0o200
+    # The process may be in the directory's group: only a directory that its group may not write to is sure.
+    return not facts.mode & 0o022
+
+
+def _written_lately(view: View, in_cache: bool) -> list[OpenFile]:
+    recent_s = max(1.0, 0.5 * view.window_s)
+    found = {
+        file.target: file
+        for process in view.alive
+        for file in process.files
+        if file.kind == "file" and "w" in file.access and file.in_cache is in_cache
+        if file.fd > 2 or in_cache
+        if file.modified_age_s is not None and file.modified_age_s <= recent_s
+        if not any(fnmatch(file.target.rsplit("/", 1)[-1], glob) for glob in DEFAULT_IGNORE)
+    }
+    return sorted(found.values(), key=lambda file: -(file.size_bytes or 0))
+
+
+def _mount(facts: FilesystemFacts) -> str:
+    return f"{shown(facts.source)} on {shown(facts.mount_point)} type {facts.type} ({','.join(facts.options[:8])})"
+
+
+def _space(facts: FilesystemFacts) -> str:
+    if facts.free_bytes is None or facts.total_bytes is None:
+        return ""
+    return f"{format_bytes(facts.free_bytes)} of {format_bytes(facts.total_bytes)} free under {shown(facts.path)}"
+
+
+def _written(view: View) -> str:
+    return f"{format_bytes(view.written_bytes or 0)} written by the tree in {view.window_s:.1f} s"
+
+
+def _quoted(line: str) -> str:
+    return f"log: {shown(line, 240)}" if line else ""
+
+
+def _position(file: OpenFile) -> str:
+    if not file.size_bytes:
+        return f"byte {file.position_bytes or 0} of {shown(file.target)}"
+    share = 100 * (file.position_bytes or 0) / file.size_bytes
+    return f"{share:.0f} % of {shown(file.target)} ({format_bytes(file.size_bytes)})"

@@ -1,0 +1,114 @@
+"""The evidence seen as rules need it: totals over the tree, the leaves, names fit to print; pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["View", "hot_stack", "shown", "who"]
+
+
+def shown(name: str, limit: int = 100) -> str:
+    """Write a stranger's name into a sentence: no control characters, not too long.
+
+    Example:
+        >>> shown("a\\nb")
+        'a\\\\nb'
+    """
+    return for_terminal(name, limit)
+
+
+def who(process: ProcessFacts) -> str:
+    """Name a process in a sentence.
+
+    Example:
+        >>> who(ProcessFacts(7, 1, "python"))
+        'pid 7 (python)'
+    """
+    return f"pid {process.pid} ({shown(process.name, 40)})"
+
+
+def hot_stack(process: ProcessFacts) -> tuple[str, ...]:
+    """Pick the Python stack that explains a process best: of a running thread, else of the main one."""
+    running = {thread.tid for thread in process.threads if thread.state == "R"}
+    threads = [thread for thread in process.python_threads if thread.frames]
+    for thread in threads:
+        if thread.tid in running:
+            return thread.frames
+    for thread in threads:
+        if thread.tid == process.pid or thread.name == "MainThread":
+            return thread.frames
+    return threads[0].frames if threads else ()
+
+
+@dataclass(frozen=True)
+class View:
+    """Totals and leaves of one evidence; rates need an earlier sample and are None without one."""
+
+    evidence: Evidence
+
+    @cached_property
+    def window_s(self) -> float:
+        """Seconds that the deltas cover."""
+        return self.evidence.window_s
+
+    @cached_property
+    def alive(self) -> list[ProcessFacts]:
+        """The processes that have not ended."""
+        return [process for process in self.evidence.processes if process.state not in "ZX"]
+
+    @cached_property
+    def leaves(self) -> list[Wait]:
+        """The waits of the processes that the others wait for."""
+        return waiting_leaves(self.evidence)
+
+    @cached_property
+    def waits(self) -> list[Wait]:
+        """The wait of every process."""
+        locked = {lock.waiter_pid for lock in self.evidence.locks}
+        found = (process_wait(process, process.pid in locked) for process in self.alive)
+        return [wait for wait in found if wait]
+
+    @cached_property
+    def cpu_cores(self) -> float | None:
+        """CPU used in the window, in cores."""
+        return self._rate([process.cpu_in_window_s for process in self.alive])
+
+    @cached_property
+    def written_bytes(self) -> int | None:
+        """Bytes written in the window, by calls or to the device, whichever is more."""
+        io = [process.io_in_window for process in self.alive if process.io_in_window]
+        return sum(max(one.write_chars, one.write_bytes) for one in io) if io else None
+
+    @cached_property
+    def read_bytes_per_s(self) -> float | None:
+        """Bytes read a second in the window, by calls or from the device, whichever is more."""
+        io = [process.io_in_window for process in self.alive if process.io_in_window]
+        return self._rate([float(max(one.read_chars, one.read_bytes)) for one in io])
+
+    @cached_property
+    def major_faults_per_s(self) -> float | None:
+        """Page faults that needed a disk, a second."""
+        return self._rate([process.major_faults_in_window for process in self.alive])
+
+    def leaf(self, *kinds: WaitKind) -> Wait | None:
+        """Find the first leaf of one of these kinds."""
+        return next((wait for wait in self.leaves if wait.kind in kinds), None)
+
+    def log_line(self, pattern: re.Pattern[str]) -> str:
+        """Find the last of the log's last 200 lines that matches; empty if none does."""
+        lines = self.evidence.log_tail.splitlines()[-200:]
+        return next((line.strip() for line in reversed(lines) if pattern.search(line)), "")
+
+    def names_cache(self, text: str) -> bool:
+        """Say whether a text names a path in one of the cache directories."""
+        return any(facts.path in text for facts in self.evidence.filesystems)
+
+    def _rate(self, values: list[float | None] | list[int | None] | list[float]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / self.window_s if known and self.window_s > 0 else None

@@ -1,0 +1,182 @@
+"""Run records: what a generation stores of itself, and reading it back for `check_capacity`.
+
+The fields and the arithmetic are `prefect_cachewatch.capacity.history`'s.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from uuid import UUID
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterKey,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterStartTime,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+
+from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "slug", "store_run_record"]
+
+RUN_RECORD_PREFIX = "cachewatch-run-"
+_PAGE = 200
+_RUNS_PER_ARTIFACT_QUERY = 50
+_LOOKBACK = datetime.timedelta(days=2)
+_MAX_RUNS = 20_000
+
+
+def run_record_key(job: str) -> str:
+    """Name the artifact that holds a job's run records.
+
+    Args:
+        job: name of the job.
+
+    Returns:
+        A key of small letters, digits and dashes.
+
+    Example:
+        >>> run_record_key("Llama 3/70b")
+        'cachewatch-run-llama-3-70b'
+    """
+    return RUN_RECORD_PREFIX + slug(job)
+
+
+def slug(name: str) -> str:
+    """Turn a name into what Prefect takes as an artifact's key.
+
+    Args:
+        name: any name.
+
+    Returns:
+        Small letters, digits and single dashes, at most 200.
+
+    Example:
+        >>> slug("NFS  a/b")
+        'nfs-a-b'
+    """
+    plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in name.lower())
+    return "-".join(filter(None, plain.split("-")))[:200] or "unnamed"
+
+
+def store_run_record(record: RunRecord) -> UUID:
+    """Store a run's record as an artifact of the flow run under way, for `check_capacity`.
+
+    Args:
+        record: the run as it went.
+
+    Returns:
+        The artifact's id.
+    """
+    stored = create_markdown_artifact(
+        key=run_record_key(record.job),
+        markdown=f"```json\n{run_record_json(record)}\n```",
+        description=f"Record of {for_terminal(record.job)} on {for_terminal(record.storage)}",
+    )
+    assert isinstance(stored, UUID)
+    return stored
+
+
+@task(name="read-past-runs", cache_policy=NO_CACHE)
+def read_run_records(
+    start: datetime.datetime, end: datetime.datetime, flow_name: str = "generate-cache"
+) -> list[RunRecord]:
+    """Read the runs of the generation flow that touch a window.
+
+    Args:
+        start: begin of the window; runs that began up to two days before it are looked at too.
+        end: its end.
+        flow_name: name of the flow.
+
+    Returns:
+        One record a run: what the run stored, or, where it stored nothing (killed, crashed, still
+        running), its times as Prefect knows them and the storage from its parameters or its tag
+        `storage:NAME`; runs that name no storage are left out.
+    """
+    with get_client(sync_client=True) as client:
+        runs = _flow_runs(client, start, end, flow_name)
+        stored = _stored_records(client, [run.id for run in runs])
+    records = []
+    for run in runs:
+        record = stored.get(run.id) or _bare_record(run)
+        if record is not None and (run.end_time is None or run.end_time >= start):
+            records.append(record)
+    return records
+
+
+def _flow_runs(
+    client: SyncPrefectClient, start: datetime.datetime, end: datetime.datetime, flow_name: str
+) -> list[FlowRun]:
+    runs: list[FlowRun] = []
+    while True:
+        page = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
+            flow_run_filter=FlowRunFilter(
+                start_time=FlowRunFilterStartTime.model_validate({"after_": start - _LOOKBACK, "before_": end})
+            ),
+            sort=FlowRunSort.START_TIME_ASC,
+            limit=_PAGE,
+            offset=len(runs),
+        )
+        runs += page
+        if len(page) < _PAGE:
+            return runs
+        if len(runs) >= _MAX_RUNS:
+            raise InputError(f"there are more than {_MAX_RUNS} runs of {flow_name} in the window: take a shorter one")
+
+
+def _stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID, RunRecord]:
+    records: dict[UUID, RunRecord] = {}
+    for first in range(0, len(ids), _RUNS_PER_ARTIFACT_QUERY):
+        some = list(ids[first : first + _RUNS_PER_ARTIFACT_QUERY])
+        offset = 0
+        while True:
+            page = client.read_artifacts(
+                artifact_filter=ArtifactFilter(
+                    flow_run_id=ArtifactFilterFlowRunId(any_=some),
+                    key=ArtifactFilterKey(like_=f"{RUN_RECORD_PREFIX}%"),
+                ),
+                limit=_PAGE,
+                offset=offset,
+            )
+            for artifact in page:
+                record = read_run_record(artifact.data)
+                if record is not None and artifact.flow_run_id is not None:
+                    # A run that was retried stores one each time: the last to end stands.
+                    earlier = records.get(artifact.flow_run_id)
+                    if earlier is None or (record.ended_s or 0) >= (earlier.ended_s or 0):
+                        records[artifact.flow_run_id] = record
+            offset += len(page)
+            if len(page) < _PAGE:
+                break
+    return records
+
+
+def _bare_record(run: FlowRun) -> RunRecord | None:
+    storage = (run.parameters or {}).get("storage")
+    if not isinstance(storage, str):
+        storage = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("storage:")), "")
+    if not storage or run.start_time is None:
+        return None
+    job = (run.parameters or {}).get("job")
+    name = job.get("name") if isinstance(job, dict) else None
+    return RunRecord(
+        run_id=str(run.id),
+        storage=storage,
+        job=name if isinstance(name, str) else run.name,
+        started_s=run.start_time.timestamp(),
+        ended_s=run.end_time.timestamp() if run.end_time else None,
+        state=run.state_name or "Unknown",
+    )

@@ -1,0 +1,187 @@
+"""Slots of a storage's global concurrency limit: hold some while a generation runs.
+
+The limit's value comes from `plan_capacity`; whether bytes grow meanwhile is the monitor's matter.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectNotFound
+from prefect.variables import Variable
+
+from prefect_cachewatch.capacity.rollout import weights_variable
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_duration
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
+
+__all__ = ["storage_slot", "storage_weight"]
+
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+_LEASE_S = 300.0
+_ROUND_TRIP_S = 5.0  # an API call under load, no wait for a slot
+_FIRST_REMINDER_S = 60.0
+_LONGEST_REMINDER_S = 1800.0
+
+
+def storage_weight(storage: str, workload: str | None = None) -> int:
+    """Look up how many slots of a storage's limit a job occupies, as `plan_capacity` stored it.
+
+    Args:
+        storage: name of the storage and of its concurrency limit.
+        workload: class of the job in the plan; None: the plan's only class.
+
+    Returns:
+        Slots, 1 where nothing is stored for it; with several classes and none named, the heaviest.
+    """
+    stored = Variable.get(weights_variable(storage), default=None)
+    weights = stored.get("weights") if isinstance(stored, MutableMapping) else None
+    if not isinstance(weights, MutableMapping):
+        return 1
+    whole = {str(key): int(value) for key, value in weights.items() if isinstance(value, int) and value >= 1}
+    if workload is not None:
+        return whole.get(workload, 1)
+    return max(whole.values(), default=1)
+
+
+@contextmanager
+def storage_slot(
+    storage: str,
+    weight: int | None,
+    logger: Logger,
+    *,
+    workload: str | None = None,
+    flow_run_id: UUID | None = None,
+    timeout_s: float | None = None,
+    lease_s: float = _LEASE_S,
+) -> Iterator[float]:
+    """Occupy slots of the concurrency limit named like a storage, waiting for them with a log line.
+
+    Prefect itself only warns where the limit is missing and runs unprotected; here that is an error.
+
+    Args:
+        storage: name of the storage and of its global concurrency limit.
+        weight: slots to occupy; None: what `plan_capacity` stored for the class `workload`.
+        logger: told when it waits, every now and then while it does, and when it has its slots.
+        workload: class of the job, for `weight=None`.
+        flow_run_id: the run that Prefect's UI shows as the holder.
+        timeout_s: give up after this long; None: wait for ever.
+        lease_s: seconds after which Prefect frees the slots of a run that was killed.
+
+    Yields:
+        Seconds waited.
+
+    Raises:
+        InputError: if the limit does not exist, admits less than the weight, or the wait timed out.
+    """
+    slots = storage_weight(storage, workload) if weight is None else weight
+    shown = for_terminal(storage)
+    if slots < 1:
+        raise InputError(f"a job on {shown} cannot occupy {slots} slots: use a weight of 1 or more")
+    limit = _read_limit(storage, slots)
+    if not limit.active:
+        logger.warning("The concurrency limit of %s is switched off: nothing protects the storage", shown)
+        yield 0.0
+        return
+    begin_s = time.monotonic()
+    what = f"{slots} of {limit.limit} slot{'' if limit.limit == 1 else 's'} of {shown}"
+    waits = limit.active_slots + slots > limit.limit
+    if waits:
+        logger.info("Waiting for %s: %d in use by other runs", what, limit.active_slots)
+    with ExitStack() as stack:
+        try:
+            with _reminders(what, logger):
+                stack.enter_context(concurrency(storage, occupy=slots, **_options(flow_run_id, timeout_s, lease_s)))
+        except TimeoutError:
+            waited = format_duration(time.monotonic() - begin_s)
+            raise InputError(
+                f"no {what} came free within {waited}: see who holds them with prefect gcl inspect {shown}"
+            ) from None
+        except ConcurrencySlotAcquisitionError as error:
+            said = for_terminal(" ".join(str(error).split()), 300)
+            raise InputError(
+                f"the slots of {shown} could not be had ({said}): see prefect gcl inspect {shown}"
+            ) from None
+        waited_s = time.monotonic() - begin_s
+        # A slot may have gone to someone else between the look and the request: that is a wait too.
+        waits = waits or waited_s > _ROUND_TRIP_S
+        if waits:
+            logger.info("Got %s after waiting %s", what, format_duration(waited_s))
+        else:
+            logger.info("Occupying %s", what)
+        yield waited_s if waits else 0.0
+
+
+def _options(flow_run_id: UUID | None, timeout_s: float | None, lease_s: float) -> dict[str, Any]:
+    options: dict[str, Any] = {"timeout_seconds": timeout_s, "lease_duration": lease_s, "strict": True}
+    known = inspect.signature(concurrency).parameters
+    if "raise_on_lease_renewal_failure" in known:
+        # A server that is away for some minutes must not end a generation of hours.
+        options["raise_on_lease_renewal_failure"] = False
+    else:
+        options["strict"] = False  # older Prefect: strict also ends the run when a renewal fails
+    if flow_run_id is not None and "holder" in known:
+        from prefect.client.schemas.objects import ConcurrencyLeaseHolder  # noqa: PLC0415 - not in Prefect 3.6
+
+        options["holder"] = ConcurrencyLeaseHolder(type="flow_run", id=flow_run_id)
+    return options
+
+
+def _read_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
+    shown = for_terminal(storage)
+    with get_client(sync_client=True) as client:
+        try:
+            limit = client.read_global_concurrency_limit_by_name(storage)
+        except ObjectNotFound:
+            raise InputError(
+                f"there is no concurrency limit for the storage {shown}: create it with "
+                f"prefect gcl create {shown} --limit N, or let the flow plan-capacity set it with apply"
+            ) from None
+    if limit.limit < 1:
+        raise InputError(
+            f"the concurrency limit of {shown} is 0, so nothing would ever run: raise it with "
+            f"prefect gcl update {shown} --limit N"
+        )
+    if slots > limit.limit:
+        raise InputError(
+            f"a job here occupies {slots} slots of {shown} and its limit is {limit.limit}, so it would wait "
+            f"for ever: raise it with prefect gcl update {shown} --limit {slots}"
+        )
+    return limit
+
+
+@contextmanager
+def _reminders(what: str, logger: Logger) -> Iterator[None]:
+    done = threading.Event()
+
+    def remind() -> None:
+        begin_s, pause_s = time.monotonic(), _FIRST_REMINDER_S
+        while not done.wait(pause_s):
+            logger.info("Still waiting for %s after %s", what, format_duration(time.monotonic() - begin_s))
+            pause_s = min(_LONGEST_REMINDER_S, pause_s * 2)
+
+    # A plain thread has no run logger: it needs the flow's context.
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(remind,), name="cachewatch-slot-wait", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

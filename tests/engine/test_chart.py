@@ -1,0 +1,68 @@
+"""The growth chart: well-formed, scaled, the stall window shaded, small."""
+
+from __future__ import annotations
+
+import base64
+import xml.etree.ElementTree as ET
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_cachewatch.postmortem.chart import WIDTH, draw_growth, svg_data_uri
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def shapes(svg: str, tag: str, kind: str) -> list[ET.Element]:
+    return [element for element in ET.fromstring(svg).iter(SVG + tag) if element.get("class") == kind]
+
+
+def test_the_stall_window_is_shaded_from_the_last_growth_to_the_end():
+    svg = draw_growth([(0, 0, 0), (300, 2**30, 2**30)], end_s=600, stall_from_s=300)
+    (shade,) = shapes(svg, "rect", "stall")
+    left, width = float(shade.get("x") or 0), float(shade.get("width") or 0)
+    assert (left, width) == (390.0, 316.0)
+    assert left + width == WIDTH - 14
+    assert "no growth for 5 minutes" in svg
+    assert 'aria-label="Bytes written: 1.00 GiB after 10 minutes, no growth for 5 minutes"' in svg
+
+
+def test_a_completed_run_has_no_shade():
+    svg = draw_growth([(0, 0, 0), (5, 10, 10)], end_s=5)
+    assert shapes(svg, "rect", "stall") == []
+    assert "no growth" not in svg
+
+
+def test_the_allocated_bytes_are_drawn_only_where_they_differ():
+    assert shapes(draw_growth([(0, 0, 0), (5, 100, 100)], end_s=5), "path", "disk") == []
+    assert len(shapes(draw_growth([(0, 100, 0), (5, 100, 100)], end_s=5), "path", "disk")) == 1
+
+
+def test_the_axis_counts_in_powers_of_two():
+    svg = draw_growth([(0, 0, 0), (5, 1_200_000_000, 1_200_000_000)], end_s=5)
+    labels = [text.text for text in shapes(svg, "text", "axis")]
+    assert labels[:6] == ["0 B", "256 MiB", "512 MiB", "768 MiB", "1 GiB", "1.25 GiB"]
+
+
+def test_nothing_at_all_still_draws():
+    assert shapes(draw_growth([], end_s=0), "path", "line")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e7), st.integers(0, 10**16), st.integers(0, 10**16)), max_size=2000),
+    st.floats(0, 1e7),
+    st.none() | st.floats(0, 1e7),
+)
+def test_any_samples_draw_a_small_document(samples, end_s, stall_from_s):
+    svg = draw_growth(sorted(samples), end_s=end_s, stall_from_s=stall_from_s)
+    ET.fromstring(svg)
+    assert len(svg) < 30_000
+    assert len(shapes(svg, "text", "axis")) <= 24
+    assert "nan" not in svg and "inf" not in svg
+
+
+def test_a_data_uri_holds_the_document():
+    svg = draw_growth([(0, 0, 0)], end_s=1)
+    head, _, data = svg_data_uri(svg).partition(",")
+    assert head == "data:image/svg+xml;base64"
+    assert base64.b64decode(data).decode() == svg

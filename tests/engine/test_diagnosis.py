@@ -1,0 +1,298 @@
+"""The diagnosis as a pure function: literals in, one category out; and properties over arbitrary evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_cachewatch.postmortem.diagnosis import CATEGORIES, diagnose
+from prefect_cachewatch.postmortem.model import (
+    CgroupFacts,
+    Evidence,
+    FilesystemFacts,
+    GrowthFacts,
+    IoCounters,
+    LockWait,
+    OpenFile,
+    PressureFacts,
+    ProcessFacts,
+    PythonThread,
+    SocketFacts,
+    ThreadFacts,
+)
+from prefect_cachewatch.text import for_terminal
+
+GROWN = GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0)
+WELL = FilesystemFacts(
+    "/c", "ext4", "/dev/vda", "/", ("rw",), free_bytes=10**10, total_bytes=10**11, free_inodes=10**6, total_inodes=10**7
+)
+
+
+def process(pid=7, state="S", call="clock_nanosleep", *, cpu_s=0.0, waits_on=(), channel="", **more):
+    """A process with one thread that waits in `call`."""
+    thread = ThreadFacts(pid, "t", state, channel, call, waits_on, False)
+    defaults = {"threads": (thread,), "cpu_in_window_s": cpu_s, "io_in_window": IoCounters()}
+    return ProcessFacts(pid, more.pop("parent_pid", 1), more.pop("name", "gen"), state=state, **(defaults | more))
+
+
+def evidence(*processes, **more):
+    defaults = {"window_s": 100.0, "growth": GROWN, "filesystems": (WELL,), "process_count": len(processes)}
+    return Evidence(processes=processes, **(defaults | more))
+
+
+PIPE = OpenFile(1, "pipe:[5]", "pipe", "w", inode=5)
+SOCKET = OpenFile(4, "socket:[9]", "socket", "rw", inode=9)
+DEVICE = OpenFile(6, "/dev/tenstorrent/0", "device", "rw")
+CASES = {
+    "oom_killed": evidence(exit_signal=9, oom_kills_in_window=1),
+    "filesystem_unresponsive": evidence(process(), filesystems=(replace(WELL, responded=False),)),
+    "cache_directory_missing": evidence(
+        process(), filesystems=(replace(WELL, error="No such file or directory", free_bytes=None),)
+    ),
+    "stopped_by_signal": evidence(process(state="T", call="read")),
+    "read_only_filesystem": evidence(process(), filesystems=(replace(WELL, options=("ro",)),)),
+    "inodes_exhausted": evidence(process(), filesystems=(replace(WELL, free_inodes=0),)),
+    "quota_exceeded": evidence(
+        process(), filesystems=(replace(WELL, quota_limit_bytes=10**6, quota_used_bytes=10**6),)
+    ),
+    "disk_full": evidence(process(), filesystems=(replace(WELL, free_bytes=0),)),
+    "permission_denied": evidence(
+        process(uid=1000, may_override_permissions=False),
+        filesystems=(replace(WELL, owner_uid=0, mode=0o755),),
+        log_tail="PermissionError: [Errno 13] Permission denied: '/c/x'\n",
+    ),
+    "waiting_for_lock": evidence(process(call="flock"), locks=(LockWait(7, 99, "FLOCK", "/c/.lock", "other"),)),
+    "memory_pressure": evidence(
+        process(major_faults_in_window=10_000),
+        pressure=(PressureFacts("memory", 60.0, 50.0, 40.0, 30.0),),
+        cgroups=(CgroupFacts("/g", 100, 99, 0),),
+    ),
+    "waiting_for_device": evidence(process(call="ioctl", waits_on=(6,), files=(DEVICE,))),
+    "waiting_for_input": evidence(process(call="read", waits_on=(0,), files=(OpenFile(0, "/dev/pts/3", "tty", "rw"),))),
+    "blocked_on_output_pipe": evidence(process(call="write", waits_on=(1,), files=(PIPE,))),
+    "churning": evidence(process(), growth=replace(GROWN, kind="churning")),
+    "in_place_writes": evidence(
+        process(io_in_window=IoCounters(write_bytes=10**7)), growth=replace(GROWN, touched=("/c/a.npy",))
+    ),
+    "writing_elsewhere": evidence(
+        process(
+            io_in_window=IoCounters(write_chars=10**9),
+            files=(OpenFile(5, "/tmp/x.bin", "file", "w", size_bytes=10**9, modified_age_s=1.0),),
+        )
+    ),
+    "reading_checkpoint": evidence(
+        process(
+            io_in_window=IoCounters(read_chars=10**10),
+            files=(OpenFile(5, "/m/model.safetensors", "file", "r", 10, size_bytes=100),),
+        ),
+        growth=replace(GROWN, first_write_s=None, bytes_written=0),
+    ),
+    "compute_bound": evidence(
+        process(state="R", call="", cpu_s=99.0, python_threads=(PythonThread(7, "MainThread", ("tile (ttnn.py:9)",)),))
+    ),
+    "blocked_on_io": evidence(process(state="D", call="fsync", waits_on=(5,))),
+    "waiting_for_network": evidence(
+        process(
+            call="recvfrom",
+            waits_on=(4,),
+            files=(SOCKET,),
+            sockets=(SocketFacts(4, "tcp", "10.0.0.1:5", "10.0.0.2:443", "ESTABLISHED"),),
+        )
+    ),
+    "deadlocked": evidence(process(call="futex")),
+    "waiting_for_child": evidence(process(call="wait4"), process(8, name="g++", parent_pid=7)),
+    "still_writing": evidence(
+        process(), growth=replace(GROWN, kind="deadline_exceeded", pause_s=1.0, last_growth_s=200.0)
+    ),
+    "generator_failed": evidence(exit_code=1, log_tail="Traceback ...\nValueError: no such layer\n"),
+    "never_started": evidence(process(), growth=GrowthFacts(kind="never_started", window_s=1200)),
+    "unknown": evidence(process()),
+}
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_a_plain_case_of_each_category_is_named(category):
+    found = diagnose(CASES[category])
+    assert found.category == category
+    assert found.summary and found.resolution and found.evidence
+    assert "\n" not in found.summary
+
+
+def test_the_summary_names_what_the_reader_has_to_look_for():
+    said = {category: diagnose(case).summary for category, case in CASES.items()}
+    assert said["waiting_for_lock"] == "pid 7 (gen) waits for a lock on /c/.lock, held by pid 99 (other)"
+    assert said["waiting_for_device"] == "pid 7 (gen) waits for the device /dev/tenstorrent/0 (ioctl)"
+    assert said["waiting_for_network"] == "pid 7 (gen) waits for 10.0.0.2:443 (ESTABLISHED)"
+    assert (
+        said["compute_bound"] == "pid 7 (gen) computes in tile (ttnn.py:9): 1.0 cores busy for 100 s, nothing written"
+    )
+    assert said["disk_full"] == "the file system under /c is full (0 B free)"
+    assert said["writing_elsewhere"] == "it writes to /tmp/x.bin, which is not in a watched directory"
+
+
+NEAR_MISSES = {
+    "2 MiB free is not full": ("disk_full", evidence(process(), filesystems=(replace(WELL, free_bytes=2 << 20),))),
+    "no inode count (btrfs) is not exhausted": (
+        "inodes_exhausted",
+        evidence(process(), filesystems=(replace(WELL, free_inodes=None, total_inodes=None),)),
+    ),
+    "an OOM kill in somebody else's control group": (
+        "oom_killed",
+        evidence(process(), oom_kills_in_window=3, cgroups=(CgroupFacts("/g", None, None, 0),)),
+    ),
+    "a futex with CPU used": ("deadlocked", evidence(process(call="futex", cpu_s=5.0))),
+    "a futex beside a thread that sleeps in the network": (
+        "deadlocked",
+        evidence(
+            process(
+                threads=(ThreadFacts(7, syscall="futex"), ThreadFacts(8, syscall="recvfrom", waits_on=(4,))),
+                files=(SOCKET,),
+            )
+        ),
+    ),
+    "half a core for a moment": ("compute_bound", evidence(process(cpu_s=40.0))),
+    "page faults without pressure": (
+        "memory_pressure",
+        evidence(process(major_faults_in_window=10_000), pressure=(PressureFacts("memory"),)),
+    ),
+    "state D while the disk is busy": (
+        "blocked_on_io",
+        evidence(
+            process(
+                state="D", call="read", io_in_window=IoCounters(read_bytes=10**10), cpu_s=1.0,
+                files=(OpenFile(5, "/m/model", "file", "r", size_bytes=10**11),),
+            ),
+            growth=replace(GROWN, first_write_s=None),
+        ),
+    ),
+    "a group-writable directory": (
+        "permission_denied",
+        evidence(
+            process(uid=1000, may_override_permissions=False), filesystems=(replace(WELL, owner_uid=0, mode=0o775),)
+        ),
+    ),
+    "a written log": (
+        "writing_elsewhere",
+        evidence(
+            process(
+                io_in_window=IoCounters(write_chars=10**5),
+                files=(OpenFile(5, "/tmp/run.log", "file", "w", size_bytes=10**5, modified_age_s=1.0),),
+            )
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NEAR_MISSES)
+def test_a_near_miss_is_not_named(case):
+    category, facts = NEAR_MISSES[case]
+    assert diagnose(facts).category != category
+
+
+def test_a_surer_cause_goes_before_an_earlier_rule():
+    facts = evidence(process(call="flock"), log_tail="OSError: [Errno 28] No space left on device: '/tmp/y'\n")
+    found = diagnose(facts)
+    assert found.category == "waiting_for_lock"
+    assert any(line.startswith("also seen: disk_full") for line in found.evidence)
+
+
+def test_a_failed_generator_that_ran_out_of_space_is_disk_full_without_any_process_left():
+    facts = evidence(exit_code=1, log_tail="OSError: [Errno 28] No space left on device: '/c/w.bin'\n")
+    found = diagnose(facts)
+    assert (found.category, found.confidence) == ("disk_full", "high")
+
+
+def test_the_reader_of_a_full_pipe_is_named():
+    reader = process(
+        8, call="clock_nanosleep", name="sort", parent_pid=7, files=(OpenFile(0, "pipe:[5]", "pipe", "r", inode=5),)
+    )
+    found = diagnose(evidence(process(call="write", waits_on=(1,), files=(PIPE,)), reader))
+    assert found.category == "blocked_on_output_pipe"
+    assert "pid 8 (sort)" in found.summary
+
+
+def test_a_hostile_process_name_cannot_break_the_line():
+    found = diagnose(evidence(process(state="T", name="a\nb\x1b[2J")))
+    assert found.summary == "pid 7 (a\\nb\\x1b[2J) was stopped by a signal (state T) and never continued"
+
+
+names = st.text(max_size=8)
+numbers = st.integers(0, 10**12)
+threads = st.builds(
+    ThreadFacts,
+    tid=st.integers(1, 99),
+    state=st.sampled_from("RSDTZXtI?"),
+    syscall=st.sampled_from(
+        ["", "futex", "wait4", "read", "write", "poll", "openat", "ioctl", "flock", "fault", "fsync"]
+    ),
+    wait_channel=st.sampled_from(["", "futex_do_wait", "do_wait", "pipe_read", "request_wait_answer", "fifo_open"]),
+    waits_on=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    timed=st.sampled_from([None, True, False]),
+    path=st.sampled_from(["", "/dev/x", "/c/f"]),
+)
+files = st.builds(
+    OpenFile,
+    fd=st.integers(0, 9),
+    target=names,
+    kind=st.sampled_from(["file", "directory", "pipe", "socket", "tty", "device", "anon"]),
+    access=st.sampled_from(["r", "w", "rw", ""]),
+    position_bytes=st.none() | numbers,
+    in_cache=st.booleans(),
+    inode=st.none() | st.integers(0, 9),
+    size_bytes=st.none() | numbers,
+    modified_age_s=st.none() | st.floats(0, 1e6),
+)
+counters = st.builds(IoCounters, numbers, numbers, numbers, numbers)
+processes = st.builds(
+    ProcessFacts,
+    pid=st.integers(1, 20),
+    parent_pid=st.integers(0, 20),
+    name=names,
+    state=st.sampled_from("RSDTZX?"),
+    cpu_in_window_s=st.none() | st.floats(0, 1e5),
+    swap_bytes=st.none() | numbers,
+    uid=st.none() | st.integers(0, 3),
+    may_override_permissions=st.sampled_from([None, True, False]),
+    major_faults_in_window=st.none() | numbers,
+    threads=st.lists(threads, max_size=4).map(tuple),
+    io_in_window=st.none() | counters,
+    files=st.lists(files, max_size=5).map(tuple),
+)
+filesystems = st.builds(
+    FilesystemFacts,
+    path=names,
+    options=st.lists(st.sampled_from(["ro", "rw"]), max_size=2).map(tuple),
+    responded=st.booleans(),
+    error=st.sampled_from(["", "No such file or directory", "Permission denied"]),
+    free_bytes=st.none() | numbers,
+    total_bytes=st.none() | numbers,
+    free_inodes=st.none() | numbers,
+    total_inodes=st.none() | numbers,
+    mode=st.none() | st.integers(0, 0o777),
+    owner_uid=st.none() | st.integers(0, 3),
+    quota_limit_bytes=st.none() | numbers,
+    quota_used_bytes=st.none() | numbers,
+)
+everything = st.builds(
+    Evidence,
+    window_s=st.floats(0, 1e4),
+    processes=st.lists(processes, max_size=4).map(tuple),
+    filesystems=st.lists(filesystems, max_size=2).map(tuple),
+    oom_kills_in_window=st.none() | st.integers(0, 3),
+    exit_signal=st.none() | st.integers(1, 15),
+    log_tail=st.text(max_size=60),
+)
+
+
+@given(everything)
+@settings(max_examples=100, deadline=None)
+def test_any_evidence_gets_one_known_category_always_the_same(facts):
+    found = diagnose(facts)
+    assert found.category in CATEGORIES
+    assert found == diagnose(facts)
+    assert found.confidence in ("high", "medium", "low")
+    assert len(found.evidence) <= 20
+    assert found.summary == for_terminal(found.summary, 10_000)

@@ -1,0 +1,397 @@
+"""Growth accounting: literals for each rule, and properties over any history."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from prefect_cachewatch.measure import ledger as ledger_module
+from prefect_cachewatch.measure.ledger import Growth, Ledger
+
+
+@dataclass(frozen=True)
+class File:
+    """What a scan sees of a file; blocks default to the size, rounded up."""
+
+    st_ino: int
+    st_size: int
+    blocks: int | None = None
+    st_nlink: int = 1
+    st_mtime_ns: int = 1
+    st_ctime_ns: int = 1
+
+    @property
+    def st_blocks(self) -> int:
+        return -(-self.st_size // 512) if self.blocks is None else self.blocks
+
+
+class Disk:
+    """Feeds scans to a ledger; each scan is {path: File}, directories by their paths."""
+
+    def __init__(self, start: dict[str, File] | None = None, births: dict[str, int] | None = None) -> None:
+        self.births = births or {}
+        self.ledger = Ledger(self.births.get)
+        self.start = self.scan(start or {})
+
+    def scan(self, files: dict[str, File], ranks: dict[str, int] | None = None) -> Growth:
+        self.ledger.begin()
+        self.feed(files, ranks)
+        return self.ledger.end()
+
+    def feed(self, files: dict[str, File], ranks: dict[str, int] | None = None) -> None:
+        for directory, group in itertools.groupby(files, key=lambda path: path.rpartition("/")[0] + "/"):
+            paths = list(group)
+            names = [path.rpartition("/")[2] for path in paths]
+            self.ledger.see(directory, (ranks or {}).get(directory, 0), names, [files[path] for path in paths])
+
+
+def counters(growth: Growth) -> tuple[int, int]:
+    return growth.bytes_written, growth.bytes_kept
+
+
+def test_what_was_there_at_the_start_is_no_growth():
+    disk = Disk({"/c/a": File(1, 10**9)})
+    assert disk.start == Growth(bytes_present=10**9, allocated_present=10**9, files_present=1)
+    same = disk.scan({"/c/a": File(1, 10**9)})
+    assert counters(same) == (0, 0)
+    assert same.last_path is None
+    assert same.newest_changed_ns is None
+    assert same.touched_ns is None
+
+
+def test_a_new_file_counts_its_size_and_its_blocks():
+    grown = Disk().scan({"/c/a": File(1, 5000, st_ctime_ns=77)})
+    assert grown == Growth(
+        bytes_written=5000, allocated_written=5120, bytes_kept=5000, allocated_kept=5120,
+        bytes_present=5000, allocated_present=5120, files_present=1,
+        touched_ns=77, newest_changed_ns=77, last_path="/c/a",
+    )  # fmt: skip
+
+
+def test_an_append_counts_the_difference():
+    disk = Disk({"/c/a": File(1, 100)})
+    assert counters(disk.scan({"/c/a": File(1, 250, st_ctime_ns=2)})) == (150, 150)
+    assert counters(disk.scan({"/c/a": File(1, 300, st_ctime_ns=3)})) == (200, 200)
+
+
+def test_a_rename_carries_the_credit_along():
+    disk = Disk()
+    disk.scan({"/c/a.tmp.77.0": File(1, 1000)})
+    renamed = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=2)})
+    assert counters(renamed) == (1000, 1000)
+    assert renamed.last_path is None
+    assert renamed.touched_ns is None
+    assert disk.ledger.files[1].path == "/c/a"
+    assert counters(disk.scan({"/c/a": File(1, 1200, st_ctime_ns=3)})) == (1200, 1200)
+
+
+def test_a_rename_into_another_directory_carries_the_credit_along():
+    disk = Disk({"/c/staging/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/final/a": File(1, 1000, st_ctime_ns=2)})) == (0, 0)
+
+
+def test_a_renamed_directory_takes_its_files_along_though_their_times_stand_still():
+    disk = Disk()
+    disk.scan({"/c/new.tmp/a": File(1, 1000), "/c/new.tmp/b": File(2, 10)})
+    assert counters(disk.scan({"/c/new/a": File(1, 1000), "/c/new/b": File(2, 10)})) == (1010, 1010)
+    assert [record.path for record in disk.ledger.files.values()] == ["/c/new/a", "/c/new/b"]
+
+
+def test_a_truncation_neither_subtracts_nor_earns_a_second_time():
+    disk = Disk()
+    disk.scan({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/a": File(1, 0, st_ctime_ns=2)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(1, 900, st_ctime_ns=3)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(1, 1100, st_ctime_ns=4)})) == (1100, 1100)
+
+
+def test_a_deletion_takes_from_what_is_kept_only():
+    disk = Disk({"/c/old": File(9, 10**11)})
+    disk.scan({"/c/old": File(9, 10**11), "/c/a": File(1, 1000)})
+    gone = disk.scan({})
+    assert counters(gone) == (1000, 0)
+    assert (gone.bytes_present, gone.files_present, gone.touched_ns) == (0, 0, None)
+
+
+def test_a_path_that_is_written_anew_counts_only_beyond_what_was_counted_for_it():
+    disk = Disk({})
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=1)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(2, 800, st_ctime_ns=2)})) == (1000, 0)
+    assert counters(disk.scan({"/c/a": File(3, 1500, st_ctime_ns=3)})) == (1500, 500)
+    assert counters(disk.scan({})) == (1500, 0)
+    assert counters(disk.scan({"/c/a": File(4, 1600, st_ctime_ns=5)})) == (1600, 100)
+
+
+def test_what_stood_there_at_the_start_may_be_replaced_once_and_no_more():
+    disk = Disk({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/a": File(2, 1000, st_ctime_ns=2)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(3, 1000, st_ctime_ns=3)})) == (1000, 0)
+
+
+def test_what_stood_there_at_the_start_may_be_cut_off_and_overwritten_once():
+    disk = Disk({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/a": File(1, 0, st_ctime_ns=2)})) == (0, 0)
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=3)})) == (1000, 1000)
+    disk.scan({"/c/a": File(1, 0, st_ctime_ns=4)})
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=5)})) == (1000, 1000)
+
+
+def test_temporary_files_that_come_and_go_are_written_and_not_kept():
+    disk = Disk()
+    for n in range(1, 6):
+        grown = disk.scan({f"/c/{n}.tmp": File(n, 1000, st_ctime_ns=n)})
+        assert counters(grown) == (1000 * n, 1000)
+    assert counters(disk.scan({})) == (5000, 0)
+
+
+def test_a_sparse_file_counts_by_size_at_once_and_by_blocks_as_it_is_filled():
+    disk = Disk()
+    made = disk.scan({"/c/a": File(1, 2**26, blocks=2048)})
+    assert (made.bytes_written, made.allocated_written) == (2**26, 2**20)
+    filled = disk.scan({"/c/a": File(1, 2**26, blocks=4096, st_ctime_ns=2)})
+    assert (filled.bytes_written, filled.allocated_written) == (2**26, 2**21)
+    assert filled.last_path == "/c/a"
+
+
+def test_a_preallocated_file_that_is_filled_in_place_is_touched_and_does_not_grow():
+    disk = Disk({"/c/a": File(1, 2**26)})
+    filled = disk.scan({"/c/a": File(1, 2**26, st_mtime_ns=8, st_ctime_ns=9)})
+    assert counters(filled) == (0, 0)
+    assert (filled.touched_ns, filled.last_path) == (9, None)
+
+
+def test_a_change_of_mode_is_no_touch():
+    disk = Disk({"/c/a": File(1, 100)})
+    assert disk.scan({"/c/a": File(1, 100, st_ctime_ns=9)}).touched_ns is None
+
+
+def test_a_hard_link_counts_once_and_earns_nothing():
+    disk = Disk()
+    one = disk.scan({"/c/a": File(1, 1000)})
+    two = disk.scan(
+        {"/c/a": File(1, 1000, st_nlink=2, st_ctime_ns=2), "/c/b": File(1, 1000, st_nlink=2, st_ctime_ns=2)}
+    )
+    assert counters(one) == counters(two) == (1000, 1000)
+    assert (two.bytes_present, two.files_present) == (1000, 1)
+    assert counters(disk.scan({"/c/b": File(1, 1000, st_ctime_ns=3)})) == (1000, 1000)
+    assert counters(disk.scan({})) == (1000, 0)
+
+
+def test_a_new_inode_with_two_names_counts_once():
+    both = {"/c/a": File(1, 1000, st_nlink=2), "/c/b": File(1, 1000, st_nlink=2)}
+    assert counters(Disk().scan(both)) == (1000, 1000)
+
+
+def test_the_name_of_a_linked_file_stays_while_it_has_it():
+    disk = Disk()
+    disk.scan({"/c/b": File(1, 1000, st_nlink=2)})
+    disk.scan({"/c/a": File(1, 1000, st_nlink=2, st_ctime_ns=2), "/c/b": File(1, 1000, st_nlink=2, st_ctime_ns=2)})
+    assert disk.ledger.files[1].path == "/c/b"
+
+
+def test_an_inode_number_that_was_used_again_is_another_file():
+    disk = Disk(births={"/c/b": 50})
+    disk.scan({"/c/a": File(1, 1000, st_ctime_ns=40)})
+    again = disk.scan({"/c/b": File(1, 1500, st_ctime_ns=60)})
+    assert counters(again) == (2500, 1500)
+    assert again.last_path == "/c/b"
+
+
+def test_a_renamed_file_born_before_its_last_change_is_the_same_file():
+    disk = Disk(births={"/c/b": 30})
+    disk.scan({"/c/a": File(1, 1000, st_ctime_ns=40)})
+    assert counters(disk.scan({"/c/b": File(1, 1500, st_ctime_ns=60)})) == (1500, 1500)
+
+
+def test_without_birth_times_a_larger_file_under_a_known_number_counts_what_it_is_larger():
+    disk = Disk()
+    disk.scan({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/b": File(1, 1500, st_ctime_ns=2)})) == (1500, 1500)
+
+
+def test_directories_of_two_devices_may_use_the_same_inode_numbers():
+    disk = Disk()
+    ranks = {"/kernels/": 0, "/tensors/": 1}
+    grown = disk.scan({"/kernels/a": File(1, 1000), "/tensors/b": File(1, 500)}, ranks)
+    assert counters(grown) == (1500, 1500)
+    assert grown.files_present == 2
+
+
+def test_growth_in_any_of_several_directories_counts():
+    disk = Disk({"/kernels/a": File(1, 10), "/tensors/b": File(2, 10)})
+    grown = disk.scan({"/kernels/a": File(1, 10), "/tensors/b": File(2, 30, st_ctime_ns=2)})
+    assert (counters(grown), grown.last_path) == ((20, 20), "/tensors/b")
+
+
+def test_a_directory_that_is_watched_twice_counts_once():
+    disk = Disk()
+    disk.ledger.begin()
+    disk.feed({"/c/sub/a": File(1, 1000)})
+    disk.feed({"/c/sub/a": File(1, 1000)})
+    grown = disk.ledger.end()
+    assert (counters(grown), grown.bytes_present, grown.files_present) == ((1000, 1000), 1000, 1)
+
+
+def test_a_scan_that_was_begun_and_never_ended_leaves_no_trace():
+    disk = Disk({"/c/a": File(1, 100)})
+    disk.ledger.begin()
+    disk.feed({"/c/a": File(1, 5000, st_ctime_ns=2), "/c/b": File(2, 99)})
+    assert counters(disk.scan({"/c/a": File(1, 100)})) == (0, 0)
+    assert counters(disk.scan({"/c/a": File(1, 300, st_ctime_ns=3)})) == (200, 200)
+
+
+def test_the_last_path_is_that_of_the_file_that_changed_last():
+    grown = Disk().scan({"/c/a": File(1, 10, st_ctime_ns=9), "/c/b": File(2, 10, st_ctime_ns=5)})
+    assert (grown.last_path, grown.newest_changed_ns) == ("/c/a", 9)
+
+
+def test_a_record_says_in_which_scan_it_grew_last():
+    disk = Disk({"/c/a": File(1, 10)})
+    disk.scan({"/c/a": File(1, 20, st_ctime_ns=2), "/c/b": File(2, 5)})
+    disk.scan({"/c/a": File(1, 30, st_ctime_ns=3), "/c/b": File(2, 5)})
+    assert {record.name: record.grown_scan for record in disk.ledger.files.values()} == {"a": 2, "b": 1}
+
+
+def test_the_memory_of_deleted_paths_is_bounded(monkeypatch):
+    monkeypatch.setattr(ledger_module, "_RETIRED_MAX", 3)
+    disk = Disk()
+    for n in range(10):
+        disk.scan({f"/c/{n}": File(n + 1, 100, st_ctime_ns=n + 1)})
+    assert len(disk.ledger._retired) == 3
+
+
+class History(RuleBasedStateMachine):
+    """Any history of a directory, scanned now and then; inode numbers are used again, lowest first, as on ext4.
+
+    The oracle is the sum of all bytes by which any file ever grew: whatever the ledger counts must
+    have been written once. Some file systems tell no birth times; there the history has no truncation,
+    by which a small new file and a renamed shrunk one could not be told apart.
+    """
+
+    PATHS = st.sampled_from([f"/c/{d}{n}" for d in ("", "sub/") for n in "abcd"])
+    SIZES = st.integers(0, 20_000)
+
+    @initialize(births=st.booleans(), start=st.lists(SIZES, max_size=3))
+    def begin(self, births: bool, start: list[int]) -> None:
+        self.births_known = births
+        self.clock = 1
+        self.names: dict[str, int] = {}
+        self.inodes: dict[int, File] = {}
+        self.born: dict[int, int] = {}
+        self.truly_written = 0
+        for n, size in enumerate(start):
+            self.create(f"/c/{'abc'[n]}", size)
+        self.truly_written = 0
+        self.ledger = Ledger(lambda path: self.born[self.names[path]] if self.births_known else None)
+        self.last = Growth()
+        self.scan()
+        assert (self.last.bytes_written, self.last.allocated_written) == (0, 0)
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _forget(self, path: str) -> None:
+        number = self.names.pop(path)
+        left = list(self.names.values()).count(number)
+        if left:
+            self.inodes[number] = replace(self.inodes[number], st_nlink=left, st_ctime_ns=self._tick())
+        else:
+            del self.inodes[number]
+
+    @rule(path=PATHS, size=SIZES)
+    def create(self, path: str, size: int) -> None:
+        if path in self.names:  # O_TRUNC would be a truncation; a program that replaces a file unlinks it first
+            self._forget(path)
+        number = next(n for n in itertools.count(1) if n not in self.inodes)
+        now = self._tick()
+        self.names[path], self.born[number] = number, now
+        self.inodes[number] = File(number, size, st_mtime_ns=now, st_ctime_ns=now)
+        self.truly_written += size
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), size=SIZES)
+    def append(self, data, size: int) -> None:
+        number = self.names[data.draw(st.sampled_from(sorted(self.names)))]
+        now = self._tick()
+        file = self.inodes[number]
+        self.inodes[number] = replace(file, st_size=file.st_size + size, st_mtime_ns=now, st_ctime_ns=now)
+        self.truly_written += size
+
+    @precondition(lambda self: self.names and self.births_known)
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def truncate(self, data, share: float) -> None:
+        number = self.names[data.draw(st.sampled_from(sorted(self.names)))]
+        now = self._tick()
+        file = self.inodes[number]
+        self.inodes[number] = replace(file, st_size=int(file.st_size * share), st_mtime_ns=now, st_ctime_ns=now)
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), to=PATHS)
+    def rename(self, data, to: str) -> None:
+        source = data.draw(st.sampled_from(sorted(self.names)))
+        if self.names[source] == self.names.get(to):
+            return
+        if to in self.names:
+            self._forget(to)
+        number = self.names.pop(source)
+        self.names[to] = number
+        self.inodes[number] = replace(self.inodes[number], st_ctime_ns=self._tick())
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), to=PATHS)
+    def link(self, data, to: str) -> None:
+        if to in self.names:
+            return
+        number = self.names[data.draw(st.sampled_from(sorted(self.names)))]
+        self.names[to] = number
+        links = list(self.names.values()).count(number)
+        self.inodes[number] = replace(self.inodes[number], st_nlink=links, st_ctime_ns=self._tick())
+
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def unlink(self, data) -> None:
+        self._forget(data.draw(st.sampled_from(sorted(self.names))))
+
+    @rule()
+    def scan(self) -> None:
+        before = self.last
+        self.ledger.begin()
+        for directory in ("/c/", "/c/sub/"):
+            names = [p.removeprefix(directory) for p in self.names if p.rpartition("/")[0] + "/" == directory]
+            self.ledger.see(directory, 0, names, [self.inodes[self.names[directory + name]] for name in names])
+        now = self.last = self.ledger.end()
+        assert now.bytes_written >= before.bytes_written
+        assert now.allocated_written >= before.allocated_written
+        assert now.bytes_present == sum(file.st_size for file in self.inodes.values())
+        assert now.files_present == len(self.inodes)
+        assert (now.last_path is None) == (
+            (now.bytes_written, now.allocated_written) == (before.bytes_written, before.allocated_written)
+        )
+
+    @invariant()
+    def nothing_is_counted_twice(self) -> None:
+        if hasattr(self, "ledger"):
+            assert 0 <= self.last.bytes_kept <= self.last.bytes_written <= self.truly_written
+            assert 0 <= self.last.allocated_kept <= self.last.allocated_written
+
+
+TestAnyHistory = History.TestCase
+TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_tree_that_only_grows_is_counted_to_the_byte_whatever_the_scans_miss(step):
+    disk, files, written = Disk(), {}, 0
+    for n in range(30):
+        path = f"/c/layer{n // 3}"
+        before = files.get(path, File(n // 3 + 1, 0)).st_size
+        files[path] = File(n // 3 + 1, before + 1000 + n, st_ctime_ns=n + 2)
+        written += 1000 + n
+        if n % step == step - 1:
+            assert disk.scan(files).bytes_written == written

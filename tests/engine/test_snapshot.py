@@ -1,0 +1,265 @@
+"""One scan over real directories: what is counted, what is not, and what happens meanwhile."""
+
+import fnmatch
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_cachewatch.measure.snapshot import Walk, compile_ignore, walk_directories
+from support import needs_root, unavailable
+
+
+@pytest.fixture(autouse=True)
+def _back_to_where_we_were(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # the walk leaves its process in /
+
+
+def look(*roots: Path, ignore: tuple[str, ...] = ()) -> tuple[dict[str, int], Walk]:
+    """Walk and return {path: size} of what was shown to the visitor."""
+    seen: dict[str, int] = {}
+
+    def visit(directory, rank, names, stats):
+        for name, status in zip(names, stats, strict=True):
+            seen[directory + name] = status.st_size
+
+    walk = walk_directories([str(root) for root in roots], ignore, visit)
+    return seen, walk
+
+
+def put(path: Path, size: int = 1) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
+def test_every_regular_file_below_the_directory_is_seen(tmp_path):
+    put(tmp_path / "c/a", 3), put(tmp_path / "c/x/y/z/b", 5), put(tmp_path / "c/empty", 0)
+    seen, walk = look(tmp_path / "c")
+    root = str(tmp_path / "c")
+    assert seen == {f"{root}/a": 3, f"{root}/x/y/z/b": 5, f"{root}/empty": 0}
+    assert walk.directories == 4
+    assert walk.errors == []
+    assert [(r.path, r.missing, r.error) for r in walk.roots] == [(root, False, None)]
+    assert walk.roots[0].inode == (tmp_path / "c").stat().st_ino
+
+
+def test_links_sockets_and_pipes_are_not_files(tmp_path):
+    put(tmp_path / "elsewhere/secret", 9)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/link").symlink_to(tmp_path / "elsewhere/secret")
+    (tmp_path / "c/directory-link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "c/dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "c/pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.chdir(tmp_path / "c")
+        listener.bind("socket")
+        seen, walk = look(tmp_path / "c")
+    assert seen == {}
+    assert (walk.directories, walk.errors) == (1, [])
+
+
+def test_a_loop_of_links_ends(tmp_path):
+    put(tmp_path / "c/a/file", 2)
+    (tmp_path / "c/a/up").symlink_to("..")
+    (tmp_path / "c/self").symlink_to("self")
+    (tmp_path / "c/a/root").symlink_to(tmp_path / "c")
+    seen, walk = look(tmp_path / "c")
+    assert list(seen.values()) == [2]
+    assert walk.directories == 2
+
+
+def test_both_names_of_a_hard_link_are_shown_to_the_ledger(tmp_path):
+    put(tmp_path / "c/a", 4)
+    os.link(tmp_path / "c/a", tmp_path / "c/b")
+    assert sorted(look(tmp_path / "c")[0].values()) == [4, 4]
+
+
+def test_a_missing_directory_is_said_and_is_no_exception(tmp_path):
+    _, walk = look(tmp_path / "nowhere")
+    assert [(r.missing, r.error) for r in walk.roots] == [(True, "No such file or directory")]
+
+
+def test_a_directory_replaced_by_a_link_is_not_followed(tmp_path):
+    put(tmp_path / "elsewhere/secret", 9)
+    (tmp_path / "c").symlink_to(tmp_path / "elsewhere")
+    seen, walk = look(tmp_path / "c")
+    assert seen == {}
+    assert walk.roots[0].missing
+    assert walk.roots[0].error
+
+
+def test_one_missing_directory_does_not_hide_the_other(tmp_path):
+    put(tmp_path / "b/f", 7)
+    seen, walk = look(tmp_path / "a", tmp_path / "b")
+    assert list(seen.values()) == [7]
+    assert [root.missing for root in walk.roots] == [True, False]
+
+
+def test_what_vanishes_or_turns_into_a_link_between_list_and_open_is_left_out(tmp_path):
+    put(tmp_path / "elsewhere/secret", 9)
+    (
+        put(tmp_path / "c/trigger"),
+        put(tmp_path / "c/gone/f", 2),
+        put(tmp_path / "c/link/f", 2),
+        put(tmp_path / "c/file/f"),
+    )
+    seen = {}
+
+    def visit(directory, rank, names, stats):
+        seen.update((directory + name, status.st_size) for name, status in zip(names, stats, strict=True))
+        if "trigger" in names:  # the names below have been listed, none has been opened
+            for name in ("gone", "link", "file"):
+                shutil.rmtree(tmp_path / "c" / name)
+            (tmp_path / "c/link").symlink_to(tmp_path / "elsewhere")
+            (tmp_path / "c/file").touch()
+
+    walk = walk_directories([str(tmp_path / "c")], [], visit)
+    assert list(seen) == [str(tmp_path / "c/trigger")]
+    assert walk.errors == []
+    assert walk.roots[0].error is None
+
+
+def test_a_tree_that_changes_all_the_time_is_walked_without_complaint(tmp_path):
+    put(tmp_path / "c/steady", 11)
+    done = threading.Event()
+
+    def churn():
+        n = 0
+        while not done.is_set():
+            n += 1
+            directory = tmp_path / "c" / f"d{n % 7}"
+            put(directory / "x/f", 5)
+            (directory / "x/f").rename(directory / "g")
+            shutil.rmtree(directory, ignore_errors=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(150):
+            seen, walk = look(tmp_path / "c")
+            assert seen[str(tmp_path / "c/steady")] == 11
+            assert (walk.errors, walk.roots[0].error) == ([], None)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_no_descriptor_is_left_open_and_none_is_kept_on_the_tree(tmp_path):
+    put(tmp_path / "c" / "/".join("d" * 60) / "f")
+    before = os.listdir("/proc/self/fd")
+    seen, walk = look(tmp_path / "c", tmp_path / "missing")
+    assert len(seen) == 1
+    assert walk.directories == 61
+    assert os.listdir("/proc/self/fd") == before
+    assert Path.cwd() == Path("/")
+
+
+def test_a_name_that_is_no_utf8_is_walked(tmp_path):
+    root = os.fsencode(tmp_path / "c")
+    os.makedirs(root + b"/d\xff")
+    with open(root + b"/d\xff/f\xfe\n", "wb") as file:
+        file.write(b"123")
+    seen, _ = look(tmp_path / "c")
+    assert {os.fsencode(path): size for path, size in seen.items()} == {root + b"/d\xff/f\xfe\n": 3}
+
+
+def test_another_file_system_below_is_not_entered(tmp_path):
+    needs_root("mounting a file system")
+    put(tmp_path / "c/ours", 3)
+    (tmp_path / "c/mounted").mkdir()
+    script = (
+        f"mount -t tmpfs none {tmp_path}/c/mounted && echo 12345 > {tmp_path}/c/mounted/theirs && "
+        f"exec {sys.executable} -m prefect_cachewatch.cli.main measure --json {tmp_path}/c"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode and "mount" in done.stderr:
+        unavailable(done.stderr.strip())
+    measured = json.loads(done.stdout)
+    assert (measured["bytes"], measured["files"], measured["directories"]) == (3, 1, 1)
+
+
+def test_a_directory_that_may_not_be_read_is_named_and_the_rest_is_counted():
+    base = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own are closed to other users
+    try:
+        put(base / "c/open", 3), put(base / "c/closed/f", 5), put(base / "c/listable/f", 5)
+        base.chmod(0o755)
+        (base / "c/closed").chmod(0)
+        (base / "c/listable").chmod(0o444)
+        seen, errors, root_error = _as_nobody(base / "c")
+        assert seen == {f"{base}/c/open": 3}
+        assert errors == [f"{base}/c/closed: Permission denied", f"{base}/c/listable: Permission denied"]
+        assert root_error is None
+        (base / "c").chmod(0)
+        assert _as_nobody(base / "c") == [{}, [], "Permission denied"]
+    finally:
+        for path in (base / "c", base / "c/closed", base / "c/listable"):
+            path.chmod(0o755)
+        shutil.rmtree(base)
+
+
+def _as_nobody(root: Path):
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            seen, walk = look(root)
+            os.write(write, json.dumps([seen, sorted(walk.errors), walk.roots[0].error]).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer = json.load(pipe)
+    os.waitpid(pid, 0)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("glob", "name", "directory", "ignored"),
+    [
+        ("*.log", "run.log", "a/", True),
+        ("*.log", "run.log.1", "", False),
+        ("*.log", ".log", "", True),
+        (".nfs*", ".nfs0001", "", True),
+        ("tmp?", "tmpx", "", True),
+        ("[ab]*", "bx", "", True),
+        ("exact", "exact", "", True),
+        ("exact", "inexact", "", False),
+        ("*", "anything", "", True),
+        ("*a*", "xay", "", True),
+        ("logs/*", "x", "logs/", True),
+        ("logs/*", "x", "deep/logs/", False),
+        ("/logs/*", "x", "logs/", True),
+        ("*/logs/*", "x", "deep/logs/", True),
+    ],
+)
+def test_a_glob_ignores_what_it_says(glob, name, directory, ignored):
+    assert compile_ignore([glob])(name, directory) is ignored
+
+
+def test_no_globs_cost_nothing():
+    assert compile_ignore([]) is None
+
+
+@given(st.text(alphabet="*?[]!-ab.", min_size=1, max_size=6), st.text(alphabet="ab.*?[]-!", min_size=1, max_size=6))
+def test_the_fast_forms_of_a_glob_mean_what_the_shell_means(glob, name):
+    assert compile_ignore([glob])(name, "") == fnmatch.fnmatchcase(name, glob)
+
+
+def test_ignored_files_are_not_seen(tmp_path):
+    put(tmp_path / "c/a.log", 9), put(tmp_path / "c/sub/b.log", 9), put(tmp_path / "c/sub/c.bin", 2)
+    seen, _ = look(tmp_path / "c", ignore=("*.log",))
+    assert list(seen.values()) == [2]

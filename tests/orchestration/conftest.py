@@ -1,0 +1,169 @@
+"""Prefect for tests: one harness for the session, and one real server with a process worker for its module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Reports and logs of test runs stay out of the user's state directory."""
+    path = tmp_path_factory.mktemp("state")
+    before = os.environ.get("CACHEWATCH_STATE")
+    os.environ["CACHEWATCH_STATE"] = str(path)
+    yield path
+    if before is None:
+        del os.environ["CACHEWATCH_STATE"]
+    else:
+        os.environ["CACHEWATCH_STATE"] = before
+
+
+@pytest.fixture(scope="session")
+def prefect_harness() -> Iterator[None]:
+    """A temporary database and server for flows that run in this process."""
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@dataclass
+class Server:
+    """A real Prefect server on a free loopback port."""
+
+    url: str
+    env: dict[str, str]
+    process: subprocess.Popen[bytes]
+
+    def request(self, method: str, path: str, **body: Any) -> Any:
+        answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def flow_run(self, run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.request("GET", f"/flow_runs/{run_id}")
+        return found
+
+    def wait_for_state(self, run_id: str, *types: str, timeout_s: float = 90) -> dict[str, Any]:
+        """Wait until a flow run is in a state of one of these types; returns the run."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            run = self.flow_run(run_id)
+            if run["state_type"] in types:
+                return run
+            assert time.monotonic() < deadline, f"{run['name']} is {run['state_type']} {run['state']['message']}"
+            time.sleep(0.2)
+
+    def task_states(self, run_id: str) -> dict[str, str]:
+        """Names of task runs to the names of their states; waits until the events have arrived."""
+        filters = {"flow_runs": {"id": {"any_": [run_id]}}}
+        deadline = time.monotonic() + 20
+        while True:
+            found = self.request("POST", "/task_runs/filter", **filters)
+            states = {run["name"]: run["state_name"] for run in found}
+            if (states and "Running" not in states.values()) or time.monotonic() > deadline:
+                return states
+            time.sleep(0.2)
+
+    def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
+        found = self.request("POST", "/artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
+        return {artifact["key"]: artifact for artifact in found}
+
+    def start_run(self, deployment: str, parameters: dict[str, Any]) -> str:
+        flow_name, name = deployment.split("/")
+        found = self.request("GET", f"/deployments/name/{flow_name}/{name}")
+        run = self.request("POST", f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
+        return str(run["id"])
+
+    def set_state(self, run_id: str, kind: str, name: str) -> None:
+        self.request("POST", f"/flow_runs/{run_id}/set_state", state={"type": kind, "name": name}, force=False)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its session by pid."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Server]:
+    """`prefect server start` with a database of its own."""
+    home = tmp_path_factory.mktemp("prefect")
+    port = free_port()
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT")},
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
+        "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "10",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_RUNNER_POLL_FREQUENCY": "1",
+        "PREFECT_CLI_PROMPT": "false",
+        "CACHEWATCH_STATE": str(state_directory),
+    }
+    log = (home / "server.log").open("wb")
+    process = subprocess.Popen(
+        [BIN / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+        env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    url = env["PREFECT_API_URL"]
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                break
+        except httpx.HTTPError:
+            assert process.poll() is None, (home / "server.log").read_text()
+        assert time.monotonic() < deadline, (home / "server.log").read_text()
+        time.sleep(0.2)
+    yield Server(url, env, process)
+    end(process)
+    log.close()
+
+
+def alive(tag: str) -> list[int]:
+    """Pids of living processes with a tag on their command line, the test's own and the guards' left out."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            argv = Path(f"/proc/{name}/cmdline").read_bytes()
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if tag.encode() in argv and state not in "ZX":
+            found.append(int(name))
+    return found
+
+
+def wait_until_gone(tag: str, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while left := alive(tag):
+        assert time.monotonic() < deadline, f"still alive: {left}"
+        time.sleep(0.05)

@@ -1,0 +1,292 @@
+"""The flow in process, on a temporary server: final states, tasks, artifacts, attempts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow, task
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+)
+from prefect.states import State
+
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.tasks import monitor_cache
+
+pytestmark = pytest.mark.usefixtures("prefect_harness")
+
+QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
+STOP = StopPolicy(grace_s=1)
+ONCE = RetryPolicy(attempts=1)
+AGAIN = RetryPolicy(attempts=3, backoff_s=0.05, jitter=0)
+
+
+def python(code: str, *args: str) -> list[str]:
+    return [sys.executable, "-c", code, *args]
+
+
+def job(cache: Path, code: str, **more: Any) -> CacheJob:
+    return CacheJob(
+        name=more.pop("name", f"job {uuid.uuid4().hex[:6]}"),
+        command=python(code, str(cache)),
+        cache_dirs=[cache],
+        **more,
+    )
+
+
+def run(job: CacheJob, **policies: Any) -> State[Any]:
+    given = {"stall": QUICK, "stop": STOP, "retry": ONCE} | policies
+    state: State[Any] = generate_cache(job, **given, return_state=True)
+    return state
+
+
+def task_states(state: State[Any]) -> dict[str, str]:
+    run_id = state.state_details.flow_run_id
+    deadline = time.monotonic() + 20
+    while True:
+        with get_client(sync_client=True) as client:
+            runs = client.read_task_runs(
+                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id])), task_run_filter=TaskRunFilter()
+            )
+        states = {run.name: str(run.state.name) for run in runs if run.state}
+        if (states and "Running" not in states.values()) or time.monotonic() > deadline:
+            return states
+        time.sleep(0.1)
+
+
+def artifacts(state: State[Any]) -> dict[str, Any]:
+    run_id = state.state_details.flow_run_id
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+        )
+    return {str(artifact.key): artifact for artifact in found}
+
+
+WRITES = """
+import os, sys, time
+for n in range(3):
+    with open(os.path.join(sys.argv[1], f"layer{n}.bin"), "wb") as file:
+        file.write(os.urandom(50_000))
+    time.sleep(0.2)
+"""
+HANGS = WRITES + "time.sleep(600)\n"
+
+
+def test_a_healthy_generation_is_completed_with_a_summary(tmp_path: Path) -> None:
+    state = run(job(tmp_path / "cache", WRITES))
+    assert state.type == "COMPLETED", state
+    summary = state.result()
+    assert isinstance(summary, GenerationSummary)
+    assert (summary.attempts, summary.bytes_written, summary.files_present) == (1, 150_000, 3)
+    assert summary.cache_dirs == [str(tmp_path / "cache")]
+    assert task_states(state) == {"generate-1": "Completed", "monitor-1": "Completed"}
+    assert json.loads((Path(summary.run_dir) / "report-1.json").read_text())["outcome"] == "completed"
+
+
+def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>.bin"
+    code = HANGS.replace(
+        "time.sleep(600)",
+        f"open(os.path.join(sys.argv[1], {hostile!r}.replace('/', '_')), 'wb').write(b'x' * 9000); time.sleep(600)",
+    )
+    state = run(job(tmp_path / "cache", code, name="Llama 3/70B"))
+    assert (state.type, state.name) == ("FAILED", "Stalled")
+    assert state.message is not None
+    assert state.message.startswith(
+        f"Tensor cache generation stalled: no disk write activity detected for 1.5 s in {tmp_path}"
+    )
+    assert task_states(state) == {"generate-1": "Terminated", "monitor-1": "StallDetected"}
+    found = artifacts(state)
+    assert sorted(found) == ["cachewatch-llama-3-70b-listing", "cachewatch-llama-3-70b-report"]
+    rows = json.loads(found["cachewatch-llama-3-70b-listing"].data)
+    assert rows[0]["file"] == hostile.replace("/", "_")
+    assert rows[-1]["file"] == "total: 4 files"
+    markdown = found["cachewatch-llama-3-70b-report"].data
+    assert "no disk write activity detected for 1.5 s" in markdown
+    outside_code = re.sub(r"`[^`]*`", "", markdown.partition("```")[0])
+    assert "&lt;script&gt;" in outside_code
+    assert "<script>" not in outside_code
+
+
+def test_a_run_that_is_called_from_python_raises_or_returns_the_summary(tmp_path: Path) -> None:
+    summary = generate_cache(job(tmp_path / "a", WRITES), stall=QUICK, stop=STOP, retry=ONCE)
+    assert isinstance(summary, GenerationSummary)
+    with pytest.raises(Exception, match="exit code 3"):
+        generate_cache(job(tmp_path / "b", "raise SystemExit(3)"), stall=QUICK, stop=STOP, retry=ONCE)
+
+
+def test_a_generator_that_fails_ends_generator_failed_with_its_exit_code(tmp_path: Path) -> None:
+    state = run(job(tmp_path / "cache", WRITES + "raise SystemExit(7)"))
+    assert (state.type, state.name) == ("FAILED", "GeneratorFailed")
+    assert "exit code 7" in str(state.message)
+    assert task_states(state) == {"generate-1": "GeneratorFailed", "monitor-1": "Completed"}
+
+
+def test_an_attempt_that_outlives_its_limit_ends_deadline_exceeded(tmp_path: Path) -> None:
+    code = WRITES.replace("range(3)", "range(1000)")
+    state = run(job(tmp_path / "cache", code), stall=QUICK.model_copy(update={"max_duration_s": 1.5}))
+    assert (state.type, state.name) == ("FAILED", "DeadlineExceeded")
+
+
+def test_a_failed_attempt_is_made_again_and_resumes(tmp_path: Path) -> None:
+    code = """
+import os, sys
+have = len(os.listdir(sys.argv[1]))
+open(os.path.join(sys.argv[1], f"layer{have}.bin"), "wb").write(os.urandom(20_000))
+sys.exit(0 if have == 2 else 1)
+"""
+    state = run(job(tmp_path / "cache", code), retry=AGAIN)
+    assert state.type == "COMPLETED"
+    assert state.result().attempts == 3
+    assert sorted(task_states(state)) == [
+        "generate-1",
+        "generate-2",
+        "generate-3",
+        "monitor-1",
+        "monitor-2",
+        "monitor-3",
+    ]
+
+
+def test_clean_removes_what_the_attempts_wrote_and_nothing_else(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    (cache / "old").mkdir(parents=True)
+    (cache / "old" / "kept.bin").write_bytes(b"k" * 9000)
+    code = """
+import os, sys
+new = os.path.join(sys.argv[1], "new")
+print(sorted(os.listdir(sys.argv[1])))
+os.makedirs(new)  # fails unless the attempt before was cleaned up
+open(os.path.join(new, "layer.bin"), "wb").write(os.urandom(20_000))
+sys.exit(1)
+"""
+    state = run(job(cache, code), retry=AGAIN.model_copy(update={"on_retry": "clean", "no_progress_attempts": 9}))
+    assert state.name == "GeneratorFailed"
+    assert len(task_states(state)) == 6
+    assert "exit code 1" in str(state.message)
+    assert (cache / "old" / "kept.bin").read_bytes() == b"k" * 9000
+    assert (cache / "new" / "layer.bin").exists()
+
+
+def test_attempts_that_bring_nothing_new_are_given_up_early(tmp_path: Path) -> None:
+    state = run(job(tmp_path / "cache", "raise SystemExit(1)"), retry=AGAIN.model_copy(update={"attempts": 9}))
+    assert state.name == "GeneratorFailed"
+    assert sorted(task_states(state)) == ["generate-1", "generate-2", "monitor-1", "monitor-2"]
+
+
+def test_prefects_own_flow_retries_run_again_and_end_in_the_named_state(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    code = "import os, sys\nif os.path.exists(sys.argv[2]): sys.exit(4)\nopen(sys.argv[2], 'w').close()\nsys.exit(3)"
+    given = CacheJob(name="twice", command=[*python(code), str(tmp_path / "c"), str(flag)], cache_dirs=[tmp_path / "c"])
+    state = generate_cache.with_options(retries=1)(given, stall=QUICK, stop=STOP, retry=ONCE, return_state=True)
+    assert (state.type, state.name) == ("FAILED", "GeneratorFailed")
+    assert "exit code 4" in str(state.message)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"command": ["no-such-generator"]}, "not found in PATH"),
+        ({"command": ["/dev/null"]}, "is not executable"),
+        ({"cache_dirs": [Path("/")]}, "is the root directory"),
+        ({"cache_dirs": [Path("/proc")]}, "is the root of a mounted file system"),
+        ({"cache_dirs": [Path("/etc/hostname")]}, "is not a directory"),
+        ({"expected_bytes": 10**16}, "make room"),
+        ({"env_secrets": {"HF_TOKEN": "no-such-block"}}, "does not exist: create it under Blocks"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence_with_nothing_started(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    given = job(tmp_path / "cache", WRITES)
+    state = run(given.model_copy(update=change))
+    assert (state.type, state.name) == ("FAILED", "Refused")
+    assert says in str(state.message)
+    assert "\n" not in str(state.message)
+
+
+def test_a_directory_in_use_is_refused_and_the_holder_named(tmp_path: Path) -> None:
+    started, results = threading.Event(), list[State[Any]]()
+    first = job(tmp_path / "cache", HANGS)
+    thread = threading.Thread(target=lambda: (started.set(), results.append(run(first))))
+    thread.start()
+    started.wait()
+    while not list(tmp_path.glob("cache/*.bin")):
+        time.sleep(0.05)
+    second = run(job(tmp_path / "cache", WRITES))
+    thread.join()
+    assert (second.type, second.name) == ("FAILED", "Refused")
+    assert "is in use by another job (pid " in str(second.message)
+    assert results[0].name == "Stalled"
+
+
+def test_a_secret_reaches_the_generator_and_nothing_else(tmp_path: Path, state_directory: Path) -> None:
+    value = "s3cr3t-" + uuid.uuid4().hex
+    Secret(value=value).save("cachewatch-test-token", overwrite=True)
+    code = """
+import hashlib, os, sys
+print("token is", os.environ["HF_TOKEN"])
+open(os.path.join(sys.argv[1], hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest()), "wb").write(b"x" * 9000)
+sys.exit(5)
+"""
+    state = run(job(tmp_path / "cache", code, env_secrets={"HF_TOKEN": "cachewatch-test-token"}))
+    assert state.name == "GeneratorFailed"
+    assert "token is ***" in artifacts(state)[next(k for k in artifacts(state) if k.endswith("-report"))].data
+    for artifact in artifacts(state).values():
+        assert value not in str(artifact.data)
+    reports = [path for path in state_directory.rglob("report-*.json") if path.read_text().find("token is") >= 0]
+    assert reports
+    assert all(value not in path.read_text() for path in reports)
+
+
+def test_progress_is_shown_when_the_size_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefect_cachewatch.flows.generation.LOG_EVERY_S", 0.3)
+    code = WRITES.replace("range(3)", "range(8)")
+    state = run(job(tmp_path / "cache", code, name="known", expected_bytes=400_000))
+    assert state.type == "COMPLETED"
+    progress = artifacts(state)["cachewatch-known-progress"]
+    assert progress.type == "progress"
+    assert 0 < progress.data <= 100
+
+
+def test_the_monitor_watches_work_that_another_task_does(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+
+    @task
+    def convert(stopped: threading.Event) -> str:
+        (cache / "a.bin").write_bytes(b"x" * 10_000)
+        return "stopped" if stopped.wait(30) else "never stopped"
+
+    @flow
+    def somebody_elses_flow() -> Any:
+        finished, stopped = threading.Event(), threading.Event()
+        watch = monitor_cache.submit([cache], finished, QUICK, on_stall=lambda message: stopped.set())
+        time.sleep(1)  # the first scan is the start: what stands there then is no growth
+        work = convert.submit(stopped)
+        try:
+            result = work.result()
+        finally:
+            finished.set()
+        watch.wait()
+        return (result, watch.state.name, watch.state.message)
+
+    result, name, message = somebody_elses_flow()
+    assert (result, name) == ("stopped", "StallDetected")
+    assert "no disk write activity detected for 1.5 s" in message

@@ -1,0 +1,142 @@
+"""What the tests share: spawn `cachewatch`, tag processes, and wait until none of them is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+CACHEWATCH = [sys.executable, "-m", "prefect_cachewatch.cli.main"]
+# Upper bounds for a machine that is slow and busy; nothing is asserted close to them.
+PATIENCE_S = 60.0
+
+
+def new_tag() -> str:
+    """Make a word by which a test's processes can be found, whatever they do to their environment."""
+    return f"tag-{uuid.uuid4().hex[:16]}"
+
+
+def program(source: str, tag: str) -> list[str]:
+    """Make the argv of a Python program that carries the tag; its children carry it too."""
+    return [sys.executable, "-I", "-S", "-c", textwrap.dedent(source), tag]
+
+
+def tagged(tag: str) -> list[int]:
+    """List living processes with the tag in their argv; not cachewatch itself, whose command it is."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            argv = Path(f"/proc/{name}/cmdline").read_bytes()
+            text = Path(f"/proc/{name}/stat").read_text(errors="replace")
+        except OSError:
+            continue
+        alive = text[text.rindex(")") + 2] not in "ZX"
+        if tag.encode() in argv and b"prefect_cachewatch" not in argv and alive:
+            found.append(int(name))
+    return found
+
+
+def eventually(look: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+    """Look until the answer is true, or the time is over; returns the last answer."""
+    end_s = time.monotonic() + timeout_s
+    while not (seen := look()) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return seen
+
+
+def assert_none_left(tag: str, timeout_s: float = PATIENCE_S) -> None:
+    """Fail if a process with the tag is still alive after the time; ends it by its id then."""
+    eventually(lambda: not tagged(tag), timeout_s)
+    left = tagged(tag)
+    for pid in left:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+@dataclass
+class Ran:
+    """What a run of the command left behind."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    report: dict[str, Any] | None = None
+
+    @property
+    def last_line(self) -> str:
+        return self.stderr.rstrip("\n").rpartition("\n")[2]
+
+
+def exec_argv(cache_dir: Path | str | None, *options: object, command: list[str]) -> list[str]:
+    """Make the argv of `cachewatch exec`."""
+    where = [] if cache_dir is None else ["--cache-dir", str(cache_dir)]
+    return [*CACHEWATCH, "exec", *where, *map(str, options), "--", *command]
+
+
+def run(argv: list[str], **options: Any) -> Ran:
+    """Run a command to its end; `timeout` is generous unless given."""
+    began_s = time.monotonic()
+    options = {"timeout": 2 * PATIENCE_S, "errors": "surrogateescape", **options}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, **options)
+    return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - began_s)
+
+
+def run_exec(cache_dir: Path | str | None, *options: object, command: list[str], **more: Any) -> Ran:
+    """Run `cachewatch exec` with a report, to its end."""
+    report = Path(more.pop("report_dir", None) or _parent_of(cache_dir)) / f"{new_tag()}.report.json"
+    ran = run(exec_argv(cache_dir, "--report", report, *options, command=command), **more)
+    if report.exists():
+        ran.report = json.loads(report.read_text())
+    return ran
+
+
+def _parent_of(cache_dir: Path | str | None) -> Path:
+    return Path(cache_dir).parent if cache_dir is not None else Path("/tmp")
+
+
+@contextlib.contextmanager
+def running(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; whatever happens, it has ended and its pipes are closed afterwards."""
+    process = subprocess.Popen(
+        argv, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace", **options}
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.wait(PATIENCE_S)
+
+
+def needs_root(what: str) -> None:
+    """Skip a test that needs root, with its reason; in CI, where it must run, fail instead."""
+    if os.geteuid() != 0:
+        unavailable(f"{what} needs root")
+
+
+def unavailable(reason: str) -> None:
+    """Skip for a reason; in CI fail, so that a test cannot vanish there unseen."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"must run in CI, but: {reason}")
+    pytest.skip(reason)
