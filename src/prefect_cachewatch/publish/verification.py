@@ -103,6 +103,41 @@ def compare_files(
     """
     problems: list[Problem] = []
     for entry in manifest.files:
+        size = sizes.get(entry.path)
+        if size is None:
+            problem, said = "missing", "is missing"
+        elif size != entry.size_bytes:
+            problem, said = "size", f"has {size} bytes, and the manifest says {entry.size_bytes}"
+        elif digests is not None and digests.get(entry.path) != entry.digest:
+            problem, said = "digest", "has other contents than the manifest says"
+        else:
+            continue
+        problems.append(Problem(problem, entry.path, f"{for_terminal(entry.path)} {said}"))
+    problems += [
+        Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
+    ]
+    return Verdict(depth, tuple(problems), manifest.total_files, manifest.total_bytes)
+
+
+def compare_files(
+    manifest: Manifest,
+    sizes: Mapping[str, int],
+    links: Mapping[str, str],
+    digests: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """Compare what is there with what the manifest lists.
+
+    Args:
+        manifest: the list.
+        sizes: bytes of every regular file, by path.
+        links: target of every link, by path.
+        digests: digest of every file, by path; None to compare names and sizes only.
+
+    Returns:
+        The differences, in order of path.
+    """
+    problems: list[Problem] = []
+    for entry in manifest.files:
         shown = for_terminal(entry.path)
         size = sizes.get(entry.path)
         if size is None:
