@@ -55,5 +55,10 @@ test-capacity: $(VENV)/.peers
 test-generators: $(VENV)/.test
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
 
+# A Prefect server, a worker and a headless Chromium (Debian's package chromium); screenshots in build/screenshots.
+test-ui: $(VENV)/.test
+	$(BIN)/pip install -q --disable-pip-version-check 'py-spy>=0.4'
+	CACHEWATCH_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/pytest -m ui tests/ui $(ARGS)
+
 clean:
 	rm -rf $(VENV) $(TYPES) build dist .pytest_cache .mypy_cache .ruff_cache

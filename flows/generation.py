@@ -21,8 +21,9 @@ from uuid import uuid4
 
 from prefect import flow, get_run_logger
 from prefect.blocks.system import Secret
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
@@ -179,7 +180,7 @@ def final_state(state: State[Any]) -> State[Any]:
     # asked for flow retries, all runs but the last must raise.
     context = FlowRunContext.get()
     if state.is_failed() and context is not None and context.flow_run is not None:
-        retries = context.flow.retries or 0
+        retries = (context.flow.retries if context.flow else None) or 0
         if context.flow_run.run_count <= retries:
             raise CacheGenerationError(f"{state.name}: {state.message}")
     return state

@@ -14,7 +14,8 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, Failed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
 
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
 from prefect_cachewatch.errors import CachewatchError

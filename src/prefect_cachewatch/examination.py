@@ -18,8 +18,8 @@ from prefect_cachewatch.stall import Verdict
 from prefect_cachewatch.watch import Outcome, Watch
 
 if TYPE_CHECKING:
+    from prefect_cachewatch.postmortem.cause import Diagnosis
     from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts, ProcessSample
-    from prefect_cachewatch.postmortem.view import Diagnosis
 
 __all__ = ["EVIDENCE_BUDGET_S", "Examiner", "secret_values"]
 
@@ -82,14 +82,14 @@ class Examiner:
         Args:
             watch: the attempt.
         """
-        from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
-
         rule, guard = watch.state.rule, watch.guard
         if guard is None or guard.gone.is_set():
             return
         if rule.last_growth_s != self._growth_seen:
             self._growth_seen = rule.last_growth_s
             self._samples.clear()
+        from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
+
         sample = sample_processes(guard.guard_pids, include_roots=False)
         self._samples.append((sample, _discarded_bytes(watch)))
         if len(self._samples) > _SAMPLES_MAX:

@@ -107,10 +107,11 @@ class GrowthMonitor:
             The last verdict; after the work's end, one last scan has been made and it is not final.
         """
         while True:
-            due = self.began_s + self.rule.next_delay_s()
-            if wait(max(0.0, due - self._clock())):
+            now_s = self._clock()
+            due = max(now_s, self.began_s + self.rule.next_delay_s())
+            if wait(due - now_s):
                 break
-            verdict = self.measure(ended)
+            verdict = self.measure(ended, self._clock() - due)
             on_sample()
             if ended():
                 break
@@ -120,11 +121,12 @@ class GrowthMonitor:
         on_sample()
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
 
-    def measure(self, ended: Callable[[], bool]) -> Verdict:
+    def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
         """Make one full scan and judge it.
 
         Args:
             ended: whether the work has ended, which cuts the wait for a slow scan short.
+            late_s: by how much it is later than it was due.
 
         Returns:
             The verdict.
@@ -166,7 +168,7 @@ class GrowthMonitor:
         self.problem = None
         touched = self.growth.touched_ns is not None
         self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
-        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer))
+        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer), late_s)
         self._add_sample(ended_s)
         return self.verdict
 
@@ -206,8 +208,13 @@ class GrowthMonitor:
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
         cut = False
+        seen_s = self._clock()
         while True:
-            left = stop_s - self._clock()
+            # A slice that lasts far longer than asked: this process, or the whole machine, stood still.
+            now_s = self._clock()
+            stop_s += max(0.0, now_s - seen_s - 4 * _SLICE_S)
+            seen_s = now_s
+            left = stop_s - now_s
             if not cut and ended():
                 cut, stop_s = True, min(stop_s, self._clock() + _LAST_SCAN_S)
                 left = stop_s - self._clock()

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from prefect_cachewatch import __version__
 from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
-from prefect_cachewatch.postmortem.view import Diagnosis
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
 

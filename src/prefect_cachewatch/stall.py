@@ -1,7 +1,7 @@
 """The stall rule: measurements in, verdict out. Pure; time comes in as an argument.
 
-Stall time is accumulated observed time, at most two polls a tick, so that a paused machine or a late
-scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
+Stall time is accumulated observed time, at most two polls a tick and nothing for the time by which a
+wait ended late, so that a paused machine or a late scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
 is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.units import format_duration
@@ -21,6 +21,8 @@ Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
+# A wait that ends later than this was no wait: the machine or this process stood still, perhaps the generator too.
+_LATE_S, _LATE_SHARE = 0.25, 0.02
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,14 @@ class Measurement:
     allocated_kept: int = 0
     newest_age_s: float | None = None
     touched_age_s: float | None = None
+
+
+class _Kept(NamedTuple):
+    """What had been written, and the least that was kept of it, after so many seconds of writing."""
+
+    at_s: float
+    seen: Measurement
+    kept: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -102,14 +112,14 @@ class StallRule:
         self.suspicions: list[Suspicion] = []
         self._gaps = 0
         self._tick_s = started_s
-        self._observed_s = 0.0
+        self._stood_still = False
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
         self._blind_missing = False
         self._churn_after_s = policy.churn_after_s or 4 * policy.stall_after_s
-        self._kept: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
-        self._floor = (0, 0)
-        self._kept_rose_s = self._churn_after_s / 2
+        self._writing_s = 0.0
+        self._kept: deque[_Kept] = deque([_Kept(0.0, Measurement(0, 0), (0, 0))])
+        self._mark = (self._churn_after_s / 2, self._kept[0])
 
     @property
     def window_s(self) -> float:
@@ -129,28 +139,35 @@ class StallRule:
             return limit
         return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
 
-    def observe(self, began_s: float, ended_s: float, seen: Measurement) -> Verdict:
+    def observe(self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0) -> Verdict:
         """Take in one full scan.
 
         Args:
             began_s: monotonic time at which the scan began.
             ended_s: monotonic time at which it ended.
             seen: its counters.
+            late_s: by how much it began later than it was due; more than a timer's error means that the
+                machine or this process stood still.
 
         Returns:
             The verdict.
         """
-        credit = self._credit(began_s)
+        credit = self._credit(began_s, late_s)
         self._blind_s = 0.0
-        age_s = self._progress_age_s(seen)
+        wrote = self._has_written(seen)
+        age_s = self._progress_age_s(seen, wrote)
         if age_s is None:
             self.pause_s += credit
         else:
-            # Growth is dated by the file's own change time, within this tick: never before the last scan.
-            grew_s = min(max(ended_s - age_s, began_s - credit), ended_s)
-            self._note_progress(grew_s, self.pause_s + credit - max(0.0, began_s - grew_s), seen)
+            # Growth is dated by the file's own change time, within this tick: never before the last scan. If something
+            # stood still in between, its date says nothing, and it is taken as new.
+            grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, began_s - credit), ended_s)
+            gap_s = self.pause_s + credit - max(0.0, began_s - grew_s)
+            if self.first_write_s is not None and wrote:
+                self._writing_s += min(gap_s, self.policy.stall_after_s)
+            self._note_progress(grew_s, gap_s, seen)
             self.pause_s = max(0.0, began_s - grew_s)
-        if self._churning(seen, grown=age_s is not None):
+        if self._churning(seen) and wrote:
             return self._verdict("stalled", "churning")
         if age_s is None and self.pause_s >= self.window_s - _EPSILON_S:
             return self._verdict("stalled", "no_growth" if self.first_write_s is not None else "never_started")
@@ -187,25 +204,30 @@ class StallRule:
         if self.policy.max_duration_s is not None:
             due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
         suspect_in = self.suspect_after_s - self.pause_s
-        if suspect_in > 0:
+        if suspect_in > _EPSILON_S:
             due.append(suspect_in)
         return max(0.0, min(due))
 
-    def _credit(self, now_s: float) -> float:
+    def _credit(self, now_s: float, late_s: float) -> float:
         elapsed = max(0.0, now_s - self._tick_s)
+        self._stood_still = late_s > min(_LATE_S, self.poll_s, _LATE_SHARE * self.window_s)
+        if self._stood_still:
+            elapsed = max(0.0, elapsed - late_s)
         self._tick_s = now_s
         credit = min(elapsed, 2 * self.poll_s)
         if self._blind_s:  # what was blind until now has been counted as such
             credit = min(credit, self.poll_s)
-        self._observed_s += credit
         return credit
 
-    def _progress_age_s(self, seen: Measurement) -> float | None:
+    def _has_written(self, seen: Measurement) -> bool:
         before, least = self._progress, self.policy.min_growth_bytes
-        if (
+        return (
             seen.bytes_written - before.bytes_written >= least
             or seen.allocated_written - before.allocated_written >= least
-        ):
+        )
+
+    def _progress_age_s(self, seen: Measurement, wrote: bool) -> float | None:
+        if wrote:
             return seen.newest_age_s or 0.0
         if self.policy.progress == "any":
             return seen.touched_age_s
@@ -223,22 +245,40 @@ class StallRule:
             last = self.suspicions[-1]
             self.suspicions[-1] = Suspicion(last.at_s, last.pause_s, last.message, grew_s - self.started_s)
 
-    def _churning(self, seen: Measurement, grown: bool) -> bool:
-        # The least that was kept over the last half of the churn window: it rises while anything that is
-        # written stays for half a window, whatever comes and goes beside it, and however much was deleted before.
-        now, half = self._observed_s, self._churn_after_s / 2
-        self._kept.append((now, seen.bytes_kept, seen.allocated_kept))
-        while len(self._kept) > 1 and self._kept[1][0] <= now - half:
+    def _churning(self, seen: Measurement) -> bool:
+        # Time is counted while something is written: a pause, or the load before the first byte, is no churn.
+        # The least that was kept over the last half of the churn window is compared with what was written before
+        # that half. It rises while anything that is written stays; where it falls, something older was deleted,
+        # and the window begins anew.
+        now, half = self._writing_s, self._churn_after_s / 2
+        kept = (seen.bytes_kept, seen.allocated_kept)
+        if self._kept[-1].at_s == now:
+            last = self._kept.pop()
+            seen, kept = last.seen, (min(kept[0], last.kept[0]), min(kept[1], last.kept[1]))
+        self._kept.append(_Kept(now, seen, kept))
+        while len(self._kept) > 1 and self._kept[1].at_s <= now - half:
             self._kept.popleft()
         if now < half:
             return False
-        floor = (min(k[1] for k in self._kept), min(k[2] for k in self._kept))
-        least = self.policy.min_growth_bytes
-        if floor[0] >= self._floor[0] + least or floor[1] >= self._floor[1] + least:
-            self._kept_rose_s, self._floor = now, floor
-        else:
-            self._floor = (min(floor[0], self._floor[0]), min(floor[1], self._floor[1]))
-        return grown and now - self._kept_rose_s >= half - _EPSILON_S
+        first, mark = self._kept[0], self._mark[1]
+        floor = (min(k.kept[0] for k in self._kept), min(k.kept[1] for k in self._kept))
+        noise = self._noise(mark.seen, first.seen, seen)
+        if floor[0] >= mark.kept[0] + noise[0] or floor[1] >= mark.kept[1] + noise[1]:
+            self._mark = (now, _Kept(now, first.seen, floor))
+        elif floor[0] <= mark.kept[0] - noise[0] or floor[1] <= mark.kept[1] - noise[1]:
+            self._mark = (now + half, _Kept(now, first.seen, floor))
+        return now - self._mark[0] >= half - _EPSILON_S
+
+    def _noise(self, mark: Measurement, first: Measurement, now: Measurement) -> tuple[int, int]:
+        # Temporary files are seen half-way, so that what is kept goes up and down a little: a thousandth of what was
+        # written in the half, or since the mark if that is less (a rate that has just risen must not raise it).
+        def part(at_mark: int, at_first: int, at_now: int) -> int:
+            return max(self.policy.min_growth_bytes, min(at_first - at_mark, at_now - at_first) // 1000)
+
+        return (
+            part(mark.bytes_written, first.bytes_written, now.bytes_written),
+            part(mark.allocated_written, first.allocated_written, now.allocated_written),
+        )
 
     def _open_verdict(self, now_s: float) -> Verdict:
         limit = self.policy.max_duration_s

@@ -103,6 +103,11 @@ def _show(rows: Sequence[dict[str, Any]], facts: dict[str, Any]) -> None:
         )  # fmt: skip
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     print(f"{facts['cores']} cores, {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
+    load = facts["load_average"][0]
+    if load > facts["cores"]:
+        print(
+            f"The machine was busy (load {load:.0f} on {facts['cores']} cores): wall times are longer, ratios scatter."
+        )
 
 
 def _figure(value: float | None) -> str:

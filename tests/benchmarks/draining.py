@@ -46,7 +46,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
             took = root / "took"
             writer = [sys.executable, "-S", "-c", code, str(took), str(size)]
             ours, peer = interleaved(
-                5, lambda w=writer, r=root: _guarded_s(w, r), lambda w=writer, r=root: _piped_s(w, r)
+                5 if quick else 9, lambda w=writer, r=root: _guarded_s(w, r), lambda w=writer, r=root: _piped_s(w, r)
             )
         ratio = median(ours) / median(peer)
         rows.append(

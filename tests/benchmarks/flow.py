@@ -74,7 +74,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
 
 
 def _guarded(cache: Path, seconds: int, environ: dict[str, str], *options: str) -> None:
-    argv = [CACHEWATCH, "generate", "--quiet", "--cache-dir", str(cache), *options, "--"]
+    argv = [CACHEWATCH, "generate", "--cache-dir", str(cache), *options, "--"]
     _check([*argv, sys.executable, "-S", "-c", WRITER, str(cache), str(seconds)], environ)
 
 
@@ -110,7 +110,6 @@ def _server(root: Path) -> Iterator[tuple[str, dict[str, str]]]:
     environ |= {
         "PREFECT_HOME": str(root / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
         "DO_NOT_TRACK": "1",
     }
     argv = [

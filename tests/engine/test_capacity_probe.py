@@ -1,6 +1,9 @@
 """The probe on real directories: what it measures, refuses, and always cleans up."""
 
+import contextlib
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -32,7 +35,9 @@ MIB = 2**20
 
 
 def quick(**changes):
-    return ProbeSettings(**{"max_concurrency": 2, "size_bytes": 32 * MIB, "time_s": 5, "keep_free": 0} | changes)
+    return ProbeSettings(
+        **{"max_concurrency": 2, "size_bytes": 32 * MIB, "time_s": 150, "run_s": 0.15, "keep_free": 0} | changes
+    )
 
 
 @pytest.fixture
@@ -53,7 +58,7 @@ def small_tmpfs(tmp_path):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_phase_is_measured_at_every_concurrency_and_nothing_is_left(tmp_path, engine):
     saved = []
-    report = run_probe(tmp_path, quick(engine=engine, time_s=12), on_level=saved.append)
+    report = run_probe(tmp_path, quick(engine=engine), on_level=saved.append)
     measured = {(level.phase, level.concurrency): level for level in report.levels}
     assert set(measured) == {(p, n) for p in ("write", "read", "random_read", "metadata") for n in (1, 2)}
     assert all(level.repetitions == 3 for level in measured.values())
@@ -78,7 +83,7 @@ def test_a_probe_that_is_stopped_ends_soon_keeps_its_figures_and_cleans_up(tmp_p
     before_s = time.monotonic()
     report = run_probe(
         tmp_path,
-        quick(engine=engine, time_s=600, max_concurrency=8, size_bytes=16 * MIB),
+        quick(engine=engine, time_s=600, run_s=1, max_concurrency=8, size_bytes=16 * MIB),
         stop=stop,
         on_progress=progress,
     )
@@ -251,7 +256,7 @@ def test_a_directory_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    return run_probe(tmp_path_factory.mktemp("disk"), quick(engine="direct", time_s=3))
+    return run_probe(tmp_path_factory.mktemp("disk"), quick(engine="direct"))
 
 
 def test_a_profile_written_is_the_profile_read(tmp_path, report):
@@ -307,7 +312,7 @@ def place(tmp_path):
 
 def test_the_command_writes_a_profile_and_a_table_that_fits_the_terminal(place):
     run = cachewatch(
-        "probe", "../disk", "--size", "32MiB", "--time", "5s", "--max-concurrency", "2", "--name", "nfs a",
+        "probe", "../disk", "--size", "32MiB", "--time", "12s", "--max-concurrency", "2", "--name", "nfs a",
         "--keep-free", "0", "--engine", "direct", cwd=place / "out",
     )  # fmt: skip
     out, err = run.communicate(timeout=120)
@@ -322,13 +327,32 @@ def test_the_command_writes_a_profile_and_a_table_that_fits_the_terminal(place):
     assert list((place / "disk").iterdir()) == []
 
 
+def test_on_a_terminal_a_bar_shows_how_far_it_is(place):
+    ours, theirs = pty.openpty()
+    run = subprocess.Popen(
+        [sys.executable, "-m", "prefect_cachewatch.cli.main", "probe", "../disk", "--size", "16MiB", "--time", "3s",
+         "--max-concurrency", "2", "--keep-free", "0", "--engine", "direct"],
+        cwd=place / "out", stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the terminal's other end is closed
+        while part := os.read(ours, 65536):
+            seen += part
+    os.close(ours)
+    assert run.communicate(timeout=60)[0].decode().count("storage-disk.yaml") == 1
+    assert run.returncode == 0
+    assert re.search(rb"\d+/24 n = \d, ", seen)
+    assert b"Traceback" not in seen
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, number, status):
     good = place / "out" / "storage-disk.yaml"
     good.write_text("# Storage profile of last week\nname: disk\n")
     run = cachewatch(
-        "probe", "../disk", "--size", "16MiB", "--time", "20s", "--max-concurrency", "64", "--keep-free", "0",
+        "probe", "../disk", "--size", "16MiB", "--time", "60s", "--max-concurrency", "64", "--keep-free", "0",
         "--engine", engine, cwd=place / "out",
     )  # fmt: skip
     seen = []
@@ -347,26 +371,47 @@ def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, numbe
     assert list((place / "disk").iterdir()) == []
 
 
+READ_FOR_MINUTES = """
+import sys
+from pathlib import Path
+from threading import Event
+from prefect_cachewatch.capacity.probe_direct import lay_out
+from prefect_cachewatch.capacity.probe_fio import FioEngine, find_fio
+
+place, stop = Path(sys.argv[1]), Event()
+lay_out(place, 1, 2**20, direct=True, stop=stop, time_s=60)
+engine = FioEngine(find_fio(), direct=True, stop=stop)
+engine.run("random_read", place, streams=1, stream_bytes=2**20, block_bytes=4096, time_s=120)
+"""
+
+
+def command_line(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 @pytest.mark.skipif(not find_fio(), reason="fio is not installed")
-def test_fio_does_not_outlive_a_probe_that_was_killed(place):
-    run = cachewatch("probe", "../disk", "--time", "10m", "--engine", "fio", cwd=place / "out")
-    probe = psutil.Process(run.pid)
+def test_fio_does_not_outlive_a_probe_that_was_killed(tmp_path):
+    probe = subprocess.Popen([sys.executable, "-c", READ_FOR_MINUTES, tmp_path])
     fios = []
     deadline_s = time.monotonic() + 60
     while not fios and time.monotonic() < deadline_s:
-        fios = [child for child in probe.children(recursive=True) if child.name() == "fio"]
         # The one that asks for fio's version is gone at once, and is not the one meant.
-        fios = [child for child in fios if "--thread" in child.cmdline()]
-    run.kill()
-    run.communicate(timeout=60)
+        fios = [child for child in psutil.Process(probe.pid).children() if "--thread" in command_line(child)]
+    probe.kill()
+    probe.wait(60)
     assert fios
     _, alive = psutil.wait_procs(fios, timeout=20)
+    for fio in alive:
+        fio.kill()
     assert alive == []
 
 
 def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
     run = cachewatch(
-        "probe", "../disk", "--size", "16MiB", "--time", "20s", "--max-concurrency", "64", "--keep-free", "0",
+        "probe", "../disk", "--size", "16MiB", "--time", "60s", "--max-concurrency", "64", "--keep-free", "0",
         "--engine", "direct", cwd=place / "out",
     )  # fmt: skip
     for line in run.stderr:

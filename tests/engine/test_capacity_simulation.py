@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prefect_cachewatch.capacity import simulate, solve_closed
-from prefect_cachewatch.capacity.simulation import Estimate
+from prefect_cachewatch.capacity.estimates import Estimate
 from prefect_cachewatch.errors import InputError
 
 CHASSIS = ((12,), [[1.6, 2 / 15]], 10)

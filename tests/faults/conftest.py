@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nobody_runs() -> bool:
     """Whether an unprivileged user can run this very environment."""
     argv = [*in_namespace(NOBODY), sys.executable, "-c", "import prefect_cachewatch.cli.main"]
-    done = subprocess.run(argv, cwd="/", env={}, capture_output=True)
+    done = subprocess.run(argv, check=False, cwd="/", env={}, capture_output=True)
     return done.returncode == 0
 
 

@@ -167,7 +167,9 @@ def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
     profile = tmp_path / "storage.yaml"
     result = plan_capacity(
         probe_dir=disk,
-        probe_settings=ProbeSettings(max_concurrency=2, size_bytes=16 * 2**20, time_s=3, engine="direct", keep_free=0),
+        probe_settings=ProbeSettings(
+            max_concurrency=2, size_bytes=16 * 2**20, time_s=150, run_s=0.1, engine="direct", keep_free=0
+        ),
         profile_path=profile,
         workloads=[CACHES.model_copy(update={"kept_bytes_per_job": 0.0})],
         simulate=False,

@@ -34,7 +34,8 @@ JOB = Path(__file__).with_name("think_burst.py")
 CURVE_N = (1, 2, 4, 8, 16)
 JOBS_N = (1, 2, 4, 8, 12, 16)
 THINK_PER_BURST = 1.5  # think time in bursts alone: short, so that 16 jobs reach the knee
-CURVE_S, RUN_S, START_S = 3.0, 8.0, 1.5  # no file is removed meanwhile: the largest run leaves about 15 GB
+ROUNDS = 3
+CURVE_S, RUN_S, START_S = 3.0, 6.0, 1.5  # no file is removed meanwhile: the largest run leaves about 10 GB
 GUARD_START_S = 0.9  # what a guarded job needs before its first burst, on a busy machine
 
 
@@ -116,48 +117,56 @@ def run_jobs(folder: Path, n: int, think_s: float, seconds: float, *, guarded: b
     return len(times), len(times) / (closed - opened), statistics.fmean(times)
 
 
-def measure_curve(folder: Path, repetitions: int = 3) -> ServiceCurve:
-    """The disk's curve for these bursts: medians over repetitions, the concurrencies interleaved."""
-    rates: dict[int, list[float]] = {n: [] for n in CURVE_N}
-    for _ in range(repetitions):
-        for n in CURVE_N:
-            rates[n].append(run_jobs(folder / "curve", n, 0.0, CURVE_S, guarded=False)[1] * BURST_BYTES)
-    return ServiceCurve(
-        points=[
-            {
-                "n": n,
-                "throughput_bytes_per_s": statistics.median(seen),
-                "spread": (max(seen) - min(seen)) / statistics.median(seen),
-                "repetitions": repetitions,
-            }
-            for n, seen in rates.items()
-        ]
-    )
+def _point(n: int, rates: list[float]) -> dict[str, float]:
+    middle = statistics.median(rates)
+    return {
+        "n": n,
+        "throughput_bytes_per_s": middle * BURST_BYTES,
+        "spread": (max(rates) - min(rates)) / middle,
+        "repetitions": len(rates),
+    }
 
 
-def experiment(parent: Path) -> tuple[ServiceCurve, float, list[Measured]]:
+def experiment(parent: Path, rounds: int = ROUNDS) -> tuple[ServiceCurve, float, list[Measured]]:
     """The whole experiment in a folder of its own, which is removed.
+
+    Curve and guarded jobs take turns, and the medians over the rounds are compared: a disk that others
+    use too is not the same one minute later.
 
     Args:
         parent: a directory on the disk in question.
+        rounds: how often everything is measured.
 
     Returns:
         The curve, the think time, and what was measured at each N.
     """
     folder = Path(tempfile.mkdtemp(prefix="cachewatch-experiment-", dir=parent))
     try:
-        curve = measure_curve(folder)
-        alone_s = BURST_BYTES / curve.points[0].throughput_bytes_per_s
-        think_s = THINK_PER_BURST * alone_s
+        first = [run_jobs(folder / "first", 1, 0.0, CURVE_S, guarded=False)[1] for _ in range(3)]
+        think_s = THINK_PER_BURST / statistics.median(first)
+        rates: dict[int, list[float]] = {n: [] for n in CURVE_N}
+        runs: dict[int, list[tuple[int, float, float]]] = {n: [] for n in JOBS_N}
+        for _ in range(rounds):
+            for n in JOBS_N:
+                if n in rates:
+                    rates[n].append(run_jobs(folder / "curve", n, 0.0, CURVE_S, guarded=False)[1])
+                runs[n].append(run_jobs(folder / "jobs", n, think_s, RUN_S, guarded=True))
+        curve = ServiceCurve(points=[_point(n, seen) for n, seen in rates.items()])
         storage = StorageProfile(name="disk", basis="measured", sequential_write=curve)
         jobs = WorkloadClass(name="jobs", burst_bytes=BURST_BYTES, think_s=think_s)
         policy = Policy(max_slowdown=1000, max_concurrency=max(JOBS_N))
         search = ClassSearch(Scenario(storage, LinkProfile(), (jobs,), policy), 0)
         rows = {row[0].n: row[0] for row in rows_at(search, JOBS_N)}
-        found = []
-        for n in JOBS_N:
-            bursts, rate, burst_s = run_jobs(folder / "jobs", n, think_s, RUN_S, guarded=True)
-            found.append(Measured(n, bursts, rate, burst_s, rows[n]))
+        found = [
+            Measured(
+                n,
+                sum(bursts for bursts, _, _ in seen),
+                statistics.median(rate for _, rate, _ in seen),
+                statistics.median(burst_s for _, _, burst_s in seen),
+                rows[n],
+            )
+            for n, seen in runs.items()
+        ]
         return curve, think_s, found
     finally:
         shutil.rmtree(folder, ignore_errors=True)

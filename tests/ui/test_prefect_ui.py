@@ -111,7 +111,7 @@ with get_client(sync_client=True) as client:
 found = {}
 for kind, name in (("stall", "llama-3-70b-n300"), ("healthy", "<b>llama</b> [x](javascript:1)")):
     cache = f"{root}/{kind}"
-    command = [sys.executable, script, cache, kind, "--api-key", "sesame-argv-1", "https://me:sesame-url-3@host/x"]
+    command = ["python3", script, cache, kind, "--api-key", "sesame-argv-1", "https://me:sesame-url-3@host/x"]
     run = run_deployment(
         identity, timeout=150, poll_interval=1, as_subflow=False,
         parameters=dict(
@@ -257,7 +257,7 @@ def test_the_artifact_page_shows_it_harmlessly(site, browser, pictures, ui, kind
 def test_the_page_of_the_bundle_shows_the_same_cause(site, browser, pictures):
     (bundle,) = (site["root"] / "state" / "bundles").iterdir()
     page = (bundle / "report.html").as_uri()
-    browser.open(page, width=1200, height=1500)
+    browser.open(page, width=1200, height=1160)
     shown = browser.text()
     assert "deadlocked" in shown and "layers.7.tensorbin" in shown
     if Path(sys.executable).with_name("py-spy").exists():

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from prefect_cachewatch.capacity.changes import batch_at, purchases
 from prefect_cachewatch.capacity.convolution import MAX_STATES
 from prefect_cachewatch.capacity.demands import Scenario, demands_of
-from prefect_cachewatch.capacity.limits import ClassSearch, Found, predict
+from prefect_cachewatch.capacity.limits import ClassSearch, predict
 from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.queueing import bounds, stall_bound
 from prefect_cachewatch.capacity.results import ClassLimit, ClassPrediction, LimitPlan
 from prefect_cachewatch.capacity.slots import choose_slots
+from prefect_cachewatch.capacity.wording import list_assumptions, say_answer, say_bottleneck
 from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["plan", "rows_at"]
 
-_NOUNS = {"generation": "generation", "inference": "model load", "training": "training job"}
 _ROWS = 16
 
 
@@ -91,7 +90,7 @@ def plan(
     return LimitPlan(
         storage=storage.name,
         link=link.name,
-        answer=_sentence(classes[first], storage, answer, low, high),
+        answer=say_answer(classes[first], storage, answer, low, high),
         limit=limits[0],
         low=low,
         high=high,
@@ -122,9 +121,9 @@ def plan(
         },
         table=_table(search, limits[0]),
         mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
-        bottleneck=_bottleneck(search, shown, limits[0], where),
+        bottleneck=say_bottleneck(search, shown, limits[0], where),
         purchases=purchases(search.scenario, shown, limits[0], batch_at(search, limits[0])),
-        assumptions=_assumptions(storage, link, classes, policy, (*demands.notes, checked)),
+        assumptions=list_assumptions(storage, link, classes, policy, (*demands.notes, checked)),
         feasible=answer.limit > 0,
         small_files=_small_files(search.scenario, shown),
         kinds={workload.name: workload.kind for workload in classes},
@@ -226,63 +225,3 @@ def _small_files(scenario: Scenario, c: int) -> tuple[tuple[int, float], ...]:
             alone = demands_of(dataclasses.replace(scenario, classes=(changed,)), 1).alone_s[0]
             points.append((files, alone))
     return tuple(points)
-
-
-def _bottleneck(search: ClassSearch, c: int, limit: int, where: str) -> str:
-    busy = search.mine(limit).utilisation
-    names = {
-        "link": search.scenario.link.name,
-        "storage": search.scenario.storage.name,
-        "codec": "codec's cores",
-    }
-    most = max(busy, key=lambda name: busy[name])
-    shown = f"the {most} ({names[most]}), {busy[most]:.0%} of its capacity in use at {limit}"
-    if busy[most] < 0.5:
-        return f"none yet; first will be the {where} ({names[where]}), {busy[where]:.0%} in use at {limit}"
-    return shown
-
-
-def _sentence(workload: WorkloadClass, storage: StorageProfile, found: Found, low: int, high: int) -> str:
-    noun = _NOUNS[workload.kind]
-    if found.limit < 1:
-        return f"not even 1 {noun} of {workload.name} meets the policy on {storage.name}: {found.reason}"
-    plural = noun if found.limit == 1 else noun + "s"
-    return f"{found.limit} ({low}-{high}) {plural} at once on {storage.name}: {found.reason}"
-
-
-def _assumptions(
-    storage: StorageProfile,
-    link: LinkProfile,
-    classes: tuple[WorkloadClass, ...],
-    policy: Policy,
-    notes: tuple[str, ...],
-) -> tuple[str, ...]:
-    said = [
-        f"{storage.name}: {_origin(storage.basis, storage.source, str(storage.date or ''))}",
-        "no network between jobs and storage"
-        if link.bytes_per_s is None
-        else f"link {link.name}: {format_bytes(link.bytes_per_s)}/s raw x {link.efficiency:g} on each of "
-        f"{link.hosts} host{'s' if link.hosts > 1 else ''}",
-        f"all rates are taken {policy.derate:.0%} lower (derate); the band is rates {policy.band:.0%} lower and higher",
-        "storage and link share their rates evenly among bursts; pauses between bursts vary by half",
-    ]
-    if any(w.is_watched and w.bytes_appear == "at_end" for w in classes):
-        said.append("bytes of a file appear at its end (worst case for the stall window)")
-    said.append("nothing here sees a cliff: a storage that collapses beyond its measured n does so unannounced")
-    if storage.free_bytes is not None:
-        batch = sum(w.kept_bytes * w.jobs for w in classes)
-        if batch > storage.free_bytes:
-            said.append(
-                f"all jobs of the batch keep {format_bytes(batch)}, and {format_bytes(storage.free_bytes)} "
-                "are free: remove old caches between them"
-            )
-    return tuple(said) + tuple(note for note in (*notes, *storage.notes) if note)
-
-
-def _origin(basis: str, source: str, date: str) -> str:
-    told = {
-        "measured": "measured",
-        "vendor ceiling": "a vendor's ceiling, not a measurement: run cachewatch probe",
-        "given": "given by hand",
-    }[basis]
-    return ", ".join(part for part in (told, source, date) if part)

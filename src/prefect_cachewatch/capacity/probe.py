@@ -45,7 +45,6 @@ __all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "check_probe", "levels_u
 StopCause = Literal["time", "interrupted", "storage"]
 
 MIN_REPETITIONS = 3
-_LONGEST_RUN_S = 2.0
 _SHORTEST_RUN_S = 0.1
 _FIO_START_S = 0.4
 _STREAMING: tuple[Phase, ...] = ("write", "read", "random_read")
@@ -68,6 +67,12 @@ class ProbeSettings(Model):
         ge=1,
         le=86400,
         description="The longest it measures, in seconds; what was measured by then is kept.",
+    )
+    run_s: Seconds | None = Field(
+        default=None,
+        ge=_SHORTEST_RUN_S,
+        le=3600,
+        description="The longest one repetition takes, in seconds; none: an equal share of time_s.",
     )
     repetitions: int = Field(
         default=3,
@@ -343,7 +348,8 @@ class _Run:
     def _run_s(self) -> float:
         overhead_s = 0.0 if isinstance(self.engine, DirectEngine) else _FIO_START_S
         share_s = self.settings.time_s / self.total - overhead_s
-        return min(_LONGEST_RUN_S, max(_SHORTEST_RUN_S, share_s))
+        share_s = max(_SHORTEST_RUN_S, share_s)
+        return share_s if self.settings.run_s is None else min(self.settings.run_s, share_s)
 
     def _left_s(self) -> float:
         return self.settings.time_s - (time.monotonic() - self.start_s)

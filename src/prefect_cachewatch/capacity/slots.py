@@ -46,18 +46,15 @@ def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
     total = next(slots for slots in candidates if use[slots] >= max(use.values()) - _LOSS * len(limits))
     occupy = _weights(total, limits)
     slots = max(*occupy, math.floor(total * (1 - headroom)))
-    checked = ""
-    while True:
-        bad, count = _failing(scenario, asked, occupy, slots)
-        if bad is None:
-            checked = f"{count} extreme mixes were solved exactly and hold" if count else "mixes are too many to check"
-            break
+    check = _MixCheck(scenario, asked, occupy, slots)
+    if not check.possible:
+        return slots, occupy, "the mixes are too many to be solved exactly: slots go by each class's limit alone"
+    while (bad := check.failing(slots)) is not None:
         if slots <= max(occupy):
             mix = ", ".join(f"{n} {scenario.classes[c].name}" for n, c in zip(bad, asked, strict=True))
-            checked = f"even the smallest limit admits a mix beyond the policy ({mix}): isolate the classes"
-            break
+            return slots, occupy, f"even the smallest limit admits a mix beyond the policy ({mix}): isolate the classes"
         slots -= 1
-    return slots, occupy, checked
+    return slots, occupy, f"{len(_mixes(occupy, slots))} extreme mixes were solved exactly and hold"
 
 
 def _weights(slots: int, limits: Sequence[int]) -> tuple[int, ...]:
@@ -85,25 +82,32 @@ def _mixes(occupy: Sequence[int], slots: int) -> list[tuple[int, ...]]:
     return found[::step]
 
 
-def _failing(
-    scenario: Scenario, asked: Sequence[int], occupy: Sequence[int], slots: int
-) -> tuple[tuple[int, ...] | None, int]:
-    base = [w.running or 0 for w in scenario.classes]
-    most = [*base]
-    for c, weight in zip(asked, occupy, strict=True):
-        most[c] = slots // weight
-    if math.prod(n + 1 for n in most) > _STATES:
-        return None, 0
-    demands = demands_of(scenario, sum(most))
-    network = demands.network(most)
-    mixes = _mixes(occupy, slots)
-    policy = scenario.policy
-    for mix in mixes:
-        counts = [*base]
-        for c, n in zip(asked, mix, strict=True):
+class _MixCheck:
+    """Exact answers for the mixes that so many slots, or fewer, admit."""
+
+    def __init__(self, scenario: Scenario, asked: Sequence[int], occupy: Sequence[int], slots: int) -> None:
+        self._scenario, self._asked, self._occupy = scenario, asked, occupy
+        self._base = [w.running or 0 for w in scenario.classes]
+        most = [*self._base]
+        for c, weight in zip(asked, occupy, strict=True):
+            most[c] = slots // weight
+        self.possible = math.prod(n + 1 for n in most) <= _STATES
+        if self.possible:
+            self._demands = demands_of(scenario, sum(most))
+            self._network = self._demands.network(most)
+
+    def failing(self, slots: int) -> tuple[int, ...] | None:
+        """The first extreme mix at which a class is beyond the policy."""
+        return next((mix for mix in _mixes(self._occupy, slots) if not self._holds(mix)), None)
+
+    def _holds(self, mix: tuple[int, ...]) -> bool:
+        classes, policy = self._scenario.classes, self._scenario.policy
+        counts = [*self._base]
+        for c, n in zip(self._asked, mix, strict=True):
             counts[c] = n
-        for c, entry in enumerate(predict(demands, network, counts)[0]):
-            late = scenario.classes[c].is_watched and entry.gap_p99_s > policy.stall_window_s
-            if entry.n and ((c in asked and entry.slowdown > policy.max_slowdown) or late):
-                return mix, len(mixes)
-    return None, len(mixes)
+        for c, entry in enumerate(predict(self._demands, self._network, counts)[0]):
+            if entry.n and c in self._asked and entry.slowdown > policy.max_slowdown:
+                return False
+            if entry.n and classes[c].is_watched and entry.gap_p99_s > policy.stall_window_s:
+                return False
+        return True

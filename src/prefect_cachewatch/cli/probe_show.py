@@ -95,12 +95,18 @@ def progress(quiet: bool) -> Iterator[Callable[[ProbeStep], None]]:
         yield lambda step: None
     elif sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only where there is a terminal
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             BarColumn(20),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.description}"),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
         )
         with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=None)

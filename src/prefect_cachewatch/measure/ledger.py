@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from prefect_cachewatch.measure.snapshot import StatLike
 
-__all__ = ["FileRecord", "Growth", "Ledger"]
+__all__ = ["AgeClock", "FileRecord", "Growth", "Ledger"]
 
 # Deleted paths whose high-water is remembered. Beyond it the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000
+_STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 
 class FileRecord(NamedTuple):
@@ -231,6 +232,37 @@ class Ledger:
             self._retired[record.path] = (record.high_bytes, record.high_blocks)
         if len(self._retired) > _RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
+
+
+class AgeClock:
+    """Turns change times into ages; after a step of the wall clock an age is unknown, and taken as 0.
+
+    Example:
+        >>> clock = AgeClock()
+        >>> clock.ages_s(10**9, 0, [None]), clock.ages_s(3 * 10**9, 2 * 10**9, [10**9])
+        ([None], [2.0])
+        >>> clock.ages_s(3_603 * 10**9, 2 * 10**9, [10**9])
+        [0.0]
+    """
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+
+    def ages_s(self, wall_ns: int, monotonic_ns: int, changed_ns: Sequence[int | None]) -> list[float | None]:
+        """Say how long ago files changed.
+
+        Args:
+            wall_ns: the wall clock now, nanoseconds.
+            monotonic_ns: the monotonic clock now, nanoseconds.
+            changed_ns: change times by the wall clock; None where there is none.
+
+        Returns:
+            Seconds, in the same order.
+        """
+        offset_ns = wall_ns - monotonic_ns
+        stepped = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        self._offset_ns = offset_ns
+        return [None if t is None else 0.0 if stepped else (wall_ns - t) / 1e9 for t in changed_ns]
 
 
 _PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1, False)

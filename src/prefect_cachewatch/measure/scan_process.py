@@ -17,7 +17,7 @@ import time
 from operator import itemgetter
 from typing import Any
 
-from prefect_cachewatch.measure.ledger import FileRecord, Growth, Ledger
+from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Growth, Ledger
 from prefect_cachewatch.measure.snapshot import Walk, walk_directories
 
 __all__ = ["main"]
@@ -36,6 +36,7 @@ class ScanServer:
         self.origin: frozenset[int] | None = None
         self.origin_directories: frozenset[str] = frozenset()
         self.ledger = Ledger(birth_ns)
+        self.age_clock = AgeClock()
 
     def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
         self.roots, self.ignore = roots, ignore
@@ -57,7 +58,7 @@ class ScanServer:
         return self._answer(self.ledger.end(), walk, began)
 
     def _answer(self, growth: Growth | None, walk: Walk, began: float) -> dict[str, Any]:
-        now_ns = time.time_ns()
+        wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         answer: dict[str, Any] = {
             "roots": [vars(root) for root in walk.roots],
             "directories": walk.directories,
@@ -67,9 +68,8 @@ class ScanServer:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
             answer["growth"] = vars(growth)
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
-            for name in ("newest_changed_ns", "touched_ns"):
-                value = getattr(growth, name)
-                answer[name.removesuffix("_ns") + "_age_s"] = None if value is None else (now_ns - value) / 1e9
+            ages_s = self.age_clock.ages_s(wall_ns, monotonic_ns, [growth.newest_changed_ns, growth.touched_ns])
+            answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
         return answer
 

@@ -23,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import draw_growth
-from prefect_cachewatch.postmortem.diagnosis import Diagnosis
 from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
 from prefect_cachewatch.text import for_terminal, redact
@@ -77,7 +77,7 @@ def write_bundle(
     root: Path,
     content: BundleContent,
     *,
-    listing_s: float = 3.5,
+    listing_s: float = 4.0,
     log_s: float = 0.7,
     clock: Callable[[], float] = time.monotonic,
 ) -> WrittenBundle:

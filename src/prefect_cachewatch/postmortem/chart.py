@@ -54,6 +54,10 @@ def draw_growth(
     if not points or points[0][0] > 0:
         points = [(0.0, 0, 0), *points]
     end_s = max(end_s, points[-1][0], 0.001)
+    if stall_from_s is not None and stall_from_s <= end_s:
+        # The last growth was seen at a sample, and is dated before it by the file's own time.
+        last = points[-1]
+        points = [*(point for point in points if point[0] < stall_from_s), (max(0.0, stall_from_s), last[1], last[2])]
     points.append((end_s, points[-1][1], points[-1][2]))
     top = max(1, *(max(b, a) for _, b, a in points))
     byte_step, time_step = _byte_step(top), _time_step(end_s)

@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.pageparts import SCRIPT, STYLE
-from prefect_cachewatch.postmortem.view import Diagnosis
 from prefect_cachewatch.text import for_html
 from prefect_cachewatch.units import format_bytes, format_duration
 
@@ -111,7 +111,10 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
     add("Signal", report.get("signal"))
     add("Command", " ".join(map(str, report.get("command") or ())) or None)
     add("Evidence taken in", evidence.took_s or None, lambda s: f"{s:.2f} s")
-    cells = "".join(f"<div><dt>{for_html(label)}</dt><dd>{for_html(value, 400)}</dd></div>" for label, value in rows)
+    cells = "".join(
+        f"<div{' class=wide' if len(value) > 40 else ''}><dt>{for_html(label)}</dt><dd>{for_html(value, 600)}</dd></div>"
+        for label, value in rows
+    )
     return f'<dl class="numbers">{cells}</dl>'
 
 

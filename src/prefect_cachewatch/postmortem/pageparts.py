@@ -23,7 +23,7 @@ color:var(--card);white-space:nowrap}.tag.bad{background:var(--bad)}.tag.quiet{b
 border:1px solid var(--rule)}
 .chart{margin:0}.chart svg{width:100%;height:auto;display:block}
 .numbers{display:grid;grid-template-columns:repeat(auto-fill,minmax(150px,1fr));gap:10px 18px;margin:14px 0 0}
-.numbers div{min-width:0}dt{color:var(--soft);font-size:.8rem}dd{margin:0;overflow-wrap:anywhere}
+.numbers div{min-width:0}.numbers .wide{grid-column:1/-1}dt{color:var(--soft);font-size:.8rem}dd{margin:0;overflow-wrap:anywhere}
 .lines{margin:0;padding-left:1.1em}.lines li{overflow-wrap:anywhere;margin:.15em 0}
 .scroll{overflow-x:auto;max-height:70vh;overflow-y:auto;border:1px solid var(--rule);border-radius:8px}
 table{border-collapse:collapse;width:100%;font-size:.88rem}

@@ -5,7 +5,8 @@ Each takes the view of an evidence and returns a diagnosis, or None where it doe
 
 from __future__ import annotations
 
-from prefect_cachewatch.postmortem.view import Diagnosis, View, hot_stack, shown, who
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 from prefect_cachewatch.units import format_bytes, format_duration
 
@@ -324,7 +325,9 @@ def deadlocked(view: View) -> Diagnosis | None:
     all_wait = all(thread.syscall in ("futex", "") or "futex" in thread.wait_channel for thread in threads)
     timed = any(wait.timed for wait in futexes)
     what = (
-        f"all {len(threads)} threads of {who(first.process)} wait for one another"
+        f"{who(first.process)} waits for a lock that nobody is left to release"
+        if len(threads) == 1 and len(futexes) == 1
+        else f"all {len(threads)} threads of {who(first.process)} wait for one another"
         if futexes and all_wait
         else f"the threads of {who(first.process)} wait for one another"
         if futexes
@@ -333,9 +336,10 @@ def deadlocked(view: View) -> Diagnosis | None:
     python = [line for wait in futexes[:2] for line in _python_line(wait)]
     return Diagnosis(
         "deadlocked",
-        f"{what} and use no CPU: a deadlock",
+        f"{what}{'' if len(threads) == 1 else ' and use no CPU'}: a deadlock",
         (
-            f"{len(threads)} threads in {len(futexes) or len(view.waits)} processes, "
+            f"{len(threads)} {'thread' if len(threads) == 1 else 'threads'} in {len(futexes) or len(view.waits)} "
+            f"{'process' if (len(futexes) or len(view.waits)) == 1 else 'processes'}, "
             f"{sum('futex' in (t.syscall + t.wait_channel) for t in threads)} of them in futex",
             f"CPU: {view.cpu_cores:.3f} cores in {view.window_s:.1f} s"
             if view.cpu_cores is not None

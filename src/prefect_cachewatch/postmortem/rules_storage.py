@@ -9,8 +9,9 @@ import re
 from fnmatch import fnmatch
 
 from prefect_cachewatch.config import DEFAULT_IGNORE
+from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts
-from prefect_cachewatch.postmortem.view import Diagnosis, View, shown, who
+from prefect_cachewatch.postmortem.view import View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.units import format_bytes
 

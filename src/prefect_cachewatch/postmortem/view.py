@@ -10,22 +10,7 @@ from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 from prefect_cachewatch.text import for_terminal
 
-__all__ = ["Diagnosis", "View", "hot_stack", "shown", "who"]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The cause of a stall, as far as it can be told.
-
-    `category` is a contract: automations match on it. `confidence` is `high` (the evidence
-    leaves no other reading), `medium` (the best reading of several) or `low` (a guess).
-    """
-
-    category: str
-    summary: str
-    evidence: tuple[str, ...] = ()
-    resolution: str = ""
-    confidence: str = "high"
+__all__ = ["View", "hot_stack", "shown", "who"]
 
 
 def shown(name: str, limit: int = 100) -> str:

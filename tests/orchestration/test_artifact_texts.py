@@ -1,0 +1,74 @@
+"""The texts of the artifacts: what they say, and that nothing from outside is markup in them. No server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.flows.generation import generate_cache  # noqa: F401 - imports as a worker does
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.report import GrowthReport, Report, SampleReport, StallReport, StopSection
+from prefect_cachewatch.runhistory import PastRun
+from prefect_cachewatch.tasks.artifacts import completion_markdown, report_markdown
+from prefect_cachewatch.tasks.events import describe_end, resource_id
+
+CAUSE = Diagnosis("waiting_for_lock", "pid 7 (a) waits for a lock", ("/proc/locks: FLOCK",), "End pid 9.", "high")
+GROWTH = GrowthReport(
+    2**30, 2**30, 2**30, 43, 2.0, 300.0, 12.0, [], [SampleReport(0.0, 0, 0), SampleReport(300.0, 2**30, 2**30)]
+)
+STALLED = Report(
+    "stalled", StallReport("no_growth", 300.0, 300.0), "It stalled. Cause: pid 7 (a) waits for a lock.", None, 15, "Llama",
+    ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 600.5, GROWTH, StopSection(300.0, 0.01, [], [], []), None, [], [],
+    CAUSE, "/state/bundles/x",
+)  # fmt: skip
+
+
+def test_cause_next_step_chart_and_bundle_stand_in_this_order_and_once():
+    text = report_markdown(STALLED)
+    parts = [
+        "## It stalled.\n",
+        "**Cause:** Pid 7 (a) waits for a lock (waiting",
+        "**Next:** End pid 9.",
+        "data:image/svg",
+    ]
+    places = [text.index(part) for part in [*parts, "cachewatch report /state/bundles/x"]]
+    assert places == sorted(places)
+    assert text.count("waits for a lock") == 1
+
+
+def test_an_unknown_cause_is_not_dressed_up_as_one():
+    unknown = replace(STALLED, message="It stalled.", diagnosis=replace(CAUSE, category="unknown"))
+    assert "**Cause:**" not in report_markdown(unknown)
+
+
+def test_markup_in_a_cause_stays_text():
+    hostile = replace(CAUSE, summary="<b>[x](javascript:1)</b>", evidence=("`|<i>",), resolution="*y*")
+    text = report_markdown(replace(STALLED, diagnosis=hostile))
+    assert "<b>" not in text and "<i>" not in text and "[x](" not in text.replace("\\[x\\](", "")
+
+
+def test_a_completed_run_compares_its_pause_with_the_window_and_says_what_would_have_been_enough():
+    done = replace(STALLED, outcome="completed", stall=StallReport(None, None, None), message="Done.", diagnosis=None)
+    history = [PastRun("", 600.0, 2**30, 2**30, 2.0, 12.0), PastRun("", 600.0, 2**30, 2**30, 2.0, 30.0)]
+    text = completion_markdown(done, history, StallPolicy())
+    assert "12 s of a window of 5 minutes" in text
+    assert "1 minute (twice the longest pause of the last 2 runs)" in text
+    assert "3.44 MiB/s" in text
+    assert "data:image/svg+xml" in text
+
+
+def test_a_warm_run_says_that_nothing_was_written():
+    warm = replace(
+        STALLED, outcome="completed", stall=StallReport(None, None, None), message="Done.", diagnosis=None,
+        growth=replace(GROWTH, bytes_written=0, first_write_s=None, last_growth_s=None, samples=[]),
+    )  # fmt: skip
+    text = completion_markdown(warm, [], StallPolicy())
+    assert "`never`" in text and "nothing to say" in text
+    assert "would have been enough" not in text
+
+
+def test_the_event_of_an_end_carries_the_category():
+    kind, name, payload = describe_end(STALLED)
+    assert (kind, name) == ("stalled", "Llama")
+    assert (payload["category"], payload["confidence"], payload["kind"]) == ("waiting_for_lock", "high", "no_growth")
+    assert resource_id(name) == "cachewatch.cache.llama"

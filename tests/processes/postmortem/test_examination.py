@@ -1,0 +1,258 @@
+"""The whole way through `cachewatch exec`: stall, evidence before the stop, cause in message and report, bundle."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.watch import Watch, run_watch
+
+COMMAND = [sys.executable, "-m", "prefect_cachewatch.cli.main", "exec"]
+WRITE = "import os, sys, threading, time\nfor i in range(3): open(f'{sys.argv[1]}/layers.{i}.bin', 'wb').write(os.urandom(50_000))\n"
+DEADLOCK = WRITE + "a = threading.Lock(); a.acquire(); threading.Thread(target=a.acquire).start(); a.acquire()\n"
+
+
+@pytest.fixture
+def env(tmp_path):
+    return {**os.environ, "CACHEWATCH_STATE": str(tmp_path / "state"), "PYTHONPATH": ""}
+
+
+def guard(env, cache, code, *options, argv=(), stall="1.2s"):
+    """Run `cachewatch exec` with a short window."""
+    return subprocess.run(
+        [*COMMAND, "--cache-dir", str(cache), "--stall-after", stall, "--first-write-within", "2s", "--poll", "0.3s",
+         "--grace", "0.5s", *options, "--", sys.executable, "-c", code, str(cache), *argv],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_a_stall_ends_with_its_cause_a_report_and_a_bundle(env, tmp_path):
+    done = guard(env, tmp_path / "cache", DEADLOCK, "--report", str(tmp_path / "r.json"))
+    assert done.returncode == 124
+    last = done.stderr.splitlines()[-1]
+    assert re.search(
+        r"Cause: all 2 threads of pid \d+ \(python\S*\) wait for one another and use no CPU: a deadlock\.$", last
+    )
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert sorted(report["diagnosis"]) == ["category", "confidence", "evidence", "resolution", "summary"]
+    assert (report["diagnosis"]["category"], report["diagnosis"]["confidence"]) == ("deadlocked", "high")
+    assert report["message"] == last
+    bundle = Path(report["bundle"])
+    assert bundle.parent == tmp_path / "state" / "bundles"
+    assert json.loads((bundle / "report.json").read_text())["diagnosis"] == report["diagnosis"]
+    assert f"cachewatch report {bundle}" in done.stderr
+    lines = [json.loads(line) for line in gzip.open(bundle / "listing.jsonl.gz")]
+    assert lines[-1]["files"] == 3
+    assert len((bundle / "growth.csv").read_text().splitlines()) > 3
+
+
+def test_no_bundle_is_written_if_none_is_wanted_and_elsewhere_if_asked(env, tmp_path):
+    guard(env, tmp_path / "cache", DEADLOCK, "--no-bundle", "--report", str(tmp_path / "r.json"))
+    assert json.loads((tmp_path / "r.json").read_text())["bundle"] is None
+    assert not (tmp_path / "state").exists()
+    guard(env, tmp_path / "cache", DEADLOCK, "--bundle-dir", str(tmp_path / "there"))
+    assert len(list((tmp_path / "there").iterdir())) == 1
+
+
+def test_a_completed_run_has_no_diagnosis_and_no_bundle(env, tmp_path):
+    done = guard(env, tmp_path / "cache", WRITE, "--report", str(tmp_path / "r.json"))
+    assert done.returncode == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["diagnosis"], report["bundle"]) == (None, None)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_failure_keeps_its_exit_code_and_gets_a_diagnosis_but_no_bundle(env, tmp_path):
+    code = WRITE + "raise OSError(28, 'No space left on device', sys.argv[1] + '/w.bin')"
+    done = guard(env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"))
+    assert done.returncode == 1
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["diagnosis"]["category"] == "disk_full"
+    assert done.stderr.splitlines()[-1].endswith("Cause: the generator ran out of space on its cache's file system.")
+    assert report["bundle"] is None
+    plain = guard(env, tmp_path / "cache", "raise SystemExit('no such layer')", "--report", str(tmp_path / "r.json"))
+    assert plain.returncode == 1
+    assert json.loads((tmp_path / "r.json").read_text())["diagnosis"]["category"] == "generator_failed"
+
+
+def test_no_secret_reaches_any_output(env, tmp_path):
+    env |= {"HF_TOKEN": "sesame-env-11111", "DB_PASSWORD": "sesame-raw-22222"}
+    code = (
+        "import os\nprint('Authorization: Bearer sesame-log-3333'); print('value', os.environ['HF_TOKEN'])\n"
+        "print('https://me:sesame-url-4@host/x', os.environ['DB_PASSWORD'], flush=True)\n" + DEADLOCK
+    )
+    done = guard(
+        env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"), "--env", "MY_API_KEY=sesame-opt-55555",
+        argv=["--api-key", "sesame-argv-6", "--url=https://me:sesame-url-7@host/"],
+    )  # fmt: skip
+    assert done.returncode == 124
+    (bundle,) = (tmp_path / "state" / "bundles").iterdir()
+    texts = {"stderr": done.stderr, "report": (tmp_path / "r.json").read_text()}
+    for path in bundle.iterdir():
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        texts[path.name] = raw.decode("utf-8", "replace")
+    shown = subprocess.run(
+        [sys.executable, "-m", "prefect_cachewatch.cli.main", "report"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    texts["terminal"] = shown
+    assert [name for name, text in texts.items() if "sesame-" in text.replace("sesame-argv", "sesame-")] == []
+
+
+def test_the_stop_comes_in_time_though_the_file_system_hangs(hang_with_mounts, fuse, tmp_path):
+    # In a mount namespace: the generator's cache hangs once it has written, evidence and stop go on.
+    script = tmp_path / "hung.py"
+    script.write_text(
+        f"""
+import json, subprocess, sys, time
+from pathlib import Path
+from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.examination import Examiner
+from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.watch import Watch, run_watch
+cache = Path("/tmp/cw-hung"); cache.mkdir(exist_ok=True)
+mount = {fuse("/tmp/cw-hung", "hang")!r}
+with CacheSite([cache]) as site:
+    examiner = Examiner(bundles=False)
+    decided = []
+    def before_stop(watch, verdict):
+        decided.append(time.monotonic()); examiner.before_stop(watch, verdict)
+    command = ["sh", "-c", mount + "; exec sleep 99"]
+    stall = StallPolicy(stall_after_s=3, first_write_within_s=3, poll_s=0.5, unresponsive_after_s=3)
+    job = CacheJob(name="x", command=command, cache_dirs=[cache])
+    watch = Watch(site, job, stall, StopPolicy(grace_s=0.2), on_sample=examiner.sampled, before_stop=before_stop)
+    watch.start(); watch.monitor(); watch.supervise()
+    late = time.monotonic() - decided[0]
+    outcome = examiner.conclude(watch, watch.finish())
+    print(json.dumps([late, outcome.kind, examiner.diagnosis.category, outcome.message]), flush=True)
+import os; os._exit(0)
+"""
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", sys.executable, str(script)],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    late, kind, category, message = json.loads(done.stdout.splitlines()[-1])
+    assert late <= 2.3 + 0.5, "evidence 2 s, the stop itself 0.3 s; half a second for a busy machine"
+    assert category == "filesystem_unresponsive"
+    assert kind in ("filesystem_unresponsive", "cache_directory_missing", "never_started")
+    assert "does not answer" in message
+
+
+def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path, monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("no evidence today")
+
+    monkeypatch.setattr("prefect_cachewatch.postmortem.evidence.collect_evidence", broken)
+    examiner = Examiner()
+    with CacheSite([tmp_path / "cache"]) as site:
+        job = CacheJob(name="x", command=["sleep", "99"], cache_dirs=site.paths)
+        stall = StallPolicy(stall_after_s=0.5, first_write_within_s=0.5, poll_s=0.2)
+        watch = Watch(
+            site, job, stall, StopPolicy(grace_s=1), on_sample=examiner.sampled, before_stop=examiner.before_stop
+        )
+        outcome = examiner.conclude(watch, run_watch(watch))
+    assert outcome.name == "stalled"
+    assert examiner.diagnosis is None
+    assert examiner.notes == ["no evidence was collected: RuntimeError: no evidence today"]
+
+
+def test_the_live_view_is_drawn_in_a_terminal_and_leaves_it_clean(env, tmp_path):
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ.update(env, TERM="xterm-256color", COLUMNS="80", LINES="24")
+        command = [*COMMAND, "--cache-dir", str(tmp_path / "c"), "--poll", "0.3s", "--stall-after", "2s", "--no-bundle"]
+        os.execv(sys.executable, [*command, "--", sys.executable, "-c", DEADLOCK, str(tmp_path / "c")])
+    written = b""
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        if select.select([fd], [], [], 0.5)[0]:
+            try:
+                chunk = os.read(fd, 65536)
+            except OSError:
+                break
+            written += chunk
+    os.close(fd)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 124
+    text = written.decode()
+    for words in ("in 3 files", "layers.2.bin", "of 2 s", "suspected: no growth for"):
+        assert words in text
+    last_frame = text.rindex("\x1b[?2026l")
+    assert "\x1b[J" in text[last_frame + len("\x1b[?2026l") :], "the block is taken off before the message"
+
+
+def test_ctrl_c_still_ends_it_at_once(env, tmp_path):
+    command = [
+        *COMMAND,
+        "--cache-dir",
+        str(tmp_path / "c"),
+        "--",
+        sys.executable,
+        "-c",
+        WRITE + "print('up', flush=True); time.sleep(99)",
+    ]
+    child = subprocess.Popen([*command, str(tmp_path / "c")], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"up\n"
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    assert child.returncode == 130
+    assert not (tmp_path / "state").exists()
+
+
+def test_values_of_secret_variables_are_known_by_their_names():
+    env = {
+        "HF_TOKEN": "abcdefgh",
+        "AWS_SECRET_ACCESS_KEY": "x" * 20,
+        "PIN_KEY": "1",
+        "HOME": "/root",
+        "KEYBOARD": "qwertzuiop",
+    }
+    assert secret_values(env) == ("abcdefgh", "x" * 20)
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
+def test_a_bundle_for_a_full_disk_goes_elsewhere(env, tmp_path):
+    script = (
+        "mkdir -p /tmp/cw-full && mount -t tmpfs -o size=2m none /tmp/cw-full && export CACHEWATCH_STATE=/tmp/cw-full/state "
+        'XDG_RUNTIME_DIR=/dev/shm; exec "$@"'
+    )
+    code = (
+        "import sys, time\nf = open(sys.argv[1] + '/x', 'wb', 0)\n"
+        "try:\n  while True: f.write(bytes(4096))\nexcept OSError as e: print(e, flush=True)\ntime.sleep(99)"
+    )
+    report = tmp_path / "r.json"
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "sh", "-ec", script, "sh", *COMMAND, "--cache-dir", "/tmp/cw-full/cache",
+         "--stall-after", "1.2s", "--poll", "0.3s", "--report", str(report), "--", sys.executable, "-c", code, "/tmp/cw-full/cache"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 124, done.stderr
+    found = json.loads(report.read_text())
+    assert found["diagnosis"]["category"] == "disk_full"
+    bundle = Path(found["bundle"])
+    try:
+        assert not str(bundle).startswith("/tmp/cw-full")
+        assert any("in trouble" in note for note in found["notes"])
+        assert (bundle / "report.html").exists()
+    finally:
+        shutil.rmtree(bundle)
