@@ -102,7 +102,8 @@ class Reporter:
                 if now_s >= next_log_s and not ended:
                     next_log_s = now_s + self._log_every_s
                     self._log()
-                if now_s >= next_progress_s and not ended:
+                # Also at the end, if it was ever shown: what stands there afterwards is where the attempt ended.
+                if (now_s >= next_progress_s and not ended) or (ended and self._artifact is not None):
                     next_progress_s = now_s + PROGRESS_EVERY_S
                     self._progress()
             except Exception as error:  # noqa: BLE001 - the API's troubles are not the generation's
@@ -171,6 +172,6 @@ class Reporter:
         text = f"{format_bytes(growth.bytes_present)} of {format_bytes(self._expected_bytes)}{self._expected_from} in {files}"
         elapsed_s = time.monotonic() - self._watch.started_s
         left = self._expected_bytes - growth.bytes_present
-        if left > 0 and growth.bytes_written > 0 and elapsed_s > 0:
+        if left > 0 and growth.bytes_written > 0 and elapsed_s > 0 and not self._stop.is_set():
             text += f"; about {format_duration(float(round(left / (growth.bytes_written / elapsed_s))))} left"
         return percent, text
