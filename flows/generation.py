@@ -26,7 +26,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery, Publication
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.examination import Examiner, secret_values
@@ -198,8 +198,8 @@ def _prepare(
     delivery: Delivery | None,
 ) -> _Inputs:
     """Check all that can be checked before anything is touched; raises InputError."""
-    if not job.cache_dirs and delivery is None:
-        raise InputError("the job has no cache_dirs: name the directory that must grow, or publish into a store")
+    if delivery is None and any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
         try:
