@@ -15,7 +15,7 @@ from uuid import uuid4
 from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
 
-from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.examination import Examiner, secret_values
@@ -106,8 +106,8 @@ def prepare(
     Raises:
         InputError: something cannot be used.
     """
-    if not job.cache_dirs and delivery is None:
-        raise InputError("the job has no cache_dirs: name the directory that must grow, or publish into a store")
+    if delivery is None and any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
         try:

@@ -81,7 +81,7 @@ class Delivery:
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
         told = [*job.command, *job.env.values()]
-        if policy.mode == "in_place" and not job.cache_dirs:
+        if policy.mode == "in_place" and any(PLACEHOLDER in str(path) for path in job.cache_dirs):
             raise InputError(
                 "in_place publishing needs the job's cache_dirs: name the directory that the generator bakes in"
             )
@@ -154,11 +154,11 @@ class Delivery:
     def job(self) -> CacheJob:
         """The job as it is run: told where to write, the build's directory the first that must grow."""
         path, source = self.target.path, self._source
-        extra = [found for found in source.cache_dirs if str(found) != path]
+        named = [Path(found) for found in expand_placeholder(map(str, source.cache_dirs), path)]
         return source.model_copy(
             update={
                 "command": expand_placeholder(source.command, path),
-                "cache_dirs": [Path(path), *extra],
+                "cache_dirs": list(dict.fromkeys([Path(path), *named])),
                 "env": self.env,
                 "ignore": [*source.ignore, f"/{META_DIRECTORY}/*"],
             }

@@ -279,7 +279,7 @@ def test_no_room_is_refused_before_the_first_byte(store: CacheStore) -> None:
 
 def test_a_job_without_directories_and_without_a_store_is_refused() -> None:
     state: State[Any] = generate_cache(job(), return_state=True)
-    assert state.name == "Refused" and "has no cache_dirs" in str(state.message)
+    assert state.name == "Refused" and "names no cache_dirs" in str(state.message)
 
 
 # -- deploy_cache

@@ -23,7 +23,7 @@ from prefect_cachewatch.cli.options import (
 )
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.publishing import policy_from, publish_options
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -63,9 +63,8 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
     if publish is not None:
         Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
-    with CacheSite(
-        job.cache_dirs, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes
-    ):
+    named = [path for path in job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
+    with CacheSite(named, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes):
         pass
     return run_flow(
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],

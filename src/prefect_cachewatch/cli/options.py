@@ -224,7 +224,7 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         CacheJob,
         name=name or (for_terminal(os.path.basename(dirs[0]), 200) if dirs else "") or "cache",
         command=command,
-        cache_dirs=dirs,
+        **({"cache_dirs": dirs} if dirs else {}),
         env=env,
         cwd=options["cwd"].absolute() if options["cwd"] else None,
         expected_bytes=options["expected_bytes"],

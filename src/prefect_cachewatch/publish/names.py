@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.text import for_terminal
 
@@ -28,7 +29,7 @@ __all__ = [
 
 # Stands inside a published build and belongs to cachewatch; nothing else in a build does.
 META_DIRECTORY = ".cachewatch"
-PLACEHOLDER = "{cache_dir}"
+PLACEHOLDER = CACHE_DIR_PLACEHOLDER
 _BUILD_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}")
 _MAX_NAME_BYTES = 200
 
