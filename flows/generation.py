@@ -7,7 +7,8 @@ or of type FAILED and named `Stalled`, `GeneratorFailed`, `FilesystemUnresponsiv
 Completed named `Cached` where it is whole already, `VerificationFailed` where the checks refuse it.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
 
 import contextlib
 import random
