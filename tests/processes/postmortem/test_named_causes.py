@@ -328,7 +328,6 @@ def test_a_device_that_is_open_beside_a_sleep_is_not_waiting_for_device(hang, py
 
 
 def test_an_endless_loop_is_compute_bound_and_named(hang, python, tmp_path):
-    pytest.importorskip("sysconfig")
     code = "def spin_for_ever():\n  while True: pass\nready(); spin_for_ever()"
     found = hang(python(code), str(tmp_path), window_s=1.5)
     assert found["category"] == "compute_bound"
