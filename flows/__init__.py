@@ -1,3 +1,3 @@
-"""The Prefect flows that people deploy: `generation.generate_cache`."""
+"""The Prefect flows that people deploy: `generation.generate_cache` and `deployment.deploy_cache`."""
 
-__all__ = ["generation"]
+__all__ = ["deployment", "generation"]

@@ -29,7 +29,7 @@ from prefect_cachewatch.units import format_duration
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 
-__all__ = ["storage_slot", "storage_weight"]
+__all__ = ["require_limit", "storage_slot", "storage_weight"]
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -93,7 +93,7 @@ def storage_slot(
     shown = for_terminal(storage)
     if slots < 1:
         raise InputError(f"a job on {shown} cannot occupy {slots} slots: use a weight of 1 or more")
-    limit = _read_limit(storage, slots)
+    limit = require_limit(storage, slots)
     if not limit.active:
         logger.warning("The concurrency limit of %s is switched off: nothing protects the storage", shown)
         yield 0.0
@@ -142,7 +142,19 @@ def _options(flow_run_id: UUID | None, timeout_s: float | None, lease_s: float) 
     return options
 
 
-def _read_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
+def require_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
+    """Read a storage's concurrency limit, and see that it can ever admit a job.
+
+    Args:
+        storage: name of the storage and of its limit.
+        slots: what the job occupies.
+
+    Returns:
+        The limit.
+
+    Raises:
+        InputError: it is missing, 0, or smaller than the job's slots; the message has the command to run.
+    """
     shown = for_terminal(storage)
     with get_client(sync_client=True) as client:
         try:

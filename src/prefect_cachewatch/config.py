@@ -11,8 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-__all__ = ["DEFAULT_IGNORE", "CacheJob", "RetryPolicy", "StallPolicy", "StopPolicy"]
+__all__ = ["CACHE_DIR_PLACEHOLDER", "DEFAULT_IGNORE", "CacheJob", "RetryPolicy", "StallPolicy", "StopPolicy"]
 
+# Stands for the directory that a store gives to a build, in commands, environments and cache_dirs.
+CACHE_DIR_PLACEHOLDER = "{cache_dir}"
 DEFAULT_IGNORE = ("*.log", "*.lock", ".nfs*")
 _WEEK_S = 7 * 86400.0
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -37,9 +39,11 @@ class CacheJob(_Input):
         description="The generator as an argument list, one entry a word; no shell reads it.",
     )
     cache_dirs: list[Path] = Field(
+        default=[Path(CACHE_DIR_PLACEHOLDER)],
         min_length=1,
         max_length=64,
-        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress.",
+        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress. "
+        "With a store, {cache_dir} is the build's own directory.",
     )
     env: dict[EnvName, str] = Field(
         default_factory=dict,
@@ -70,6 +74,8 @@ class CacheJob(_Input):
     @classmethod
     def _absolute(cls, paths: list[Path]) -> list[Path]:
         for path in paths:
+            if path.parts[:1] == (CACHE_DIR_PLACEHOLDER,):
+                continue
             if not path.is_absolute():
                 raise ValueError(f"cache directory {str(path)!r} is not an absolute path: write it from / on")
             if "\0" in str(path):

@@ -4,7 +4,11 @@ CachewatchError
 ├── InputError                  bad input: nothing was started, nothing was touched
 │   ├── CacheDirectoryError     a cache directory that cannot be watched
 │   │   └── CacheDirectoryBusy  another job is writing into it
-│   └── CommandError            a command that cannot be run (126, 127)
+│   ├── CommandError            a command that cannot be run (126, 127)
+│   └── StoreError              a cache store, a build or a manifest that cannot be used as asked
+│       ├── StoreBusy           another process is publishing, switching or reading
+│       ├── BuildDamaged        a build that is not whole, or a manifest that was cut or edited
+│       └── NotEnoughSpace      too few free bytes or inodes for another build
 ├── GuardError                  the guard process could not do its work
 └── ScanError                   the scan process could not do its work
     └── ScanTimeout             it did not answer in time
@@ -15,14 +19,18 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BuildDamaged",
     "CacheDirectoryBusy",
     "CacheDirectoryError",
     "CachewatchError",
     "CommandError",
     "GuardError",
     "InputError",
+    "NotEnoughSpace",
     "ScanError",
     "ScanTimeout",
+    "StoreBusy",
+    "StoreError",
 ]
 
 
@@ -58,6 +66,22 @@ class CommandError(InputError):
     def __init__(self, message: str, **data: Any) -> None:
         super().__init__(message, **data)
         self.exit_code = int(data.get("exit_code", 126))
+
+
+class StoreError(InputError):
+    """A cache store that cannot be used as asked; `data["path"]` names the place, if there is one."""
+
+
+class StoreBusy(StoreError):
+    """Another process holds the lock; `data["holder"]` says who, if known."""
+
+
+class BuildDamaged(StoreError):
+    """A build that is not whole; `data["problems"]` lists what was found."""
+
+
+class NotEnoughSpace(StoreError):
+    """Too little room for another build; `data` has what is needed and what is free."""
 
 
 class GuardError(CachewatchError):

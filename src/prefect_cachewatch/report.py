@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
@@ -26,8 +27,10 @@ __all__ = [
     "StallReport",
     "StopSection",
     "build_report",
+    "cached_report",
     "check_report_path",
     "report_json",
+    "suspected_paths",
     "write_report",
 ]
 
@@ -115,7 +118,7 @@ class StopSection:
 class Report:
     """One attempt."""
 
-    #: completed, failed, stalled, deadline_exceeded or cancelled.
+    #: completed, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed.
     outcome: str
     stall: StallReport
     #: The outcome in one sentence.
@@ -144,6 +147,8 @@ class Report:
     diagnosis: Diagnosis | None = None
     #: Directory of the post-mortem bundle; null if none was written.
     bundle: str | None = None
+    #: What became of the build; null without a store.
+    publication: Publication | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 
@@ -224,6 +229,51 @@ def build_report(
     )
 
 
+def cached_report(publication: Publication, *, name: str, command: list[str], message: str, started_s: float) -> Report:
+    """Make the report of a run that had nothing to do.
+
+    Args:
+        publication: the build that is whole already.
+        name: of the job.
+        command: its argv, which was not run.
+        message: the same in one sentence.
+        started_s: wall time at which the run began to look.
+
+    Returns:
+        The report, with `attempt` 0 and nothing grown.
+    """
+    now_s = datetime.now(UTC).timestamp()
+    return Report(
+        outcome="cached",
+        stall=StallReport(kind=None, window_s=None, pause_s=None),
+        message=message,
+        exit_code=None,
+        signal=None,
+        name=name,
+        command=redact_argv(command),
+        cache_dirs=[publication.path],
+        attempt=0,
+        started_at=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="milliseconds"),
+        duration_s=round(max(0.0, now_s - started_s), 3),
+        growth=GrowthReport(
+            bytes_written=0,
+            allocated_written=0,
+            bytes_present=publication.total_bytes,
+            files_present=publication.total_files,
+            first_write_s=None,
+            last_growth_s=None,
+            longest_pause_s=0.0,
+            suspected=[],
+            samples=[],
+        ),
+        stop=None,
+        listing=None,
+        log_tail=[],
+        notes=[],
+        publication=publication,
+    )
+
+
 def check_report_path(path: Path) -> None:
     """See before the start that a report can be written.
 
@@ -240,6 +290,19 @@ def check_report_path(path: Path) -> None:
         raise InputError(f"report file {path} cannot be written: directory {parent} does not exist; create it first")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"report file {path} cannot be written: no write permission in {parent}")
+
+
+def suspected_paths(report: Report) -> set[str]:
+    """Say which files an attempt may have cut, by its listing.
+
+    Args:
+        report: of the attempt.
+
+    Returns:
+        Absolute paths.
+    """
+    entries = report.listing.entries if report.listing is not None else []
+    return {entry.path for entry in entries if "suspect_partial" in entry.flags}
 
 
 def report_json(report: Report) -> str:

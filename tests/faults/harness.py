@@ -87,6 +87,8 @@ class Sandbox:
     uid: int | None
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)  # words of namespace.py for every process started
+    cache_name: str = "cache"
 
     @classmethod
     def make(cls, uid: int | None) -> Sandbox:
@@ -99,7 +101,7 @@ class Sandbox:
 
     @property
     def cache(self) -> Path:
-        return self.root / "cache"
+        return self.root / self.cache_name
 
     @property
     def report_path(self) -> Path:
@@ -124,7 +126,7 @@ class Sandbox:
         return tag, [*command, str(writes), f"{interval_s:g}"]
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        argv = [*in_namespace(self.uid), *argv]
+        argv = [*in_namespace(self.uid, *self.mounts), *argv]
         options.setdefault("env", self.env())
         options.setdefault("cwd", str(self.root))
         options.setdefault("start_new_session", True)

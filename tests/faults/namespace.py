@@ -3,12 +3,14 @@
     python namespace.py [--uid N] [--readable PATH]... [--tmpfs DIR OPTIONS]... [--bind DIR]... -- COMMAND...
 
 --readable makes a path below a private directory (the interpreter below /root) reachable for any user; --tmpfs mounts
-a small file system; --bind mounts a directory on itself, so that it can be remounted. Nothing of it is seen outside.
+a small file system; --bind mounts a directory on itself, so that it can be remounted; --fuse DIR PIDFILE mounts a file
+system that can hang (see fuse_server.py). Nothing of it is seen outside.
 """
 
 import ctypes
 import os
 import sys
+import time
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE, MS_BIND = 0x20000, 0x4000, 1 << 18, 0x1000
 libc = ctypes.CDLL(None, use_errno=True)
@@ -39,12 +41,34 @@ def make_readable(paths: list[str]) -> None:
             os.close(fd)
 
 
+def mount_fuse(directory: str, pid_file: str) -> None:
+    """Mount a file system of `fuse_server` and start its process, whose pid goes to a file."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    from fuse_server import Server
+
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    mount("hanging", directory, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other")
+    if os.fork() == 0:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDWR)
+        for target in (0, 1, 2):
+            os.dup2(null, target)
+        with open(pid_file + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(pid_file + ".new", pid_file)
+        Server(fd).serve()
+        os._exit(0)
+    os.close(fd)
+    while not os.path.exists(pid_file):
+        time.sleep(0.005)
+
+
 def main(words: list[str]) -> None:
     if libc.unshare(CLONE_NEWNS):
         raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     uid, readable, rest = None, [], words
-    mounts = []
+    mounts, fuse = [], []
     while rest[0] != "--":
         if rest[0] == "--uid":
             uid, rest = int(rest[1]), rest[2:]
@@ -53,6 +77,9 @@ def main(words: list[str]) -> None:
             rest = rest[2:]
         elif rest[0] == "--tmpfs":
             mounts.append((rest[1], rest[2]))
+            rest = rest[3:]
+        elif rest[0] == "--fuse":
+            fuse.append((rest[1], rest[2]))
             rest = rest[3:]
         elif rest[0] == "--bind":
             mounts.append((rest[1], ""))
@@ -65,6 +92,8 @@ def main(words: list[str]) -> None:
             mount("tmpfs", directory, "tmpfs", 0, options)
         else:
             mount(directory, directory, "", MS_BIND)
+    for directory, pid_file in fuse:
+        mount_fuse(directory, pid_file)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -126,7 +126,9 @@ class World:
         self.last_scan_s = answer["scan_s"] = scan_s
         stamps = [answer["growth"][name] for name in ("newest_changed_ns", "touched_ns")]
         wall_ns, monotonic_ns = (round(t * 1e9) for t in (self.now_s + self.wall_offset_s, self.now_s))
-        answer["newest_changed_age_s"], answer["touched_age_s"] = self.ages.ages_s(wall_ns, monotonic_ns, stamps)
+        answer["newest_changed_age_s"], answer["touched_age_s"] = self.ages.ages_s(
+            wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps
+        )
         return answer
 
     def scan(self) -> dict[str, Any]:

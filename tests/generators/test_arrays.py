@@ -33,7 +33,8 @@ def test_safetensors_shards_that_freeze_are_a_stall(arrays_python: str, cache_di
     assert run.report["growth"]["files_present"] == 2
     assert run.last_line == (
         f"Tensor cache generation stalled: no disk write activity detected for 4 s in {cache_dir} "
-        "(128 MiB in 2 files; last growth model-00002-of-00006.safetensors)."
+        "(128 MiB in 2 files; last growth model-00002-of-00006.safetensors). "
+        f"Cause: pid {_stopped_pid(run)} (python) was stopped by a signal (state T) and never continued."
     )
     assert 4 <= run.report["stop"]["decided_after_last_growth_s"] < 6
     assert run.left == {}
@@ -65,6 +66,11 @@ def test_a_memmap_that_freezes_half_filled_is_a_stall_and_listed_as_sparse(array
     assert 4 * LAYER_BYTES <= growth["allocated_written"] < 5 * LAYER_BYTES
     assert run.flagged("sparse") == run.flagged("suspect_partial") == ["weights.npy"]
     assert run.left == {}
+
+
+def _stopped_pid(run: GuardedRun) -> int:
+    (process,) = run.report["stop"]["terminated"] + run.report["stop"]["killed"]
+    return int(process["pid"])
 
 
 def _run(python: str, script: str, cache_dir: Path, stall_after: str, *arguments: str) -> GuardedRun:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.states import State
 
+from prefect_cachewatch.capacity.history import read_run_record
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.tasks import monitor_cache
@@ -256,7 +258,7 @@ sys.exit(5)
 
 
 def test_progress_is_shown_when_the_size_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefect_cachewatch.flows.generation.LOG_EVERY_S", 0.3)
+    monkeypatch.setattr("prefect_cachewatch.flows.attempts.LOG_EVERY_S", 0.3)
     code = WRITES.replace("range(3)", "range(8)")
     state = run(job(tmp_path / "cache", code, name="known", expected_bytes=400_000))
     assert state.type == "COMPLETED"
@@ -290,3 +292,34 @@ def test_the_monitor_watches_work_that_another_task_does(tmp_path: Path) -> None
     result, name, message = somebody_elses_flow()
     assert (result, name) == ("stopped", "StallDetected")
     assert "no disk write activity detected for 1.5 s" in message
+
+
+def test_a_storage_without_a_limit_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+    state = run(job(tmp_path / "cache", WRITES), storage="nowhere")
+    assert (state.type, state.name) == ("FAILED", "Refused")
+    assert "prefect gcl create nowhere --limit N" in str(state.message)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(tmp_path: Path) -> None:
+    storage = f"nfs-{uuid.uuid4().hex[:6]}"
+    with get_client(sync_client=True) as client:
+        client.upsert_global_concurrency_limit_by_name(storage, 1)
+    jobs = [job(tmp_path / name, WRITES + "time.sleep(1)\n", name=name) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda given: run(given, storage=storage), jobs)
+    records = []
+    for state, name in ((first, "one"), (second, "two")):
+        assert state.type == "COMPLETED", state
+        record = read_run_record(artifacts(state)[f"cachewatch-run-{name}"].data)
+        assert record is not None
+        records.append(record)
+    assert [(r.storage, r.job, r.bytes_written, r.slots, r.state) for r in records] == [
+        (storage, "one", 150_000, 1, "Completed"),
+        (storage, "two", 150_000, 1, "Completed"),
+    ]
+    early, late = sorted(records, key=lambda record: record.entered_s)
+    assert late.slot_wait_s > 0.5
+    # They were never on the storage together.
+    stamps = [[path.stat().st_mtime for path in (tmp_path / r.job).iterdir()] for r in (early, late)]
+    assert max(stamps[0]) < min(stamps[1])

@@ -6,12 +6,13 @@ Slow, and only as steady as the machine: other work on the disk or the processor
 from __future__ import annotations
 
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
 from tests.processes.capacity_experiment import experiment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NEEDED_BYTES = 40e9
 
@@ -20,14 +21,14 @@ def test_guarded_jobs_on_a_real_disk_stay_inside_the_printed_band(tmp_path: Path
     if shutil.disk_usage(tmp_path).free < NEEDED_BYTES:
         pytest.skip(f"needs {NEEDED_BYTES / 1e9:.0f} GB free under {tmp_path}: bursts are written, not overwritten")
     curve, _, found = experiment(tmp_path)
-    widest = max(point.spread or 0.0 for point in curve.points)
+    spread = statistics.median(point.spread or 0.0 for point in curve.points)
     told = "; ".join(
         f"N {row.n}: X {row.rate_ratio:.2f}, R {row.burst_ratio:.2f} of the plan{'' if row.inside else ', outside'}"
         for row in found
     )
-    if widest > 0.35:
+    if spread > 0.35:
         pytest.skip(
-            f"the disk's own curve varies by {widest:.0%} between repetitions, which no plan can be held to: {told}"
+            f"the disk's own curve varies by {spread:.0%} from round to round: no plan can be held to it: {told}"
         )
     outside = [row for row in found if not row.inside]
     assert len(outside) <= 1, told

@@ -9,23 +9,19 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Literal, Protocol
-
-from pydantic import Field
+from typing import Protocol
 
 from prefect_cachewatch.capacity.probe_checks import (
     PHASE_NAMES,
-    Level,
     Phase,
     Sample,
     find_effects,
-    summarise,
 )
 from prefect_cachewatch.capacity.probe_direct import DirectEngine, lay_out, measure_small_files
 from prefect_cachewatch.capacity.probe_fio import FioEngine, FioError, find_fio
+from prefect_cachewatch.capacity.probe_report import SHORTEST_RUN_S, ProbeReport, ProbeSettings, ProbeStep, StopCause
 from prefect_cachewatch.capacity.probe_target import (
     ProbeTarget,
     inspect_target,
@@ -35,108 +31,14 @@ from prefect_cachewatch.capacity.probe_target import (
     size_budget,
     write_refused,
 )
-from prefect_cachewatch.capacity.quantity import Bytes, Model, Seconds
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
 __all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "check_probe", "levels_up_to", "run_probe"]
 
-StopCause = Literal["time", "interrupted", "storage"]
-
-MIN_REPETITIONS = 3
-_SHORTEST_RUN_S = 0.1
 _FIO_START_S = 0.4
 _STREAMING: tuple[Phase, ...] = ("write", "read", "random_read")
-
-
-class ProbeSettings(Model):
-    """What a probe may take: streams, bytes, time and the space it leaves alone."""
-
-    max_concurrency: int = Field(
-        default=16, ge=2, le=256, description="The most streams at once; measured at 1, 2, 4, ... up to it."
-    )
-    size_bytes: Bytes = Field(
-        default=2**30,
-        ge=16 * 2**20,
-        le=1e15,
-        description="The most bytes the probe has on the storage at once.",
-    )
-    time_s: Seconds = Field(
-        default=120,
-        ge=1,
-        le=86400,
-        description="The longest it measures, in seconds; what was measured by then is kept.",
-    )
-    run_s: Seconds | None = Field(
-        default=None,
-        ge=_SHORTEST_RUN_S,
-        le=3600,
-        description="The longest one repetition takes, in seconds; none: an equal share of time_s.",
-    )
-    repetitions: int = Field(
-        default=3,
-        ge=MIN_REPETITIONS,
-        le=50,
-        description="Runs at each concurrency; medians and their spread are reported.",
-    )
-    keep_free: float = Field(
-        default=0.05,
-        ge=0,
-        lt=1,
-        description="Share of the file system that stays free whatever size_bytes says.",
-    )
-    engine: Literal["auto", "fio", "direct"] = Field(
-        default="auto",
-        description="auto: fio where it is installed, else the probe's own threads with O_DIRECT.",
-    )
-    block_bytes: int = Field(default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams.")
-    random_block_bytes: int = Field(
-        default=2**16, ge=4096, le=2**26, multiple_of=4096, description="Request size of random reads."
-    )
-    network_ok: bool = Field(
-        default=False,
-        description="Probe a network file system too, which slows everyone who uses it meanwhile.",
-    )
-
-
-@dataclass(frozen=True)
-class ProbeStep:
-    """How far a probe is: `done` of `total` repetitions, and what runs now."""
-
-    done: int
-    total: int
-    text: str
-
-
-@dataclass(frozen=True)
-class ProbeReport:
-    """What a probe measured; `stopped` says why it ended early, None when it did not."""
-
-    target: ProbeTarget
-    engine: str
-    direct: bool
-    size_bytes: int
-    block_bytes: int
-    random_block_bytes: int
-    started: datetime.datetime
-    elapsed_s: float
-    samples: tuple[Sample, ...]
-    notes: tuple[str, ...]
-    stopped: str | None = None
-    stop_cause: StopCause | None = None
-
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """Medians of each phase at each concurrency, in the order measured."""
-        groups: dict[tuple[str, int], list[Sample]] = {}
-        for sample in self.samples:
-            groups.setdefault((sample.phase, sample.concurrency), []).append(sample)
-        return tuple(summarise(group) for group in groups.values())
-
-    def curve(self, phase: Phase) -> tuple[Level, ...]:
-        """The levels of one phase by concurrency."""
-        return tuple(sorted((x for x in self.levels if x.phase == phase), key=lambda x: x.concurrency))
 
 
 class _Engine(Protocol):
@@ -348,7 +250,7 @@ class _Run:
     def _run_s(self) -> float:
         overhead_s = 0.0 if isinstance(self.engine, DirectEngine) else _FIO_START_S
         share_s = self.settings.time_s / self.total - overhead_s
-        share_s = max(_SHORTEST_RUN_S, share_s)
+        share_s = max(SHORTEST_RUN_S, share_s)
         return share_s if self.settings.run_s is None else min(self.settings.run_s, share_s)
 
     def _left_s(self) -> float:

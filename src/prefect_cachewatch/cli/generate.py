@@ -22,12 +22,17 @@ from prefect_cachewatch.cli.options import (
     stop_from,
 )
 from prefect_cachewatch.cli.progress import ProgressLine
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.cli.publishing import policy_from, publish_options
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report import check_report_path
 from prefect_cachewatch.site import CacheSite, check_command
 
 __all__ = ["command", "run_flow"]
+
+NOT_PUBLISHED = 1
 
 
 @click.command("generate", context_settings={"allow_interspersed_args": False})
@@ -36,24 +41,34 @@ __all__ = ["command", "run_flow"]
 @click.option(
     "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
 )
+@click.option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 @click.option("--name", help="Name of the job; default the cache directory's.")
+@publish_options
 @guard_options
 def command(attempts: int, backoff: float, on_retry: str, name: str | None, **options: Any) -> int:
-    """Generate a cache through the Prefect flow; same options, exit status and report as exec."""
-    job, stall, stop = job_from(name, options), stall_from(options), stop_from(options)
+    """Generate a cache through the Prefect flow; same options, exit status and report as exec.
+
+    With --store DIR --name NAME the finished cache is verified, published and activated: exit 0 when it is
+    published or already whole, 1 when the checks refuse it.
+    """
+    publish = policy_from(options)
+    if publish is not None and publish.mode == "staged" and name is None:
+        raise InputError("--store needs --name NAME: the name of the cache in the store")
+    job, stall, stop = job_from(name, options, publish is not None), stall_from(options), stop_from(options)
     retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
     env = dict(os.environ) | job.env
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     if options["report"] is not None:
         check_report_path(options["report"])
+    if publish is not None:
+        Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
-    with CacheSite(
-        job.cache_dirs, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes
-    ):
+    named = [path for path in job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
+    with CacheSite(named, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes):
         pass
     return run_flow(
-        job, stall, stop, retry, report=options["report"], log=options["log"], quiet=options["quiet"],
-        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"],
+        job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
+        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
     )  # fmt: skip
 
 
@@ -62,6 +77,7 @@ def run_flow(
     stall: StallPolicy,
     stop: StopPolicy,
     retry: RetryPolicy,
+    publish: PublishPolicy | None = None,
     *,
     report: Path | None = None,
     log: Path | None = None,
@@ -69,6 +85,7 @@ def run_flow(
     show: bool = True,
     bundle_dir: Path | None = None,
     bundle: bool = True,
+    storage: str | None = None,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -77,15 +94,17 @@ def run_flow(
         stall: when silence is a stall.
         stop: how the tree is stopped.
         retry: attempts.
+        publish: how the finished cache is published.
         report: file for the last attempt's report.
         log: file for the generator's output.
         quiet: whether Prefect's log lines are left out.
         show: whether the generator's output is passed through.
         bundle_dir: where the post-mortem of a stall goes.
         bundle: whether one is written.
+        storage: storage whose concurrency limit admits the attempts.
 
     Returns:
-        As `cachewatch exec`.
+        As `cachewatch exec`; 1 when the checks refuse what was generated.
 
     Raises:
         InputError: the Prefect API cannot be reached.
@@ -112,10 +131,12 @@ def run_flow(
                 stall=stall,
                 stop=stop,
                 retry=retry,
+                publish=publish,
                 report=path,
                 log=log.absolute() if log else None,
                 bundle_dir=bundle_dir.absolute() if bundle_dir else None,
                 bundle=bundle,
+                storage=storage,
                 return_state=True,
             )
         finally:
@@ -175,6 +196,8 @@ def check_api() -> None:
 def _status(state: Any, report: dict[str, Any]) -> int:
     if state.is_completed():
         return 0
+    if report.get("outcome") == "verification_failed":
+        return NOT_PUBLISHED
     if report.get("outcome") in ("stalled", "deadline_exceeded"):
         return 124
     if report.get("outcome") == "failed" and report.get("stop") is None:

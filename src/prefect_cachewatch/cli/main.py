@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
     "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
+    "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a stalled generation."),
     "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),

@@ -50,6 +50,12 @@ _OPTION_OF = {
     "attempts": "--attempts",
     "backoff_s": "--backoff",
     "command": "COMMAND",
+    "cache_dir_env": "--cache-dir-env",
+    "cache_key": "--key",
+    "check_command": "--check",
+    "expected_files": "--expect-file",
+    "min_bytes": "--min-bytes",
+    "store": "--store",
 }
 
 
@@ -183,12 +189,13 @@ def explain(error: ValidationError) -> str:
     return f"{where}: {what[0].lower()}{what[1:]}" + ("" if shown[1:-1] in what else f" (given: {shown})")
 
 
-def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
+def job_from(name: str | None, options: dict[str, Any], published: bool = False) -> CacheJob:
     """Make the job from the parsed options.
 
     Args:
         name: of the job; default the last part of the first cache directory.
         options: of `guard_options`.
+        published: whether it goes into a store, which gives it a directory of its own.
 
     Returns:
         The job, relative paths made absolute.
@@ -199,7 +206,7 @@ def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
     command = list(options["command"])
     if not command:
         raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
-    if not options["cache_dirs"]:
+    if not options["cache_dirs"] and not published:
         raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
     env = {}
     for pair in options["env"]:
@@ -215,9 +222,9 @@ def job_from(name: str | None, options: dict[str, Any]) -> CacheJob:
     ignore = list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE))
     return build_model(
         CacheJob,
-        name=name or for_terminal(os.path.basename(dirs[0]), 200) or "cache",
+        name=name or (for_terminal(os.path.basename(dirs[0]), 200) if dirs else "") or "cache",
         command=command,
-        cache_dirs=dirs,
+        **({"cache_dirs": dirs} if dirs else {}),
         env=env,
         cwd=options["cwd"].absolute() if options["cwd"] else None,
         expected_bytes=options["expected_bytes"],

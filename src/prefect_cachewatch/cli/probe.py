@@ -126,9 +126,9 @@ def command(
     which writes nothing.
     """
     if codec is not None:
-        from prefect_cachewatch.cli.probe_codec import probe_codec  # noqa: PLC0415 - codecs only when asked for
+        from prefect_cachewatch.cli.probe_codec import run_codec  # noqa: PLC0415 - codecs only when asked for
 
-        return probe_codec(path, codec, level, output, as_json)
+        return run_codec(path, codec, level, output, as_json)
     if level is not None:
         raise click.UsageError("--level belongs to a codec: add --codec zstd, lz4 or lzo")
     return _probe_storage(path, output, as_json, **options)

@@ -16,10 +16,10 @@ from prefect_cachewatch.cli.probe_show import WIDTH, check_output, exit_status, 
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
-__all__ = ["probe_codec"]
+__all__ = ["run_codec"]
 
 
-def probe_codec(sample: Path, codec: str, level: int | None, output: Path | None, as_json: bool) -> int:
+def run_codec(sample: Path, codec: str, level: int | None, output: Path | None, as_json: bool) -> int:
     """Measure and show a codec; with an output, add it to that storage profile or write it alone.
 
     Args:

@@ -235,34 +235,42 @@ class Ledger:
 
 
 class AgeClock:
-    """Turns change times into ages; after a step of the wall clock an age is unknown, and taken as 0.
+    """Turns change times of files that grew in a scan into ages; where clocks disagree an age is taken as 0.
+
+    What grew in this scan changed after the last one began. An older date, or a step of the wall clock in
+    between, says that the clocks of the file system and of this process are not one.
 
     Example:
         >>> clock = AgeClock()
-        >>> clock.ages_s(10**9, 0, [None]), clock.ages_s(3 * 10**9, 2 * 10**9, [10**9])
+        >>> clock.ages_s(10**9, 0, 0, [None]), clock.ages_s(3 * 10**9, 2 * 10**9, 2 * 10**9, [10**9])
         ([None], [2.0])
-        >>> clock.ages_s(3_603 * 10**9, 2 * 10**9, [10**9])
+        >>> clock.ages_s(3_603 * 10**9, 3 * 10**9, 3 * 10**9, [10**9])
         [0.0]
     """
 
     def __init__(self) -> None:
         self._offset_ns: int | None = None
+        self._began_ns = 0
 
-    def ages_s(self, wall_ns: int, monotonic_ns: int, changed_ns: Sequence[int | None]) -> list[float | None]:
+    def ages_s(
+        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None]
+    ) -> list[float | None]:
         """Say how long ago files changed.
 
         Args:
-            wall_ns: the wall clock now, nanoseconds.
-            monotonic_ns: the monotonic clock now, nanoseconds.
-            changed_ns: change times by the wall clock; None where there is none.
+            wall_ns: the wall clock at the end of the scan, nanoseconds.
+            monotonic_ns: the monotonic clock at its end.
+            began_ns: the monotonic clock at its beginning.
+            changed_ns: change times by the file system's clock; None where there is none.
 
         Returns:
-            Seconds, in the same order.
+            Seconds before the end, in the same order.
         """
         offset_ns = wall_ns - monotonic_ns
-        stepped = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
-        self._offset_ns = offset_ns
-        return [None if t is None else 0.0 if stepped else (wall_ns - t) / 1e9 for t in changed_ns]
+        unknown = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        oldest_ns = wall_ns - (monotonic_ns - self._began_ns) - _STEP_NS
+        self._offset_ns, self._began_ns = offset_ns, began_ns
+        return [None if t is None else 0.0 if unknown or t < oldest_ns else (wall_ns - t) / 1e9 for t in changed_ns]
 
 
 _PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1, False)

@@ -68,7 +68,10 @@ class ScanServer:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
             answer["growth"] = vars(growth)
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
-            ages_s = self.age_clock.ages_s(wall_ns, monotonic_ns, [growth.newest_changed_ns, growth.touched_ns])
+            began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
+            ages_s = self.age_clock.ages_s(
+                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns]
+            )
             answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
         return answer

@@ -1,0 +1,241 @@
+"""One attempt of the guarded generation in Prefect: its inputs, its two tasks, what it leaves behind.
+
+The loop over attempts, and how a run ends, are `generation`'s.
+"""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from prefect.blocks.system import Secret
+from prefect.context import FlowRunContext
+
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.delivery import Delivery
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
+from prefect_cachewatch.rundir import make_run_directory
+from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
+from prefect_cachewatch.site import CacheSite, check_command
+from prefect_cachewatch.stall import effective_poll_s
+from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
+from prefect_cachewatch.text import redact
+from prefect_cachewatch.units import format_duration
+from prefect_cachewatch.watch import Outcome, Watch
+
+__all__ = ["Inputs", "View", "live_view", "prepare", "run_attempt", "show_output", "write_reports"]
+
+# Whether the generator's output is copied to this process's own: the command does so, a worker does not.
+show_output: ContextVar[bool] = ContextVar("show_output", default=False)
+
+_TASKS_END_S = 20.0
+
+
+class View(Protocol):
+    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in a measurement."""
+
+    def clear(self) -> None:
+        """Leave the screen to somebody else for a moment."""
+
+    def close(self) -> None:
+        """Leave the screen."""
+
+
+# What shows an attempt in a terminal while it runs; the command sets it.
+live_view: ContextVar[View | None] = ContextVar("live_view", default=None)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run was asked for, checked, and where it writes."""
+
+    job: CacheJob
+    stall: StallPolicy
+    stop: StopPolicy
+    env: dict[str, str]
+    secrets: tuple[str, ...]
+    run_dir: Path
+    report: Path | None
+    log: Path | None
+    bundle_dir: Path | None
+    bundle: bool
+    logger: AnyLogger
+    delivery: Delivery | None = None
+
+
+def prepare(
+    job: CacheJob,
+    stall: StallPolicy,
+    stop: StopPolicy,
+    report: Path | None,
+    log: Path | None,
+    bundle_dir: Path | None,
+    bundle: bool,
+    logger: AnyLogger,
+    delivery: Delivery | None,
+) -> Inputs:
+    """Check all that can be checked before anything is touched.
+
+    Args:
+        job: what to run.
+        stall: when silence is a stall.
+        stop: how the tree is stopped.
+        report: file for the last report.
+        log: file for the generator's output.
+        bundle_dir: where a post-mortem goes.
+        bundle: whether one is written.
+        logger: of the run.
+        delivery: into a cache store, or None.
+
+    Returns:
+        The inputs, secrets loaded.
+
+    Raises:
+        InputError: something cannot be used.
+    """
+    if delivery is None and any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")
+    secrets: dict[str, str] = {}
+    for variable, block in job.env_secrets.items():
+        try:
+            loaded: Any = Secret.load(block)
+        except ValueError as error:
+            raise InputError(
+                f"Prefect Secret block {block!r} (env_secrets.{variable}) does not exist: create it under Blocks in the UI"
+            ) from error
+        secrets[variable] = str(loaded.get())
+    env = dict(os.environ) | job.env | secrets
+    for command in (job.command, delivery.policy.check_command if delivery else None):
+        if command:
+            check_command(command, env, str(job.cwd) if job.cwd else None)
+    if report is not None:
+        check_report_path(report)
+    poll_s = effective_poll_s(stall)
+    if poll_s < stall.poll_s:
+        logger.info(
+            "the poll of %s does not fit twice into the shortest window: measuring every %s",
+            format_duration(stall.poll_s),
+            format_duration(poll_s),
+        )
+    context = FlowRunContext.get()
+    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
+    run_dir = make_run_directory(job.name, run_id)
+    hidden = tuple({*secrets.values(), *secret_values(env)})
+    return Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery)
+
+
+def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
+    """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises.
+
+    Args:
+        inputs: of the run.
+        site: the directories, held by the run.
+        number: of the attempt, from 1.
+
+    Returns:
+        How it ended, and its report, which has been written and published.
+
+    Raises:
+        CachewatchError: it could not be started.
+    """
+    view = live_view.get()
+    pump = OutputPump(
+        inputs.log or inputs.run_dir / f"generator-{number}.log",
+        pass_through=show_output.get(),
+        before_write=view.clear if view else None,
+    )
+    examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
+
+    def on_sample(watch: Watch) -> None:
+        examiner.sampled(watch)
+        if view is not None:
+            view.sampled(watch)
+
+    watch = Watch(
+        site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump,
+        on_sample=on_sample, before_stop=examiner.before_stop,
+    )  # fmt: skip
+    attempt = Attempt(watch)
+    history = past_runs(history_path(inputs.job.name, site.paths))
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
+    futures = []
+    try:
+        futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
+        futures.append(monitor_growth.with_options(task_run_name=f"monitor-{number}").submit(attempt))
+        attempt.ready.wait()
+        if attempt.failure is None:
+            reporter.start()
+        for future in futures:
+            future.wait()
+    finally:
+        # Also the way out of a cancellation, which arrives here as a TerminationSignal: the flow process does not
+        # leave before the tree has gone, and a tree that will not go holds it for no longer than this.
+        reporter.close()
+        if watch.guard is not None and not watch.guard.gone.is_set():
+            watch.cancel("the flow run was cancelled")
+            watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
+    if attempt.failure is not None:
+        raise attempt.failure
+    if watch.error is not None:
+        raise watch.error
+    if view is not None:
+        view.close()
+    outcome = examiner.conclude(watch, watch.finish())
+    return outcome, _report(inputs, outcome, examiner, pump, number)
+
+
+def _report(inputs: Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:
+    """Write the report to disk first, then publish; neither failure hides the outcome."""
+    report: Report = build_report(
+        outcome,
+        name=inputs.job.name,
+        command=inputs.job.command,
+        log_tail=[redact(line, inputs.secrets) for line in pump.tail_lines(50)],
+        attempt=number,
+        secrets=inputs.secrets,
+    )
+    if inputs.delivery is not None:
+        report = replace(report, publication=inputs.delivery.unfinished())
+    report = examiner.write_bundle(report, pump)
+    write_reports(inputs, report, f"report-{number}.json")
+    if report.bundle is not None:
+        inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
+    emit_generation_event(*describe_end(report))
+    if outcome.name == "completed":
+        path = history_path(report.name, report.cache_dirs)
+        remember_run(path, report)
+        publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
+    elif outcome.name != "cancelled":
+        publish_failure(report, inputs.logger)
+    return report
+
+
+def write_reports(inputs: Inputs, report: Report, name: str) -> None:
+    """Write a report into the run directory, and to where the caller asked for it.
+
+    Args:
+        inputs: of the run.
+        report: the report.
+        name: file name in the run directory.
+    """
+    for path in (inputs.run_dir / name, inputs.report):
+        if path is not None:
+            try:
+                write_report(report, path)
+            except InputError as error:
+                inputs.logger.warning(error.message)

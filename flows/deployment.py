@@ -1,0 +1,111 @@
+"""`deploy_cache`: pre-flight, guarded generation, verification, activation, health check, and the way back.
+
+What is new is used only while it is healthy: where the health check fails, the build that was
+current before becomes so again, and the run ends Failed with both reasons.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from prefect import State, flow, get_run_logger
+from prefect.states import Completed, Failed
+
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
+from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.publish.names import PLACEHOLDER
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.site import check_command
+from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
+
+__all__ = ["deploy_cache"]
+
+_NOT_STAGED = "deploy_cache needs staged publishing into a store: in place there is no way back"
+
+
+@flow(name="deploy-cache", flow_run_name="{job.name}", validate_parameters=True)
+def deploy_cache(
+    job: CacheJob,
+    publish: PublishPolicy,
+    health: HealthCheck | None = None,
+    stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
+    stop: StopPolicy = StopPolicy(),  # noqa: B008
+    retry: RetryPolicy = RetryPolicy(),  # noqa: B008
+    report: Path | None = None,
+    log: Path | None = None,
+) -> State[Any]:
+    """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
+
+    Args:
+        job: What to run; its name is the cache's.
+        publish: Store, key, checks, and what is kept; staged mode only, since there is no way back in place.
+        health: What tells that the new cache works; without it the deployment ends with the activation.
+        stall: When silence is a stall.
+        stop: How the process tree is stopped.
+        retry: Whether and when a failed attempt is made again.
+        report: File for the generation's report as JSON.
+        log: File for the generator's output.
+    """
+    if publish.mode != "staged" or publish.store is None:
+        return final_state(Failed(name="Refused", message=_NOT_STAGED))
+    env = dict(os.environ) | job.env
+    try:
+        if health is not None and health.command is not None:
+            # Now, and not after an hour of generation.
+            check_command(health.command, env, None)
+    except InputError as error:
+        return final_state(Failed(name="Refused", message=f"The health check cannot be made: {error.message}"))
+    # Activated here, and old builds removed only when the new one is healthy.
+    staged = publish.model_copy(update={"activate": False, "keep": None})
+    generated: State[Any] = generate_cache(
+        job, stall=stall, stop=stop, retry=retry, report=report, log=log, publish=staged, return_state=True
+    )
+    if not generated.is_completed():
+        return final_state(Failed(name=generated.name, message=generated.message))
+    summary = generated.result()
+    assert isinstance(summary, GenerationSummary) and summary.publication is not None
+    try:
+        return final_state(_deploy(str(publish.store), job.name, publish, summary, health, env))
+    except InputError as error:
+        return final_state(Failed(name="ActivationFailed", message=error.message))
+
+
+def _deploy(
+    store: str,
+    name: str,
+    publish: PublishPolicy,
+    summary: GenerationSummary,
+    health: HealthCheck | None,
+    env: dict[str, str],
+) -> State[Any]:
+    """Activate a published build and keep it only if it is healthy."""
+    built = summary.publication
+    assert built is not None
+    cached = built.status == "cached"
+    previous = None if cached else activate_build(store, name, built)
+    if health is not None:
+        env = {variable: value.replace(PLACEHOLDER, built.path) for variable, value in env.items()}
+        result = check_deployment(health, built.path, env)
+        if not result.ok:
+            stays = "The cache was current before this run; nothing was switched."
+            then = stays if cached else _go_back(store, name, built.build_id)
+            return Failed(name="Unhealthy", message=f"The health check failed: {result.reason}. {then}")
+    collect_surplus(store, name, publish)
+    healthy = ", and healthy" if health is not None else ""
+    replaced = f", before it {previous}" if previous else ""
+    message = f"{name} is deployed{healthy}: build {built.build_id}{replaced}."
+    get_run_logger().info(message)
+    return Completed(name="Cached" if cached else "Completed", message=message, data=summary)
+
+
+def _go_back(store: str, name: str, build_id: str) -> str:
+    """Roll back and say how that went, as a sentence."""
+    try:
+        back = roll_back_build(store, name, build_id)
+    except InputError as error:
+        return f"The roll-back failed too: {error.message}."
+    return f"Rolled back from {build_id} to {back}."

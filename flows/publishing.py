@@ -1,0 +1,129 @@
+"""What `generate_cache` does around its attempts when the cache is published: before them, between them, after.
+
+The steps themselves are `delivery` and the tasks of `publication`; here they meet log, report and state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.delivery import Delivery, describe_publication, growth_summary
+from prefect_cachewatch.publish.suspects import Suspect
+from prefect_cachewatch.report import Report, cached_report, suspected_paths
+from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.tasks.artifacts import AnyLogger
+from prefect_cachewatch.tasks.publication import collect_builds, publisher_of, verify_build
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.watch import Outcome
+
+__all__ = ["begin_build", "deliver_build", "find_cached", "prepare_retry"]
+
+_NAMED = 5
+
+
+def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
+    """Look whether the cache is whole already; if not, whether there is room for it.
+
+    Args:
+        delivery: of the run.
+        job: as it was given.
+
+    Returns:
+        The report of a run that has nothing to do, or None.
+
+    Raises:
+        NotEnoughSpace: it has to be generated, and there is no room.
+    """
+    started_s = time.time()
+    found = delivery.find_cached()
+    if found is None:
+        delivery.require_space()
+        return None
+    message = describe_publication(job.name, found)
+    return cached_report(found, name=job.name, command=job.command, message=message, started_s=started_s)
+
+
+def begin_build(
+    delivery: Delivery, job: CacheJob, *, window_s: float, clean: bool, logger: AnyLogger
+) -> tuple[CacheJob, dict[str, str]]:
+    """Take the directory to write to.
+
+    Args:
+        delivery: of the run.
+        job: as it was given.
+        window_s: the stall window, for what a killed run may have cut.
+        clean: whether what a killed run left is not to be resumed.
+        logger: of the run.
+
+    Returns:
+        The job that is told where to write, and what its environment gains by that.
+    """
+    if delivery.store is None:
+        # Looked at before the marker goes.
+        CacheSite(job.cache_dirs, expected_bytes=job.expected_bytes).close()
+    _log_removed(delivery.begin(clean=clean, window_s=window_s), logger)
+    logger.info("generating build %s at %s", delivery.target.build_id, delivery.target.path)
+    # A Secret block's value is worth more than the same variable in env.
+    return delivery.job, {name: value for name, value in delivery.env.items() if name not in job.env_secrets}
+
+
+def prepare_retry(delivery: Delivery, report: Report, *, window_s: float, logger: AnyLogger) -> None:
+    """Remove what the attempt that has just failed may have cut.
+
+    Args:
+        delivery: of the run.
+        report: of that attempt.
+        window_s: the stall window.
+        logger: of the run.
+    """
+    _log_removed(delivery.prepare_retry(window_s, suspected_paths(report)), logger)
+
+
+def deliver_build(
+    delivery: Delivery,
+    env: Mapping[str, str],
+    secrets: tuple[str, ...],
+    outcomes: Sequence[Outcome],
+    report: Report,
+    logger: AnyLogger,
+) -> tuple[State[None], Report]:
+    """Verify, publish and activate what a completed attempt wrote.
+
+    Args:
+        delivery: of the run.
+        env: whole environment of the user's check command.
+        secrets: values that must not appear in a message.
+        outcomes: of all attempts, the completed one last.
+        report: of that one.
+        logger: of the run.
+
+    Returns:
+        Completed, or Failed named `VerificationFailed`; and the report that says so too.
+    """
+    state: State[None] = verify_build(delivery, env, secrets, return_state=True)
+    if state.is_completed():
+        growth = growth_summary(outcomes[-1], len(outcomes))
+        state = publisher_of(delivery)(delivery, growth, return_state=True)
+    message = state.message or "The build was not published."
+    done = delivery.publication or delivery.unfinished()
+    if not state.is_completed():
+        logger.error(message)
+        failed = replace(report, outcome="verification_failed", message=message, publication=done)
+        return Failed(name="VerificationFailed", message=message), failed
+    logger.info(message)
+    if done.current:
+        collect_builds(delivery)
+    return Completed(message=message), replace(report, message=message, publication=done)
+
+
+def _log_removed(removed: Sequence[Suspect], logger: AnyLogger) -> None:
+    if removed:
+        names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:_NAMED])
+        more = f" and {len(removed) - _NAMED} more" if len(removed) > _NAMED else ""
+        logger.warning("removed %d files that may be cut, before resuming: %s%s", len(removed), names, more)

@@ -1,0 +1,183 @@
+"""`cachewatch store`: what operators do with published caches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Literal, TypeVar
+
+import click
+
+from prefect_cachewatch.errors import BuildDamaged
+from prefect_cachewatch.publish.activation import Activation
+from prefect_cachewatch.publish.builds import BuildInfo
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, parse_duration
+
+__all__ = ["command"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+NOT_WHOLE = 1
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration(value) if isinstance(value, str) else float(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _where(function: _F) -> _F:
+    function = click.argument("name")(function)
+    return click.argument("root", type=click.Path(file_okay=True))(function)
+
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_deep = click.option("--full", is_flag=True, help="Read every byte before switching, not only names and sizes.")
+
+
+@click.group()
+def command() -> None:
+    """List, verify, activate, roll back and clean up published caches.
+
+    ROOT is the store's directory, NAME the cache in it.
+    """
+
+
+@command.command("list")
+@_where
+@_as_json
+def list_command(root: str, name: str, as_json: bool) -> None:
+    """List the builds of a cache, newest first."""
+    builds = CacheStore(root).list_builds(name)
+    if as_json:
+        print(json.dumps([asdict(build) for build in builds], indent=1))
+        return
+    if not builds:
+        print(f"{for_terminal(name)} has no builds")
+    for build in builds:
+        print(_line(build))
+        if build.note:
+            print(f"    {for_terminal(build.note, 1000)}")
+
+
+@command.command("verify")
+@_where
+@click.option("--build", "build_id", help="Which build; default: the active one.")
+@click.option("--quick", is_flag=True, help="Names and sizes only; default: every digest.")
+@_as_json
+def verify_command(root: str, name: str, build_id: str | None, quick: bool, as_json: bool) -> int:
+    """Compare a build with its manifest; exit 0 if it is whole, 1 if not."""
+    depth: Literal["quick", "full"] = "quick" if quick else "full"
+    try:
+        verdict = CacheStore(root).verify(name, build_id, depth=depth)
+    except BuildDamaged as error:
+        if as_json:
+            problems = error.data.get("problems") or [error.message]
+            print(
+                json.dumps({"whole": False, "depth": depth, "message": error.message, "problems": problems}, indent=1)
+            )
+        else:
+            print(f"cachewatch: {error.message}", file=sys.stderr)
+        return NOT_WHOLE
+    if as_json:
+        body: dict[str, Any] = {
+            "whole": True,
+            "depth": depth,
+            "files": verdict.files,
+            "size_bytes": verdict.size_bytes,
+            "problems": [],
+        }
+        print(json.dumps(body, indent=1))
+    else:
+        print(verdict.summary())
+    return 0
+
+
+@command.command("activate")
+@_where
+@click.argument("build_id", required=False)
+@_deep
+@_as_json
+def activate_command(root: str, name: str, build_id: str | None, full: bool, as_json: bool) -> None:
+    """Make BUILD_ID current; default: the last published build."""
+    _say(CacheStore(root).activate(name, build_id, verify="full" if full else "quick"), "active", as_json)
+
+
+@command.command("rollback")
+@_where
+@_deep
+@_as_json
+def rollback_command(root: str, name: str, full: bool, as_json: bool) -> None:
+    """Make the build current that was so before."""
+    _say(CacheStore(root).rollback(name, verify="full" if full else "quick"), "rolled back to", as_json)
+
+
+@command.command("gc")
+@_where
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Whole builds that stay, the active one among them.",
+)
+@click.option(
+    "--keep-quarantined",
+    type=click.IntRange(min=0),
+    default=1,
+    show_default=True,
+    help="Refused builds that stay.",
+)
+@click.option(
+    "--grace",
+    type=_Duration(),
+    default="1h",
+    show_default=True,
+    help="What was finished, active or written to less than this ago stays.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@_as_json
+def gc_command(
+    root: str, name: str, keep: int, keep_quarantined: int, grace: float, dry_run: bool, as_json: bool
+) -> None:
+    """Remove surplus builds; never one that is active, being written, or held by a reader."""
+    done = CacheStore(root).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace, dry_run=dry_run)
+    if as_json:
+        print(json.dumps(asdict(done), indent=1))
+        return
+    for decision in done.decisions:
+        verb = ("would remove" if dry_run else "removed") if decision.remove else "kept"
+        print(
+            f"{decision.build_id}  {verb:<12}  {decision.state}, {decision.reason}, {format_bytes(decision.size_bytes)}"
+        )
+    print(
+        f"{len(done.removed)} of {len(done.decisions)} builds {'would go' if dry_run else 'removed'}, {format_bytes(done.freed_bytes)}"
+    )
+
+
+def _line(build: BuildInfo) -> str:
+    size = format_bytes(build.total_bytes) if build.total_bytes is not None else "-"
+    files = f"{build.total_files} files" if build.total_files is not None else ""
+    key = f"key {build.key[:12]}" if build.key else ""
+    pinned = "pinned" if build.pinned else ""
+    return f"{for_terminal(build.build_id, 40):<28}  {build.state:<11}  {size:>9}  {files:<12} {key} {pinned}".rstrip()
+
+
+def _say(switched: Activation, verb: str, as_json: bool) -> None:
+    if as_json:
+        body = {key: getattr(switched, key) for key in ("build_id", "previous", "path", "skipped")}
+        print(json.dumps(body, indent=1))
+        return
+    for message in switched.skipped:
+        print(f"passed over: {for_terminal(message, 1000)}")
+    manifest = switched.manifest
+    print(f"{verb} {switched.build_id} ({format_bytes(manifest.total_bytes)} in {manifest.total_files} files)")
+    if switched.previous and switched.previous != switched.build_id:
+        print(f"before: {switched.previous}")

@@ -1,0 +1,248 @@
+"""The builds of one cache: their state, their manifests, and pins that keep them from clean-up.
+
+Reads only; what changes a build is in `staging`, `activation` and `collection`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prefect_cachewatch.errors import BuildDamaged, StoreError
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_small_file
+from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirectory, read_current
+from prefect_cachewatch.publish.locks import HeldLock, hold_shared, is_locked
+from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
+from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id
+from prefect_cachewatch.publish.verification import Verdict, verify_files
+from prefect_cachewatch.text import for_terminal
+
+__all__ = [
+    "MANIFEST",
+    "PIN",
+    "BuildInfo",
+    "is_pinned",
+    "list_builds",
+    "open_build",
+    "pin_build",
+    "read_manifest",
+    "read_own_manifest",
+    "require_whole",
+]
+
+MANIFEST = "manifest.json"
+PIN = "pin"
+# 100,000 files with long names make some 30 MB.
+_MAX_MANIFEST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined."""
+
+    build_id: str
+    state: str
+    path: str
+    key: str | None = None
+    total_bytes: int | None = None
+    total_files: int | None = None
+    finished_at: str | None = None
+    pinned: bool = False
+    note: str = ""
+
+
+@contextlib.contextmanager
+def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
+    """Open a build's directory.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+
+    Yields:
+        Its descriptor.
+
+    Raises:
+        StoreError: if there is none, or a link stands in its place.
+    """
+    check_build_id(build_id)
+    try:
+        os.stat(build_id, dir_fd=folder.builds_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        raise StoreError(
+            f"there is no build {build_id} of '{for_terminal(folder.name)}': see cachewatch store list",
+            path=folder.build_path(build_id),
+        ) from None
+    with open_subdirectory(folder.builds_fd, build_id, folder.build_path(build_id)) as fd:
+        if os.fstat(fd).st_dev != os.fstat(folder.fd).st_dev:
+            raise StoreError(f"{folder.build_path(build_id)} lies on another file system than the store: unmount it")
+        yield fd
+
+
+def read_manifest(build_fd: int, path: str) -> Manifest:
+    """Read and check a build's manifest.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        path: of the build, for messages.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        BuildDamaged: if there is none, or it was cut or edited.
+        StoreError: if a link stands in its place.
+    """
+    where = f"{path}/{META_DIRECTORY}/{MANIFEST}"
+    try:
+        meta_fd = os.open(META_DIRECTORY, OPEN_DIRECTORY, dir_fd=build_fd)
+    except OSError:
+        raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
+    try:
+        data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
+    except OSError as error:
+        raise StoreError(f"cannot read {where}: {os.strerror(error.errno or 0)}", path=where) from None
+    finally:
+        os.close(meta_fd)
+    return decode_manifest(data, where)
+
+
+def read_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> Manifest:
+    """Read a build's manifest and refuse one that was copied from another build.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+        build_fd: descriptor of its directory.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        BuildDamaged: if there is none, it was cut or edited, or it belongs to another build.
+    """
+    path = folder.build_path(build_id)
+    manifest = read_manifest(build_fd, path)
+    if manifest.build_id != build_id or manifest.name != folder.name:
+        raise BuildDamaged(
+            f"the manifest of {for_terminal(path, 1000)} is that of '{for_terminal(manifest.name)}' "
+            f"{for_terminal(manifest.build_id)}: the build cannot be trusted",
+            path=path,
+        )
+    return manifest
+
+
+def require_whole(folder: CacheFolder, build_id: str, depth: str = "quick") -> tuple[Manifest, Verdict]:
+    """Verify a build and refuse it unless it is whole.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+        depth: quick or full.
+
+    Returns:
+        Its manifest and the verdict.
+
+    Raises:
+        BuildDamaged: if it is not whole, with what was found.
+    """
+    with open_build(folder, build_id) as fd:
+        manifest = read_own_manifest(folder, build_id, fd)
+        verdict = verify_files(fd, manifest, "full" if depth == "full" else "quick")
+    if not verdict.whole:
+        raise BuildDamaged(
+            f"the build {build_id} of '{for_terminal(folder.name)}' is {verdict.summary()}; "
+            "roll back, or generate it again with --force",
+            path=folder.build_path(build_id),
+            problems=[problem.message for problem in verdict.problems[:100]],
+        )
+    return manifest, verdict
+
+
+def pin_build(build_fd: int) -> HeldLock:
+    """Keep a build from clean-up for as long as the lock is held.
+
+    Raises:
+        StoreBusy: if it is being removed.
+        StoreError: if it has no pin, so never was published.
+    """
+    try:
+        with open_subdirectory(build_fd, META_DIRECTORY, META_DIRECTORY) as meta_fd:
+            return hold_shared(meta_fd, PIN)
+    except FileNotFoundError:
+        raise StoreError(f"the build has no {META_DIRECTORY}/{PIN} file: it was never published") from None
+
+
+def is_pinned(build_fd: int) -> bool:
+    """Say whether a reader holds a build."""
+    try:
+        with open_subdirectory(build_fd, META_DIRECTORY, META_DIRECTORY) as meta_fd:
+            return is_locked(meta_fd, PIN, by_readers=True)
+    except StoreError:
+        return False
+
+
+def list_builds(folder: CacheFolder, writing: str | None) -> list[BuildInfo]:
+    """List every build of a cache, the newest first, refused ones last.
+
+    Args:
+        folder: the open cache.
+        writing: id of the staging build that a live publisher writes, if there is one.
+
+    Returns:
+        The builds. A state is never guessed from a name: whole means that a manifest is there and fits itself.
+    """
+    try:
+        active = read_current(folder)
+    except StoreError:
+        active = None
+    found = [_describe(folder, name, active, writing) for name in _build_names(folder.builds_fd)]
+    for name in _build_names(folder.quarantine_fd):
+        path = folder.quarantine_path(name)
+        found.append(BuildInfo(name, "quarantined", path, note=f"see {path}/{META_DIRECTORY}/quarantine.json"))
+    return found
+
+
+def _build_names(directory_fd: int) -> list[str]:
+    names = [name for name in os.listdir(directory_fd) if not name.startswith(".")]
+    return sorted(names, reverse=True)
+
+
+def _describe(folder: CacheFolder, name: str, active: str | None, writing: str | None) -> BuildInfo:
+    path = f"{folder.path}/{BUILDS}/{name}"
+    state = "staging" if name == writing else "abandoned"
+    try:
+        with open_build(folder, name) as fd:
+            if name == writing or not _has_manifest(fd):
+                note = "is being written" if name == writing else "left by a run that ended; a retry may resume it"
+                if name == active:
+                    state, note = (
+                        "damaged",
+                        "active without a manifest: roll back, or generate again with --force",
+                    )
+                return BuildInfo(name, state, path, note=note)
+            manifest = read_own_manifest(folder, name, fd)
+            return BuildInfo(
+                name,
+                "active" if name == active else "published",
+                path,
+                manifest.key,
+                manifest.total_bytes,
+                manifest.total_files,
+                manifest.finished_at,
+                is_pinned(fd),
+            )
+    except StoreError as error:
+        return BuildInfo(name, "damaged", path, note=error.message)
+
+
+def _has_manifest(build_fd: int) -> bool:
+    try:
+        os.stat(f"{META_DIRECTORY}/{MANIFEST}", dir_fd=build_fd, follow_symlinks=False)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""May this build be published? Rules over a listing; no file is touched here.
+
+The `category` of a finding is a contract: reports and automations match on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_cachewatch.publish.names import matches_any
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes
+
+__all__ = ["Finding", "check_tree", "refusals", "summarize_findings"]
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found: what, which files, and whether it forbids to publish."""
+
+    category: str
+    message: str
+    severity: Literal["refuse", "warn"] = "refuse"
+    paths: tuple[str, ...] = ()
+
+
+def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = None) -> list[Finding]:
+    """Check a finished staging build against the policy.
+
+    Args:
+        tree: what is in the build.
+        policy: the rules.
+        last_bytes: size of the last published build, if there is one.
+
+    Returns:
+        What was found, refusals first; empty means that all is well. Categories: `special_file`, `link_escapes`,
+        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
+        `size_out_of_band`, `shared_file`.
+
+    Example:
+        >>> policy = PublishPolicy(store="/s")
+        >>> tree = BuildTree([ScannedFile("a.tensorbin.tmp.1", 5, 0, 1, 1)])
+        >>> [finding.category for finding in check_tree(tree, policy)]
+        ['temporary_file']
+    """
+    counted = [file for file in tree.files if not matches_any(file.path, policy.ignore)]
+    temporary = [file.path for file in counted if matches_any(file.path, policy.temporary)]
+    empty = [
+        file.path
+        for file in counted
+        if file.size_bytes == 0 and file.path not in temporary and not matches_any(file.path, policy.allow_empty)
+    ]
+    total = sum(file.size_bytes for file in counted)
+    found: list[Finding] = []
+    if tree.others:
+        found.append(_finding("special_file", "not a regular file or on another file system", tree.others))
+    if tree.escapes:
+        found.append(_finding("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes))
+    if temporary:
+        found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
+    if empty:
+        found.append(_finding("empty_file", "an empty file was left behind", empty))
+    if not counted:
+        found.append(
+            Finding(
+                "empty_cache",
+                "the generator wrote no file into the build: does it use the path it was given?",
+            )
+        )
+    found += _check_expected(counted, policy)
+    if counted and total < policy.min_bytes:
+        wanted = format_bytes(policy.min_bytes)
+        found.append(Finding("too_small", f"the build has {format_bytes(total)}, and at least {wanted} are asked for"))
+    found += _check_band(total, last_bytes, policy)
+    found += _check_shared(counted)
+    return sorted(found, key=lambda finding: finding.severity != "refuse")
+
+
+def refusals(findings: Sequence[Finding]) -> list[Finding]:
+    """Keep the findings that forbid to publish."""
+    return [finding for finding in findings if finding.severity == "refuse"]
+
+
+def summarize_findings(findings: Sequence[Finding]) -> str:
+    """Say in one line what was found.
+
+    Example:
+        >>> summarize_findings([Finding("too_small", "the build has 1 B"), Finding("x", "y")])
+        'the build has 1 B; y'
+    """
+    return "; ".join(finding.message for finding in findings)
+
+
+def _finding(category: str, what: str, paths: Sequence[str]) -> Finding:
+    named = ", ".join(for_terminal(path, 120) for path in paths[:_NAMED])
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return Finding(category, f"{what}: {named}{more}", paths=tuple(paths))
+
+
+def _check_expected(files: Sequence[ScannedFile], policy: PublishPolicy) -> list[Finding]:
+    expected = policy.expected_files
+    if expected is None:
+        return []
+    if isinstance(expected, int):
+        if len(files) == expected:
+            return []
+        return [Finding("wrong_file_count", f"the build has {len(files)} files, and {expected} are expected")]
+    missing = [glob for glob in expected if not any(matches_any(file.path, [glob]) for file in files)]
+    return [_finding("missing_file", "an expected file is missing", missing)] if missing else []
+
+
+def _check_band(total: int, last_bytes: int | None, policy: PublishPolicy) -> list[Finding]:
+    if not last_bytes or policy.on_size_change == "ignore":
+        return []
+    ratio = total / last_bytes
+    if policy.min_size_ratio <= ratio <= policy.max_size_ratio:
+        return []
+    message = (
+        f"the build has {format_bytes(total)}, {ratio:.3g} times the {format_bytes(last_bytes)} of the last published one "
+        f"({policy.min_size_ratio:g} to {policy.max_size_ratio:g} times is allowed)"
+    )
+    return [Finding("size_out_of_band", message, severity=policy.on_size_change)]
+
+
+def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
+    # A hard link to a file outside: whoever writes there changes the published build.
+    names: dict[int, int] = {}
+    for file in files:
+        names[file.inode] = names.get(file.inode, 0) + 1
+    shared = [file.path for file in files if file.links > names[file.inode]]
+    if not shared:
+        return []
+    finding = _finding("shared_file", "also linked from outside the build, where it could be changed", shared)
+    return [Finding(finding.category, finding.message, "warn", finding.paths)]

@@ -1,0 +1,247 @@
+"""The directories of one cache in a store, opened by descriptor and checked before anything is done.
+
+    ROOT/NAME/builds/BUILD-ID/    staging and finished builds
+    ROOT/NAME/current             symbolic link to builds/BUILD-ID, the active one
+    ROOT/NAME/quarantine/         builds that the checks refused
+
+What is in a build is `builds`' matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
+from prefect_cachewatch.publish.locks import HeldLock, hold_exclusive, is_locked
+from prefect_cachewatch.publish.names import check_build_id, check_cache_name
+from prefect_cachewatch.text import for_terminal
+
+__all__ = [
+    "BUILDS",
+    "CURRENT",
+    "QUARANTINE",
+    "CacheFolder",
+    "check_root",
+    "has_writer",
+    "hold_switch",
+    "hold_writer",
+    "open_folder",
+    "open_subdirectory",
+    "read_current",
+]
+
+BUILDS = "builds"
+QUARANTINE = "quarantine"
+CURRENT = "current"
+# Held by the one publisher from staging to activation, for hours.
+_WRITER_LOCK = ".writer.lock"
+# Held while builds change their state, for moments: an operator rolls back while a publisher is at work.
+_SWITCH_LOCK = ".switch.lock"
+_SWITCH_WAIT_S = 60.0
+_LINK = re.compile(r"builds/([^/]+)/?")
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """Open descriptors of `ROOT/NAME`, its builds and its quarantine."""
+
+    name: str
+    path: str
+    fd: int
+    builds_fd: int
+    quarantine_fd: int
+
+    def build_path(self, build_id: str) -> str:
+        """The absolute path of a build."""
+        return f"{self.path}/{BUILDS}/{build_id}"
+
+    def quarantine_path(self, build_id: str) -> str:
+        """The absolute path of a refused build."""
+        return f"{self.path}/{QUARANTINE}/{build_id}"
+
+
+def check_root(root: str | os.PathLike[str]) -> Path:
+    """Make the root of a store absolute and refuse what cannot be one.
+
+    Args:
+        root: a directory, there already; symbolic links in the path to it are resolved once, here.
+
+    Returns:
+        Its absolute path without links.
+
+    Raises:
+        StoreError: if it is not a directory, or is `/` or the home directory.
+    """
+    text = os.fspath(root)
+    shown = for_terminal(text, 1000)
+    if not text or "\0" in text:
+        raise StoreError("the store's root is no path: give a directory such as /mnt/caches")
+    path = Path(os.path.realpath(text))
+    if not path.exists():
+        raise StoreError(f"the store {shown} does not exist: create the directory first (mkdir -p {shown})", path=text)
+    if not path.is_dir():
+        raise StoreError(f"the store {shown} is not a directory: give one such as /mnt/caches", path=text)
+    if path in (Path("/"), Path(os.path.realpath(Path.home()))):
+        raise StoreError(
+            f"{shown} cannot be a store: give a directory of its own, such as {path / 'caches'}", path=text
+        )
+    return path
+
+
+@contextlib.contextmanager
+def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[CacheFolder]:
+    """Open the directories of one cache and check that nothing was planted there.
+
+    Args:
+        root: as `check_root` returned it.
+        name: the cache's name.
+        create: make what is missing, for a publisher.
+
+    Yields:
+        The open folder; closed at the end of the block.
+
+    Raises:
+        StoreError: if the name leads out of the root, there is no such cache, a link or a file stands where a
+            directory belongs, it is somebody else's, or it lies on two file systems.
+    """
+    check_cache_name(name)
+    path = f"{root}/{name}".replace("//", "/")
+    with contextlib.ExitStack() as stack:
+        root_fd = _open(stack, None, str(root), str(root), create=False)
+        fd = _open(stack, root_fd, name, path, create=create)
+        builds_fd = _open(stack, fd, BUILDS, f"{path}/{BUILDS}", create=create)
+        quarantine_fd = _open(stack, fd, QUARANTINE, f"{path}/{QUARANTINE}", create=create)
+        owner = os.fstat(fd).st_uid
+        if create and os.geteuid() not in (owner, 0):
+            raise StoreError(
+                f"{for_terminal(path, 1000)} belongs to uid {owner}, and this is uid {os.geteuid()}: publish as its owner",
+                path=path,
+            )
+        device = os.fstat(fd).st_dev
+        for below, at in ((builds_fd, BUILDS), (quarantine_fd, QUARANTINE)):
+            if os.fstat(below).st_dev != device:
+                raise StoreError(
+                    f"{for_terminal(path, 1000)} and its {at}/ lie on two file systems, and a build could not be moved "
+                    "in one step: put them on one",
+                    path=path,
+                )
+        yield CacheFolder(name, path, fd, builds_fd, quarantine_fd)
+
+
+@contextlib.contextmanager
+def open_subdirectory(directory_fd: int, name: str, path: str) -> Iterator[int]:
+    """Open a directory below another, following no link.
+
+    Args:
+        directory_fd: descriptor of the directory that holds it.
+        name: its name there.
+        path: its whole path, for messages.
+
+    Yields:
+        Its descriptor.
+
+    Raises:
+        StoreError: if it is missing, a link or no directory.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _open(stack, directory_fd, name, path, create=False)
+
+
+def hold_writer(folder: CacheFolder, purpose: str) -> HeldLock:
+    """Become the one publisher of a cache.
+
+    Raises:
+        StoreBusy: if there is one already.
+    """
+    # A second of patience: whoever lists the store probes this lock for a moment.
+    return hold_exclusive(folder.fd, _WRITER_LOCK, purpose, wait_s=1.0)
+
+
+def has_writer(folder: CacheFolder) -> bool:
+    """Say whether a publisher is at work on this cache."""
+    return is_locked(folder.fd, _WRITER_LOCK, by_readers=False)
+
+
+def hold_switch(folder: CacheFolder, purpose: str) -> HeldLock:
+    """Keep others from switching, adopting or removing builds for a moment.
+
+    Raises:
+        StoreBusy: if another does so for longer than a minute.
+    """
+    return hold_exclusive(folder.fd, _SWITCH_LOCK, purpose, wait_s=_SWITCH_WAIT_S)
+
+
+def read_current(folder: CacheFolder) -> str | None:
+    """Read which build is active.
+
+    Args:
+        folder: the open cache.
+
+    Returns:
+        Its id, or None where nothing was ever activated.
+
+    Raises:
+        StoreError: if `current` is no link, or leads anywhere but to a build of this cache.
+    """
+    link = f"{for_terminal(folder.path, 1000)}/{CURRENT}"
+    try:
+        target = os.readlink(CURRENT, dir_fd=folder.fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise StoreError(f"{link} is not a symbolic link: move it away, then activate a build", path=link) from None
+    match = _LINK.fullmatch(target)
+    try:
+        return check_build_id(match[1]) if match else _planted(link, target)
+    except StoreError:
+        return _planted(link, target)
+
+
+def _planted(link: str, target: str) -> str:
+    raise StoreError(
+        f"{link} leads to '{for_terminal(target)}', which is no build of this cache: remove the link, then activate a build",
+        path=link,
+    )
+
+
+def _open(stack: contextlib.ExitStack, directory_fd: int | None, name: str, path: str, *, create: bool) -> int:
+    shown = for_terminal(path, 1000)
+    if create:
+        try:
+            os.mkdir(name, 0o755, dir_fd=directory_fd)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            raise StoreError(f"cannot create {shown}: {os.strerror(error.errno or 0)}", path=path) from None
+    try:
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=directory_fd)
+    except FileNotFoundError:
+        raise StoreError(
+            f"there is no {shown}: publish with cachewatch generate --store, or check root and name",
+            path=path,
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and _is_link(directory_fd, name)):
+            raise StoreError(f"{shown} is a symbolic link; the store follows none: remove it", path=path) from None
+        if error.errno == errno.ENOTDIR:
+            raise StoreError(f"{shown} is not a directory: move it away", path=path) from None
+        raise StoreError(f"cannot open {shown}: {os.strerror(error.errno or 0)}", path=path) from None
+    stack.callback(os.close, fd)
+    return fd
+
+
+def _is_link(directory_fd: int | None, name: str) -> bool:
+    try:
+        os.readlink(name, dir_fd=directory_fd)
+    except OSError:
+        return False
+    return True

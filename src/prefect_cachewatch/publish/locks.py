@@ -1,0 +1,219 @@
+"""Locks of the store: flock on a descriptor, so that they end with the process that holds them.
+
+The text in a lock file is for people; whether the lock is held, only the kernel says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from prefect_cachewatch.errors import StoreBusy, StoreError
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["HeldLock", "describe_holder", "hold_exclusive", "hold_shared", "is_locked"]
+
+_RETRY_S = 0.02
+_writers: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+_fork_hook: list[bool] = []
+
+
+class HeldLock:
+    """A lock that is held until `release`, the end of the `with` block, or the end of the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """The descriptor that holds the lock; a child that inherits it holds the lock too."""
+        return self._fd
+
+    def release(self) -> None:
+        """Give the lock up; a second time does nothing."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def hold_exclusive(
+    directory_fd: int,
+    name: str,
+    purpose: str,
+    *,
+    wait_s: float = 0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> HeldLock:
+    """Take a lock for oneself alone.
+
+    A child made with fork does not keep it: it would outlive the holder in that child.
+
+    Args:
+        directory_fd: descriptor of the directory of the lock file; created if missing, never removed.
+        name: the lock file's name.
+        purpose: what the holder does, shown to whoever finds it held.
+        wait_s: how long to wait for another holder.
+        clock: monotonic seconds.
+        sleep: waits between two tries.
+
+    Returns:
+        The lock.
+
+    Raises:
+        StoreBusy: if another holds it; the message says who and since when.
+        StoreError: if the file system has no locks or the lock file is a link.
+    """
+    lock = _hold(directory_fd, name, fcntl.LOCK_EX, os.O_RDWR | os.O_CREAT, purpose, wait_s, clock, sleep)
+    _forget_in_forks(lock)
+    note = {"host": socket.gethostname(), "pid": os.getpid(), "purpose": purpose}
+    note["since"] = datetime.now(UTC).isoformat(timespec="seconds")
+    data = json.dumps(note).encode("ascii") + b"\n"
+    # Best effort, for people: a full disk must not stop a roll-back.
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), data, 0)
+    return lock
+
+
+def hold_shared(directory_fd: int, name: str) -> HeldLock:
+    """Take a lock together with other readers; needs no right to write.
+
+    Args:
+        directory_fd: descriptor of the directory of the lock file, which must be there.
+        name: the lock file's name.
+
+    Returns:
+        The lock.
+
+    Raises:
+        StoreBusy: if a writer holds it.
+        FileNotFoundError: if there is no lock file.
+    """
+    # Somebody who lists builds holds the pin for a moment, to see whether it is free.
+    return _hold(directory_fd, name, fcntl.LOCK_SH, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep)
+
+
+def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
+    """Say whether anybody holds a lock, without leaving a trace in its file.
+
+    Args:
+        directory_fd: descriptor of the directory of the lock file.
+        name: the lock file's name.
+        by_readers: whether shared holders count, or only an exclusive one.
+
+    Returns:
+        True if so; False too where there is no lock file.
+    """
+    try:
+        # NFS gives an exclusive lock only to those who may write; that is right for who may remove, and a mere
+        # reader's list then shows no pins.
+        mode = os.O_RDWR if by_readers and os.access(name, os.W_OK, dir_fd=directory_fd) else os.O_RDONLY
+        fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if by_readers else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def describe_holder(directory_fd: int, name: str) -> str:
+    """Say who wrote into a lock file last, for a message.
+
+    Returns:
+        For example `pid 4711 on node-3, publishing since 2026-01-31T23:59:59+00:00`, or `another process`.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+        with os.fdopen(fd, "rb") as file:
+            note = json.loads(file.read(4096))
+        where = f"pid {int(note['pid'])} on {note['host']}"
+        return for_terminal(f"{where}, {note['purpose']} since {note['since']}", 200)
+    except (OSError, ValueError, TypeError, KeyError):
+        return "another process"
+
+
+def _hold(
+    directory_fd: int,
+    name: str,
+    kind: int,
+    flags: int,
+    purpose: str,
+    wait_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> HeldLock:
+    deadline = clock() + wait_s
+    while True:
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise StoreError(f"the lock file '{for_terminal(name)}' is a symbolic link: remove it") from None
+            raise
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            if _is_still(directory_fd, name, fd):
+                return HeldLock(fd)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            os.close(fd)
+            raise StoreError(
+                f"the file system of the store cannot lock files ({os.strerror(error.errno or 0)}): "
+                "use a local disk, or NFS with its lock service"
+            ) from None
+        os.close(fd)
+        if clock() >= deadline:
+            holder = describe_holder(directory_fd, name)
+            raise StoreBusy(f"cannot {purpose}: the lock is held by {holder}; wait for it or stop it", holder=holder)
+        sleep(_RETRY_S)
+
+
+def _is_still(directory_fd: int, name: str, fd: int) -> bool:
+    # Somebody removed or replaced the file between our open and the lock: then ours guards nothing.
+    try:
+        there = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _forget_in_forks(lock: HeldLock) -> None:
+    if not _fork_hook:
+        _fork_hook.append(True)
+        os.register_at_fork(after_in_child=_close_in_child)
+    _writers.add(lock)
+
+
+def _close_in_child() -> None:
+    # A close leaves the parent's lock alone; LOCK_UN would take it away from the parent.
+    for lock in list(_writers):
+        lock.release()

@@ -1,0 +1,167 @@
+"""What people write about publishing: where, under which key, after which checks, and what is kept.
+
+A pydantic model with bounds and a description on each field; nothing here looks at the machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from prefect_cachewatch.config import DEFAULT_IGNORE
+
+__all__ = ["DEFAULT_TEMPORARY", "PublishPolicy"]
+
+DEFAULT_TEMPORARY = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete")
+
+_EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+_Glob = Annotated[str, Field(min_length=1, max_length=1000)]
+_Text = Annotated[str, Field(max_length=4000)]
+_Globs = Annotated[list[_Glob], Field(max_length=1000)]
+
+
+class PublishPolicy(BaseModel):
+    """How a generated cache becomes the one that is used: key, checks, activation, clean-up."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    store: Path | None = Field(
+        default=None,
+        description="Absolute path of the cache store's root; needed in staged mode.",
+    )
+    mode: Literal["staged", "in_place"] = Field(
+        default="staged",
+        description="staged: the generator writes into a new directory of the store, which becomes current only when "
+        "it is whole; in_place: for generators that bake in their path, a marker in the cache directory says whether it is whole.",
+    )
+    cache_dir_env: _EnvName | None = Field(
+        default=None,
+        description="Environment variable that tells the generator where to write, for example TT_CACHE_PATH; "
+        "{cache_dir} in the command or in the job's env values does the same.",
+    )
+    cache_key: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
+        default_factory=dict,
+        description="What the cache depends on: model revision, device mesh, dtype, tool version. "
+        "With the command it makes the key; a whole cache of the same key is not generated again.",
+    )
+    tool_versions: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
+        default_factory=dict,
+        description="Versions of the tools that write the cache, recorded in the manifest; they count in the key too.",
+    )
+    temporary: _Globs = Field(
+        default=list(DEFAULT_TEMPORARY),
+        description="Globs of files that a finished cache must not have, and that a retry removes first.",
+    )
+    ignore: _Globs = Field(
+        default=list(DEFAULT_IGNORE),
+        description="Globs of files that are not part of the cache: left out of the manifest, and no fault when they appear later.",
+    )
+    allow_empty: _Globs = Field(
+        default_factory=list,
+        description="Globs of files that may be empty; any other empty file is refused.",
+    )
+    expected_files: Annotated[int, Field(ge=1, le=10**8)] | _Globs | None = Field(
+        default=None,
+        description="How many files the cache has, or names and globs that must each be there.",
+    )
+    min_bytes: int = Field(default=1, ge=0, le=10**16, description="A smaller cache is refused.")
+    min_size_ratio: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Smallest size as a share of the last published build's, see on_size_change.",
+    )
+    max_size_ratio: float = Field(
+        default=2.0,
+        ge=1,
+        le=10**6,
+        description="Largest size as a multiple of the last published build's, see on_size_change.",
+    )
+    on_size_change: Literal["warn", "refuse", "ignore"] = Field(
+        default="warn",
+        description="What becomes of a build whose size leaves the band around the last published one.",
+    )
+    check_command: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="A command that reads the finished build before it is published, {cache_dir} in it is the build's path; "
+        "exit 0 means good. An argument list, no shell reads it.",
+    )
+    check_timeout_s: float = Field(
+        default=600,
+        ge=0.1,
+        le=7 * 86400,
+        description="The check command is stopped, and has failed, after this many seconds.",
+    )
+    verify: Literal["quick", "full"] = Field(
+        default="quick",
+        description="How a build that is already there is checked before it is used again: names and sizes, or all digests.",
+    )
+    force: bool = Field(default=False, description="Generate even where a whole cache of the same key is current.")
+    suspects: Literal["remove", "keep"] = Field(
+        default="remove",
+        description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
+        "the last modified, and what grew in its last window.",
+    )
+    suspect_window_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=7 * 86400,
+        description="Files modified this long before the end of a failed attempt are suspect; default: the job's stall window.",
+    )
+    adopt_abandoned: bool = Field(
+        default=True,
+        description="Resume, under the same rules as a retry, the staging build that a killed run of the same key left.",
+    )
+    activate: bool = Field(default=True, description="Make the published build the current one at once.")
+    keep: int | None = Field(
+        default=3,
+        ge=1,
+        le=10**6,
+        description="After activation, how many published builds stay, the current one among them; null: remove nothing.",
+    )
+    keep_quarantined: int = Field(default=1, ge=0, le=10**6, description="How many refused builds stay for inspection.")
+    gc_grace_s: float = Field(
+        default=3600,
+        ge=0,
+        le=365 * 86400,
+        description="A build that was finished, or was current, this recently is never removed: plain readers may still hold it.",
+    )
+
+    @field_validator("cache_key", "tool_versions", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        # 8 from Python and "8" from the command line must make one key.
+        if not isinstance(value, dict):
+            return value
+        return {name: _scalar_text(item) for name, item in value.items()}
+
+    @field_validator("store")
+    @classmethod
+    def _absolute(cls, store: Path | None) -> Path | None:
+        if store is not None and not store.is_absolute():
+            raise ValueError(f"store {str(store)!r} is not an absolute path: write it from / on")
+        if store is not None and "\0" in str(store):
+            raise ValueError("the store's path has a NUL character in it")
+        return store
+
+    @field_validator("check_command")
+    @classmethod
+    def _runnable(cls, command: list[str] | None) -> list[str] | None:
+        if command is not None and (not command[0] or any("\0" in word for word in command)):
+            raise ValueError("the check command's first word is empty or a word has a NUL character in it")
+        return command
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.mode == "staged" and self.store is None:
+            raise ValueError("staged publishing needs a store: give the absolute path of its root")
+        return self
+
+
+def _scalar_text(item: Any) -> Any:
+    if isinstance(item, bool):
+        return "true" if item else "false"
+    return str(item) if isinstance(item, int | float) else item

@@ -1,0 +1,413 @@
+"""The cache store: one object that publishers, readers and operators use.
+
+    ROOT/NAME/builds/BUILD-ID/    staging and finished builds
+    ROOT/NAME/current             the active one
+    ROOT/NAME/quarantine/         builds that the checks refused
+
+Every method opens the cache anew and holds nothing afterwards but what it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
+from prefect_cachewatch.publish.activation import Activation, activate_build, roll_back
+from prefect_cachewatch.publish.builds import (
+    MANIFEST,
+    BuildInfo,
+    list_builds,
+    open_build,
+    pin_build,
+    read_own_manifest,
+    require_whole,
+)
+from prefect_cachewatch.publish.collection import Collected, collect_builds
+from prefect_cachewatch.publish.durable import read_small_file, remove_leftovers, write_durably
+from prefect_cachewatch.publish.layout import (
+    CURRENT,
+    CacheFolder,
+    check_root,
+    has_writer,
+    hold_switch,
+    hold_writer,
+    open_folder,
+    read_current,
+)
+from prefect_cachewatch.publish.locks import HeldLock
+from prefect_cachewatch.publish.manifest import Manifest
+from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id, make_build_id
+from prefect_cachewatch.publish.space import read_free_space, require_space
+from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild
+from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.publish.verification import Verdict
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["CacheStore", "PinnedBuild"]
+
+_SPACE_FACTOR = 1.1
+_RESOLVE_TRIES = 100
+
+
+@dataclass
+class PinnedBuild:
+    """The active build as a reader holds it: it stays on disk until `close`, whatever is activated meanwhile."""
+
+    build_id: str
+    path: str
+    manifest: Manifest
+    _lock: HeldLock
+
+    def fileno(self) -> int:
+        """The descriptor that pins the build; a child that inherits it (`pass_fds`) pins it too."""
+        return self._lock.fileno()
+
+    def close(self) -> None:
+        """Let the build go."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CacheStore:
+    """A directory of named caches, each with whole builds of which one is current.
+
+    Args:
+        root: an existing directory on a local disk or NFS.
+
+    Raises:
+        StoreError: if it cannot be a store.
+
+    Example:
+        >>> import tempfile
+        >>> CacheStore(tempfile.mkdtemp()).names()
+        []
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = check_root(root)
+
+    def names(self) -> list[str]:
+        """List the caches of the store."""
+        with os.scandir(self.root) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and (self.root / entry.name / "builds").is_dir()
+            )
+
+    def current_path(self, name: str) -> str:
+        """Where plain readers look: the link that is switched in one step."""
+        return f"{self.root}/{name}/{CURRENT}"
+
+    def begin(
+        self,
+        name: str,
+        recipe: BuildRecipe,
+        *,
+        adopt: bool = True,
+        now: Callable[[], float] = time.time,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> StagedBuild:
+        """Become the one publisher of a cache and get a directory to write to.
+
+        Args:
+            name: the cache; made if it is new.
+            recipe: what the build is made from.
+            adopt: go on with the staging build of the same key that a killed publisher left; `adopted` says so, and
+                `prepare_resume` must come before the generator then.
+            now: wall seconds.
+            entropy: random bytes.
+
+        Returns:
+            The staging build; use it in a `with` block.
+
+        Raises:
+            StoreBusy: if another publisher is at work on this cache; says who.
+            StoreError: if the store cannot be used.
+        """
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(open_folder(self.root, name, create=True))
+            try:
+                lock = stack.enter_context(hold_writer(folder, f"publish '{for_terminal(name)}'"))
+                with hold_switch(folder, "begin a build"):
+                    for fd in (folder.fd, folder.builds_fd, folder.quarantine_fd):
+                        remove_leftovers(fd)
+                    build_id, started_s = _find_abandoned(folder, recipe.key) if adopt else (None, 0.0)
+                    adopted = build_id is not None
+                    if build_id is None:
+                        started_s = now()
+                        build_id = make_build_id(started_s, entropy(4))
+                        os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
+                        record = {
+                            "schema_version": 1,
+                            "build_id": build_id,
+                            "key": recipe.key,
+                            "started_s": started_s,
+                        }
+                        write_durably(folder.fd, STAGING_RECORD, json.dumps(record).encode("ascii") + b"\n")
+            except OSError as error:
+                raise StoreError(
+                    f"cannot begin a build in {for_terminal(folder.path, 1000)}: {os.strerror(error.errno or 0)}",
+                    path=folder.path,
+                ) from None
+            last = _last_published(folder)
+            return StagedBuild(
+                folder,
+                stack.pop_all(),
+                lock,
+                build_id,
+                recipe,
+                adopted=adopted,
+                started_s=started_s,
+                last_bytes=last.total_bytes if last else None,
+            )
+
+    def find_whole(
+        self, name: str, key: str, *, verify: Literal["quick", "full"] = "quick"
+    ) -> tuple[BuildInfo, Manifest] | None:
+        """Find out whether the current build is whole and of this key, so that nothing need be generated.
+
+        Args:
+            name: the cache; it need not exist.
+            key: `BuildRecipe.key`.
+            verify: names and sizes, or all digests.
+
+        Returns:
+            The build and its manifest, or None.
+
+        Raises:
+            StoreError: if the store was tampered with.
+        """
+        if not (self.root / name).is_dir():
+            return None
+        try:
+            with open_folder(self.root, name) as folder:
+                build_id = read_current(folder)
+                if build_id is None:
+                    return None
+                with open_build(folder, build_id) as fd:
+                    if read_own_manifest(folder, build_id, fd).key != key:
+                        return None
+                manifest, _ = require_whole(folder, build_id, verify)
+                return _as_info(folder, manifest, "active"), manifest
+        except BuildDamaged:
+            return None
+
+    def list_builds(self, name: str) -> list[BuildInfo]:
+        """List the builds of a cache, newest first, refused ones last."""
+        with open_folder(self.root, name) as folder:
+            return list_builds(folder, _writing(folder))
+
+    def verify(self, name: str, build_id: str | None = None, *, depth: Literal["quick", "full"] = "full") -> Verdict:
+        """Verify one build against its manifest.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the active one.
+            depth: quick for names and sizes, full for every digest.
+
+        Returns:
+            The verdict that it is whole.
+
+        Raises:
+            BuildDamaged: if it is not, with what was found.
+            StoreError: if there is no such build.
+        """
+        with open_folder(self.root, name) as folder:
+            return require_whole(folder, build_id or _active(folder), depth)[1]
+
+    def activate(
+        self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"
+    ) -> Activation:
+        """Make a whole build current; see `activation.activate_build`.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the last published one.
+            verify: how deep it is looked at before.
+        """
+        with open_folder(self.root, name) as folder:
+            if build_id is None:
+                last = _last_published(folder)
+                if last is None:
+                    raise StoreError(f"'{for_terminal(name)}' has no published build: generate one first")
+                build_id = last.build_id
+            return activate_build(folder, check_build_id(build_id), verify=verify)
+
+    def rollback(
+        self, name: str, *, verify: Literal["quick", "full"] = "quick", expected: str | None = None
+    ) -> Activation:
+        """Make the build current that was so before; see `activation.roll_back`."""
+        with open_folder(self.root, name) as folder:
+            return roll_back(folder, verify=verify, expected=expected)
+
+    def gc(
+        self,
+        name: str,
+        *,
+        keep: int = 3,
+        keep_quarantined: int = 1,
+        grace_s: float = 3600,
+        dry_run: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> Collected:
+        """Remove surplus builds; see `collection.collect_builds`."""
+        if keep < 1:
+            raise StoreError("--keep must be at least 1: the active build always stays")
+        with open_folder(self.root, name) as folder:
+            return collect_builds(
+                folder,
+                lambda: _writing(folder),
+                keep=keep,
+                keep_quarantined=keep_quarantined,
+                grace_s=grace_s,
+                dry_run=dry_run,
+                now=now,
+            )
+
+    def open_current(self, name: str) -> PinnedBuild:
+        """Take the active build for reading: it stays on disk until it is closed or the process ends.
+
+        Args:
+            name: the cache.
+
+        Returns:
+            The build; use its `path`, not `current`, since that may be switched meanwhile.
+
+        Raises:
+            StoreError: if nothing was ever activated, or the store was tampered with.
+            BuildDamaged: if its manifest was cut or edited.
+        """
+        with open_folder(self.root, name) as folder:
+            for _ in range(_RESOLVE_TRIES):
+                build_id = _active(folder)
+                try:
+                    with open_build(folder, build_id) as fd:
+                        manifest = read_own_manifest(folder, build_id, fd)
+                        lock = pin_build(fd)
+                        # Clean-up may have moved it between the link and the pin; then another is current.
+                        if _is_at(folder, build_id, fd):
+                            return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock)
+                        lock.release()
+                except StoreBusy:
+                    continue
+                except StoreError:
+                    if _active(folder) == build_id:
+                        raise
+            raise StoreBusy(f"'{for_terminal(name)}' is switched faster than it can be opened: try again")
+
+    def require_space(self, name: str, *, expected_bytes: int | None = None) -> None:
+        """Refuse a generation for which there is no room, before the first byte.
+
+        Args:
+            name: the cache; it need not exist.
+            expected_bytes: size of the build, where the job says so; else that of the last published one.
+
+        Raises:
+            NotEnoughSpace: if less than 1.1 times that is free, in bytes or in inodes.
+        """
+        last = None
+        if (self.root / name).is_dir():
+            with open_folder(self.root, name) as folder:
+                last = _last_published(folder)
+        size = expected_bytes if expected_bytes is not None else (last.total_bytes or 0) if last else 0
+        files = (last.total_files or 0) if last else 0
+        why = "1.1 times what the job expects" if expected_bytes is not None else "1.1 times the last build"
+        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            require_space(
+                read_free_space(fd),
+                str(self.root),
+                needed_bytes=math.ceil(size * _SPACE_FACTOR),
+                needed_inodes=math.ceil(files * _SPACE_FACTOR) + 8,
+                why=why,
+            )
+        finally:
+            os.close(fd)
+
+
+def _active(folder: CacheFolder) -> str:
+    build_id = read_current(folder)
+    if build_id is None:
+        raise StoreError(
+            f"'{for_terminal(folder.name)}' has no active build: activate one with cachewatch store activate"
+        )
+    return build_id
+
+
+def _is_at(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
+    try:
+        there = os.stat(build_id, dir_fd=folder.builds_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    ours = os.fstat(build_fd)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _read_staging(folder: CacheFolder) -> dict[str, Any]:
+    # A record that was cut or edited costs a resume, never a build.
+    try:
+        record = json.loads(read_small_file(folder.fd, STAGING_RECORD, 65536))
+        check_build_id(str(record["build_id"]))
+        return {
+            "build_id": str(record["build_id"]),
+            "key": str(record["key"]),
+            "started_s": float(record["started_s"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError, StoreError):
+        return {}
+
+
+def _writing(folder: CacheFolder) -> str | None:
+    return _read_staging(folder).get("build_id") if has_writer(folder) else None
+
+
+def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str | None, float]:
+    record = _read_staging(folder)
+    if record.get("key") != key:
+        return None, 0.0
+    try:
+        with open_build(folder, record["build_id"]) as fd:
+            os.stat(f"{META_DIRECTORY}/{MANIFEST}", dir_fd=fd, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return record["build_id"], record["started_s"]
+    except StoreError:
+        pass
+    return None, 0.0
+
+
+def _last_published(folder: CacheFolder) -> BuildInfo | None:
+    whole = [build for build in list_builds(folder, _writing(folder)) if build.state in ("active", "published")]
+    return max(
+        whole,
+        key=lambda build: datetime.fromisoformat(build.finished_at or "1970-01-01T00:00:00+00:00"),
+        default=None,
+    )
+
+
+def _as_info(folder: CacheFolder, manifest: Manifest, state: str) -> BuildInfo:
+    return BuildInfo(
+        manifest.build_id,
+        state,
+        folder.build_path(manifest.build_id),
+        manifest.key,
+        manifest.total_bytes,
+        manifest.total_files,
+        manifest.finished_at,
+    )

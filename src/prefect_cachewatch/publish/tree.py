@@ -1,0 +1,171 @@
+"""What is in a build: files, links and whatever has no place there, walked by descriptor.
+
+Unlike a scan of the watch it forgives no race: nothing may change in a build that is being
+published. It reads no contents (see `digests`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
+from prefect_cachewatch.publish.names import META_DIRECTORY
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["BuildTree", "ScannedFile", "open_file", "scan_build", "walk_build"]
+
+_MAX_DEPTH = 200
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """A regular file as its directory entry shows it; the path is relative to the build."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+    links: int
+
+
+@dataclass
+class BuildTree:
+    """All that is in a build but cachewatch's own directory."""
+
+    files: list[ScannedFile] = field(default_factory=list)
+    links: list[tuple[str, str]] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    escapes: list[str] = field(default_factory=list)
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the files' sizes."""
+        return sum(file.size_bytes for file in self.files)
+
+
+Visit = Callable[[int, ScannedFile, str], None]
+
+
+def scan_build(build_fd: int) -> BuildTree:
+    """List a build.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+
+    Returns:
+        Its files and links in order of path, and separately what has no place in a build: `others` (devices,
+        pipes, sockets, mounts) and `escapes` (links that lead out of the build or nowhere).
+
+    Raises:
+        StoreError: if a part of it cannot be read or vanishes meanwhile.
+    """
+    tree = BuildTree()
+    walk_build(build_fd, tree, lambda _directory_fd, file, _name: tree.files.append(file))
+    tree.files.sort(key=lambda file: file.path)
+    tree.links.sort()
+    tree.others.sort()
+    tree.escapes.sort()
+    return tree
+
+
+def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = False) -> None:
+    """Visit each regular file of a build while its directory is open.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        tree: gets links, others and escapes, but no files.
+        visit: called with the directory's descriptor, the file, and its name in that directory.
+        sync: make each directory's entries durable on the way back.
+
+    Raises:
+        StoreError: if a part of it cannot be read or vanishes meanwhile.
+    """
+    device = os.fstat(build_fd).st_dev
+    real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
+    # A new open file description: scandir moves the position of the one that it reads.
+    fd = os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)
+    with _closing(fd):
+        _walk(fd, "", device, real_root, tree, visit, sync, 0)
+
+
+def open_file(directory_fd: int, name: str, path: str) -> int:
+    """Open a regular file of a build for reading.
+
+    Args:
+        directory_fd: descriptor of its directory.
+        name: its name there.
+        path: its path, for messages.
+
+    Returns:
+        A descriptor.
+
+    Raises:
+        StoreError: if it vanished, cannot be read, or became something else.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+    except OSError as error:
+        raise StoreError(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StoreError(
+            f"'{for_terminal(path)}' became something else while it was read: is it being written?", path=path
+        )
+    return fd
+
+
+def _walk(
+    fd: int, here: str, device: int, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
+) -> None:
+    if depth > _MAX_DEPTH:
+        raise StoreError(f"'{for_terminal(here)}' is nested more than {_MAX_DEPTH} directories deep: flatten the cache")
+    directories: list[str] = []
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if not here and entry.name == META_DIRECTORY:
+                    continue
+                path = here + entry.name
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    file = ScannedFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink)
+                    visit(fd, file, entry.name)
+                elif stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(entry.name, dir_fd=fd)
+                    inside = _leads_inside(f"{real_root}/{path}", real_root)
+                    (tree.links.append((path, target)) if inside else tree.escapes.append(path))
+                elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                    directories.append(entry.name)
+                else:
+                    tree.others.append(path)
+        for name in directories:
+            below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+            with _closing(below):
+                _walk(below, f"{here}{name}/", device, real_root, tree, visit, sync, depth + 1)
+        if sync:
+            sync_directory(fd)
+    except OSError as error:
+        raise StoreError(
+            f"cannot read the build at '{for_terminal(here or '.')}': {os.strerror(error.errno or 0)}; "
+            "does something still write into it?",
+            path=here,
+        ) from None
+
+
+def _leads_inside(link: str, real_root: str) -> bool:
+    # By what it resolves to, not by how it is spelt: links to directories make `..` lead elsewhere.
+    real = os.path.realpath(link)
+    return os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)

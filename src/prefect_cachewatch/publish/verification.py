@@ -1,0 +1,132 @@
+"""Is a build what its manifest says? Names and sizes, or every digest; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_cachewatch.publish.digests import digest_build
+from prefect_cachewatch.publish.manifest import Manifest
+from prefect_cachewatch.publish.names import matches_any
+from prefect_cachewatch.publish.tree import scan_build
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes
+
+__all__ = ["Problem", "Verdict", "compare_files", "verify_files"]
+
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A difference between build and manifest; kinds: missing, size, digest, unexpected, link, special."""
+
+    kind: str
+    path: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a build is whole, how deep that was looked at, and every difference."""
+
+    depth: Literal["quick", "full"]
+    problems: tuple[Problem, ...]
+    files: int
+    size_bytes: int
+
+    @property
+    def whole(self) -> bool:
+        """True where build and manifest agree."""
+        return not self.problems
+
+    def summary(self) -> str:
+        """Say it in one line."""
+        if self.whole:
+            how = "names and sizes agree" if self.depth == "quick" else "every digest agrees"
+            count = "1 file" if self.files == 1 else f"{self.files} files"
+            return f"whole: {format_bytes(self.size_bytes)} in {count}, {how} with the manifest"
+        named = "; ".join(problem.message for problem in self.problems[:_NAMED])
+        more = f"; and {len(self.problems) - _NAMED} more" if len(self.problems) > _NAMED else ""
+        return f"not whole: {named}{more}"
+
+
+def verify_files(
+    build_fd: int, manifest: Manifest, depth: Literal["quick", "full"] = "quick", threads: int | None = None
+) -> Verdict:
+    """Compare a build with its manifest.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        manifest: as it was read.
+        depth: quick reads names and sizes only, full every byte.
+        threads: files read at once when full; default one a core.
+
+    Returns:
+        The verdict. A file that matches the manifest's ignore globs is no difference.
+
+    Raises:
+        StoreError: if something cannot be read or changes meanwhile.
+    """
+    digests: dict[str, str] = {}
+    if depth == "full":
+        entries, tree = digest_build(build_fd, ignore=manifest.ignore, threads=threads)
+        digests = {entry.path: entry.digest for entry in entries}
+    else:
+        tree = scan_build(build_fd)
+    sizes = {file.path: file.size_bytes for file in tree.files}
+    problems = compare_files(manifest, sizes, dict(tree.links), digests if depth == "full" else None)
+    problems += [Problem("special", p, f"{for_terminal(p)} is no regular file") for p in tree.others]
+    problems += [
+        Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
+    ]
+    return Verdict(depth, tuple(problems), manifest.total_files, manifest.total_bytes)
+
+
+def compare_files(
+    manifest: Manifest,
+    sizes: Mapping[str, int],
+    links: Mapping[str, str],
+    digests: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """Compare what is there with what the manifest lists.
+
+    Args:
+        manifest: the list.
+        sizes: bytes of every regular file, by path.
+        links: target of every link, by path.
+        digests: digest of every file, by path; None to compare names and sizes only.
+
+    Returns:
+        The differences, in order of path.
+    """
+    problems: list[Problem] = []
+    for entry in manifest.files:
+        size = sizes.get(entry.path)
+        if size is None:
+            problem, said = "missing", "is missing"
+        elif size != entry.size_bytes:
+            problem, said = "size", f"has {size} bytes, and the manifest says {entry.size_bytes}"
+        elif digests is not None and digests.get(entry.path) != entry.digest:
+            problem, said = "digest", "has other contents than the manifest says"
+        else:
+            continue
+        # Names are made harmless only here: for 10,000 files that are well it would cost more than all the rest.
+        problems.append(Problem(problem, entry.path, f"{for_terminal(entry.path)} {said}"))
+    problems += [
+        Problem("link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere")
+        for link in manifest.links
+        if links.get(link.path) != link.target
+    ]
+    problems += _unexpected(sizes, {entry.path for entry in manifest.files}, manifest.ignore)
+    problems += _unexpected(links, {link.path for link in manifest.links}, manifest.ignore)
+    return sorted(problems, key=lambda problem: (problem.path, problem.kind))
+
+
+def _unexpected(there: Iterable[str], listed: set[str], ignore: Sequence[str]) -> list[Problem]:
+    return [
+        Problem("unexpected", path, f"{for_terminal(path)} is not in the manifest")
+        for path in there
+        if path not in listed and not matches_any(path, ignore)
+    ]

@@ -1,0 +1,118 @@
+"""The cache store as Prefect tasks: activate, roll back, list, verify, clean up; thin."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from prefect_cachewatch.publish.activation import Activation
+from prefect_cachewatch.publish.builds import BuildInfo
+from prefect_cachewatch.publish.collection import Collected
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.verification import Verdict
+from prefect_cachewatch.units import format_bytes
+
+__all__ = ["activate_cache", "collect_cache", "list_cache", "roll_back_cache", "verify_cache"]
+
+_OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+
+
+@task(name="activate-cache", **_OPTIONS)
+def activate_cache(
+    store: str, name: str, build_id: str | None = None, verify: Literal["quick", "full"] = "quick"
+) -> Activation:
+    """Make a whole build current.
+
+    Args:
+        store: root of the store.
+        name: the cache.
+        build_id: which build; default the last published one.
+        verify: how deep it is looked at before the switch.
+
+    Returns:
+        What was switched.
+    """
+    switched = CacheStore(store).activate(name, build_id, verify=verify)
+    get_run_logger().info("%s is current now at %s", switched.build_id, switched.path)
+    return switched
+
+
+@task(name="roll-back-cache", **_OPTIONS)
+def roll_back_cache(store: str, name: str, verify: Literal["quick", "full"] = "quick") -> Activation:
+    """Make the build current that was so before.
+
+    Args:
+        store: root of the store.
+        name: the cache.
+        verify: how deep it is looked at before the switch.
+
+    Returns:
+        What was switched.
+    """
+    switched = CacheStore(store).rollback(name, verify=verify)
+    get_run_logger().warning("rolled back from %s to %s", switched.previous, switched.build_id)
+    return switched
+
+
+@task(name="list-cache-builds", **_OPTIONS)
+def list_cache(store: str, name: str) -> list[BuildInfo]:
+    """List the builds of a cache, newest first.
+
+    Args:
+        store: root of the store.
+        name: the cache.
+
+    Returns:
+        The builds with their states.
+    """
+    return CacheStore(store).list_builds(name)
+
+
+@task(name="verify-cache", **_OPTIONS)
+def verify_cache(
+    store: str, name: str, build_id: str | None = None, depth: Literal["quick", "full"] = "full"
+) -> Verdict:
+    """Verify a build against its manifest; fails where it is not whole.
+
+    Args:
+        store: root of the store.
+        name: the cache.
+        build_id: which build; default the active one.
+        depth: names and sizes, or every digest.
+
+    Returns:
+        The verdict.
+    """
+    verdict = CacheStore(store).verify(name, build_id, depth=depth)
+    get_run_logger().info("%s", verdict.summary())
+    return verdict
+
+
+@task(name="collect-cache-builds", **_OPTIONS)
+def collect_cache(
+    store: str,
+    name: str,
+    keep: int = 3,
+    keep_quarantined: int = 1,
+    grace_s: float = 3600,
+    dry_run: bool = False,
+) -> Collected:
+    """Remove surplus builds, never one that is active, being written, or held by a reader.
+
+    Args:
+        store: root of the store.
+        name: the cache.
+        keep: whole builds that stay, the active one among them.
+        keep_quarantined: refused builds that stay.
+        grace_s: what was in use less than this ago stays.
+        dry_run: decide only.
+
+    Returns:
+        The decisions and the bytes freed.
+    """
+    done = CacheStore(store).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s, dry_run=dry_run)
+    get_run_logger().info("%d builds removed, %s", len(done.removed), format_bytes(done.freed_bytes))
+    return done

@@ -1,0 +1,89 @@
+"""`cachewatch store` as operators type it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+
+
+def cachewatch(*words):
+    command = [sys.executable, "-m", "prefect_cachewatch.cli.main", "store", *map(str, words)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+@pytest.fixture
+def builds(tmp_path):
+    store, policy, made = CacheStore(tmp_path), PublishPolicy(store=tmp_path), []
+    for number in range(3):
+        with store.begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+            Path(build.path, "a.bin").write_text("x" * (number + 1))
+            build.publish(policy, findings=build.check(policy))
+        store.activate("c")
+        made.append(build)
+    return made
+
+
+def test_list_shows_states_newest_first(tmp_path, builds):
+    done = cachewatch("list", tmp_path, "c")
+    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert rows == [[b.build_id, s] for b, s in zip(builds[::-1], ["active", "published", "published"], strict=True)]
+    assert all(len(line) <= 110 for line in done.stdout.splitlines())
+    listed = json.loads(cachewatch("list", tmp_path, "c", "--json").stdout)
+    assert [b["total_bytes"] for b in listed] == [3, 2, 1]
+
+
+def test_verify_exits_1_for_a_cache_that_is_not_whole(tmp_path, builds):
+    done = cachewatch("verify", tmp_path, "c")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "whole: 3 B in 1 file, every digest agrees with the manifest\n"
+    Path(builds[-1].path, "a.bin").write_text("abc")
+    assert cachewatch("verify", tmp_path, "c", "--quick").returncode == 0
+    done = cachewatch("verify", tmp_path, "c")
+    assert done.returncode == 1 and "a.bin has other contents than the manifest says" in done.stderr
+    body = json.loads(cachewatch("verify", tmp_path, "c", "--json").stdout)
+    assert body["whole"] is False and body["problems"] == ["a.bin has other contents than the manifest says"]
+    assert cachewatch("verify", tmp_path, "c", "--build", builds[0].build_id).returncode == 0
+
+
+def test_activate_rollback_and_gc(tmp_path, builds):
+    first, second, third = (build.build_id for build in builds)
+    assert cachewatch("rollback", tmp_path, "c").stdout.startswith(f"rolled back to {second}")
+    assert cachewatch("activate", tmp_path, "c", first).returncode == 0
+    assert os.readlink(tmp_path / "c/current") == f"builds/{first}"
+    dry = cachewatch("gc", tmp_path, "c", "--keep", "2", "--grace", "0", "--dry-run")
+    assert f"{third}  would remove" in dry.stdout and Path(builds[2].path).exists()
+    done = cachewatch("gc", tmp_path, "c", "--keep", "2", "--grace", "0s")
+    assert done.stdout.splitlines()[-1] == "1 of 3 builds removed, 3 B"
+    assert not Path(builds[2].path).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["list", "/nowhere", "c"], "the store /nowhere does not exist"),
+        (["list", "{root}", "../c"], "is not a single directory name"),
+        (["list", "{root}", "other"], "there is no"),
+        (["activate", "{root}", "c", "../../etc"], "is not a build id"),
+        (["activate", "{root}", "c", "20260131T235959123Z-0a1b2c3d"], "there is no build"),
+        (["gc", "{root}", "c", "--keep", "0"], "--keep"),
+        (["gc", "{root}", "c", "--grace", "soon"], "is not a duration"),
+        (["gc", "{root}"], "NAME"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_125(tmp_path, builds, words, sentence):
+    done = cachewatch(*(word.replace("{root}", str(tmp_path)) for word in words))
+    assert done.returncode == 125 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("cachewatch: ") and sentence in done.stderr
+
+
+def test_a_hostile_name_in_the_store_obeys_nothing_in_the_terminal(tmp_path, builds):
+    os.mkdir(tmp_path / "c/builds/\x1b[2Jx")
+    done = cachewatch("list", tmp_path, "c")
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "damaged" in done.stdout

@@ -1,0 +1,428 @@
+"""The store's pure rules: names, key, manifest, checks, suspects, retention, the way back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from prefect_cachewatch.errors import BuildDamaged, StoreError
+from prefect_cachewatch.publish.activation import rollback_order
+from prefect_cachewatch.publish.checks import check_tree
+from prefect_cachewatch.publish.manifest import (
+    FileEntry,
+    LinkEntry,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from prefect_cachewatch.publish.names import (
+    cache_key_digest,
+    check_build_id,
+    check_cache_name,
+    expand_placeholder,
+    make_build_id,
+    matches_any,
+)
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.retention import Candidate, plan_collection
+from prefect_cachewatch.publish.suspects import find_suspects
+from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
+from prefect_cachewatch.publish.verification import compare_files
+
+
+def file(path, size=10, mtime_s=0.0, inode=None, links=1):
+    return ScannedFile(path, size, int(mtime_s * 1e9), hash(path) if inode is None else inode, links)
+
+
+def policy(**fields):
+    return PublishPolicy(store="/store", **fields)
+
+
+# -- names and key
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".", "/etc", "", ".hidden", "-rf", "a\nb", "a\0b", "é" * 101])
+def test_a_name_that_could_leave_the_root_or_break_a_tool_is_refused(name):
+    with pytest.raises(StoreError) as caught:
+        check_cache_name(name)
+    assert "\n" not in caught.value.message and "\0" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["llama-3-70b", "Llama 3.1 70B (n300)", "é" * 100, "a..b"])
+def test_an_ordinary_name_is_taken_as_it_is(name):
+    assert check_cache_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "build", ["", "..", "../builds/x", "20260131T235959Z-0a1b2c3d", "20260131T235959123Z-0A1B2C3D"]
+)
+def test_what_is_no_build_id_never_becomes_part_of_a_path(build):
+    with pytest.raises(StoreError, match="is not a build id"):
+        check_build_id(build)
+
+
+@given(st.floats(0, 4e9), st.floats(0, 4e9), st.binary(min_size=4, max_size=4))
+def test_build_ids_sort_by_age(early, late, entropy):
+    early, late = sorted((early, late))
+    assert make_build_id(early, entropy)[:19] <= make_build_id(late, entropy)[:19]
+    assert check_build_id(make_build_id(early, entropy))
+
+
+def test_the_key_depends_on_every_part_and_not_on_the_order_of_the_values():
+    base = cache_key_digest({"a": "1", "b": "2"}, ["gen", "{cache_dir}"])
+    assert base == cache_key_digest({"b": "2", "a": "1"}, ["gen", "{cache_dir}"])
+    others = {
+        cache_key_digest({"a": "1", "b": "3"}, ["gen", "{cache_dir}"]),
+        cache_key_digest({"a": "1"}, ["gen", "{cache_dir}"]),
+        cache_key_digest({"a": "1", "b": "2"}, ["gen", "{cache_dir}", "x"]),
+        cache_key_digest({"a": "1", "b": "2"}, ["gen {cache_dir}"]),
+        cache_key_digest({"a": "1", "b": "2"}, ["gen", "{cache_dir}"], {"ttnn": "0.81.1"}),
+    }
+    assert len(others) == 5 and base not in others
+
+
+def test_a_number_from_python_and_from_the_command_line_make_one_key():
+    assert policy(cache_key={"layers": 8, "tiled": True}).cache_key == {"layers": "8", "tiled": "true"}
+
+
+def test_only_the_placeholder_is_replaced():
+    assert expand_placeholder(["{cache_dir}/x{cache_dir}", "{}", "{other}"], "/b") == [
+        "/b/x/b",
+        "{}",
+        "{other}",
+    ]
+
+
+def test_globs_match_names_or_whole_paths():
+    assert matches_any("deep/er/w.tensorbin.tmp.12.3", ["*.tmp.*"])
+    assert matches_any("deep/er/w.bin", ["/deep/*"])
+    assert not matches_any("deep/er/w.bin", ["er/*"])
+    assert not matches_any("a.TMP", ["*.tmp"])
+
+
+# -- policy
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"store": None},
+        {"store": "relative/path"},
+        {"store": "/s", "min_size_ratio": 1.5},
+        {"store": "/s", "max_size_ratio": 0.5},
+        {"store": "/s", "keep": 0},
+        {"store": "/s", "check_command": []},
+        {"store": "/s", "cache_dir_env": "not a name"},
+        {"store": "/s", "temporary": [""]},
+        {"store": "/s", "unknown": 1},
+    ],
+)
+def test_a_policy_out_of_bounds_is_refused(fields):
+    with pytest.raises(ValidationError):
+        PublishPolicy(**fields)
+
+
+def test_every_field_of_the_policy_explains_itself_in_the_form():
+    assert all(field.description for field in PublishPolicy.model_fields.values())
+
+
+def test_in_place_needs_no_store():
+    assert PublishPolicy(mode="in_place").store is None
+
+
+# -- manifest
+
+PATHS = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=20).filter(lambda p: p not in (".", ".."))
+ENTRIES = st.lists(
+    st.builds(FileEntry, PATHS, st.integers(0, 2**60), st.sampled_from(["0" * 64, "9f" * 32])), max_size=5
+)
+
+
+def manifest(files=(), **fields):
+    base = {
+        "name": "c", "build_id": "b", "mode": "staged", "key": "k", "cache_key": {"x": "1"}, "argv": ("gen",),
+        "tool_versions": {}, "host": {"hostname": "h"}, "started_at": "s", "finished_at": "f",
+    }  # fmt: skip
+    return Manifest(files=tuple(files), **{**base, **fields})
+
+
+@given(ENTRIES, st.lists(st.text(max_size=9), max_size=3))
+def test_a_manifest_reads_back_as_it_was_written(entries, argv):
+    written = manifest(
+        entries, argv=tuple(argv), links=(LinkEntry("l", "a"),), growth={"bytes_written": 5, "pause_s": 0.1}
+    )
+    assert decode_manifest(encode_manifest(written), "m") == written
+
+
+def test_names_that_are_not_utf8_survive_the_manifest():
+    name = b"w\xff\xfe.bin".decode("utf-8", "surrogateescape")
+    data = encode_manifest(manifest([FileEntry(name, 1, "0" * 64)]))
+    assert data.isascii()
+    assert decode_manifest(data, "m").files[0].path.encode("utf-8", "surrogateescape") == b"w\xff\xfe.bin"
+
+
+SAMPLE = encode_manifest(manifest([FileEntry("a/b.bin", 12, "ab" * 32), FileEntry("c", 3, "cd" * 32)]))
+
+
+@pytest.mark.parametrize("length", range(0, len(SAMPLE) - 2, 7))
+def test_a_manifest_cut_anywhere_is_refused(length):
+    with pytest.raises(BuildDamaged, match=r"cut short|is not a cachewatch manifest"):
+        decode_manifest(SAMPLE[:length], "/s/m.json")
+
+
+@given(st.integers(0, len(SAMPLE) - 1), st.integers(1, 255))
+def test_a_manifest_with_any_byte_changed_is_refused_or_means_the_same(place, difference):
+    edited = SAMPLE[:place] + bytes([SAMPLE[place] ^ difference]) + SAMPLE[place + 1 :]
+    try:
+        read = decode_manifest(edited, "m")
+    except BuildDamaged:
+        return
+    assert read == decode_manifest(SAMPLE, "m")
+
+
+def test_an_edited_manifest_is_named_as_that():
+    edited = SAMPLE.replace(b'"size_bytes": 12', b'"size_bytes": 13')
+    with pytest.raises(BuildDamaged, match=r"/s/m\.json was changed after it was written"):
+        decode_manifest(edited, "/s/m.json")
+
+
+def test_a_manifest_of_a_later_version_says_so():
+    body = json.loads(SAMPLE) | {"schema_version": 99}
+    with pytest.raises(BuildDamaged, match="schema_version 99"):
+        decode_manifest(json.dumps(body).encode(), "m")
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a//b", "a/./b", "", "a\0b"])
+def test_a_manifest_that_names_a_path_outside_the_build_is_refused(path):
+    forged = encode_manifest(manifest([FileEntry(path, 1, "0" * 64)]))
+    with pytest.raises(BuildDamaged, match="makes no sense"):
+        decode_manifest(forged, "m")
+
+
+# -- comparison
+
+
+def kinds(problems):
+    return [(problem.kind, problem.path) for problem in problems]
+
+
+def test_quick_comparison_sees_missing_cut_and_added_files():
+    listed = manifest([FileEntry("a", 1, "0" * 64), FileEntry("b", 2, "0" * 64), FileEntry("c", 3, "0" * 64)])
+    assert kinds(compare_files(listed, {"a": 1, "b": 1, "x": 1}, {})) == [
+        ("size", "b"),
+        ("missing", "c"),
+        ("unexpected", "x"),
+    ]
+
+
+def test_full_comparison_sees_other_contents_of_the_same_size():
+    listed = manifest([FileEntry("a", 1, "0" * 64)])
+    assert compare_files(listed, {"a": 1}, {}, {"a": "0" * 64}) == []
+    assert kinds(compare_files(listed, {"a": 1}, {}, {"a": "1" * 64})) == [("digest", "a")]
+
+
+def test_a_log_that_a_consumer_wrote_into_the_build_is_no_difference():
+    listed = manifest([FileEntry("a", 1, "0" * 64)], ignore=("*.log",))
+    assert compare_files(listed, {"a": 1, "server.log": 99}, {}) == []
+
+
+def test_a_link_that_leads_elsewhere_is_a_difference():
+    listed = manifest(links=(LinkEntry("l", "a"),))
+    assert compare_files(listed, {}, {"l": "a"}) == []
+    assert kinds(compare_files(listed, {}, {"l": "b"})) == [("link", "l")]
+
+
+# -- checks
+
+
+def found(tree, last_bytes=None, **fields):
+    return [(finding.category, finding.severity) for finding in check_tree(tree, policy(**fields), last_bytes)]
+
+
+def test_a_healthy_build_has_no_findings():
+    assert found(BuildTree([file("a"), file("d/b")]), last_bytes=20) == []
+
+
+@pytest.mark.parametrize("name", ["w.tmp", "d/w.tensorbin.tmp.4711.3", "w.partial", "w.incomplete"])
+def test_a_temporary_file_refuses_the_build(name):
+    assert found(BuildTree([file("a"), file(name)])) == [("temporary_file", "refuse")]
+
+
+def test_an_empty_file_refuses_the_build_unless_it_may_be_empty():
+    tree = BuildTree([file("a"), file("d/__init__.py", size=0)])
+    assert found(tree) == [("empty_file", "refuse")]
+    assert found(tree, allow_empty=["__init__.py"]) == []
+
+
+def test_an_empty_temporary_file_is_one_finding():
+    assert found(BuildTree([file("a"), file("b.tmp", size=0)])) == [("temporary_file", "refuse")]
+
+
+def test_a_build_without_files_is_refused_even_where_no_bytes_are_asked_for():
+    assert found(BuildTree(), min_bytes=0) == [("empty_cache", "refuse")]
+    assert found(BuildTree([file("run.log")])) == [("empty_cache", "refuse")]
+
+
+def test_expected_files_by_number_and_by_glob():
+    tree = BuildTree([file("layers.0.bin"), file("d/layers.1.bin")])
+    assert found(tree, expected_files=2) == []
+    assert found(tree, expected_files=3) == [("wrong_file_count", "refuse")]
+    assert found(tree, expected_files=["layers.*.bin", "d/*"]) == []
+    assert found(tree, expected_files=["layers.*.bin", "config.json"]) == [("missing_file", "refuse")]
+
+
+def test_a_build_below_its_least_size_is_refused():
+    assert found(BuildTree([file("a", 99)]), min_bytes=100) == [("too_small", "refuse")]
+    assert found(BuildTree([file("a", 100)]), min_bytes=100) == []
+
+
+@pytest.mark.parametrize(("size", "inside"), [(49, False), (50, True), (200, True), (201, False)])
+def test_the_size_band_around_the_last_build_includes_its_ends(size, inside):
+    tree = BuildTree([file("a", size)])
+    assert found(tree, last_bytes=100) == ([] if inside else [("size_out_of_band", "warn")])
+    refused = found(tree, last_bytes=100, on_size_change="refuse")
+    assert refused == ([] if inside else [("size_out_of_band", "refuse")])
+    assert found(tree, last_bytes=100, on_size_change="ignore") == []
+
+
+def test_without_an_earlier_build_there_is_no_band():
+    assert found(BuildTree([file("a", 10**9)])) == []
+
+
+def test_what_has_no_place_in_a_build_refuses_it():
+    tree = BuildTree([file("a")], others=["pipe"], escapes=["link"])
+    assert found(tree) == [("special_file", "refuse"), ("link_escapes", "refuse")]
+
+
+def test_a_file_linked_from_outside_is_a_warning_and_one_linked_twice_inside_is_none():
+    inside = [file("a", inode=5, links=2), file("b", inode=5, links=2)]
+    assert found(BuildTree(inside)) == []
+    assert found(BuildTree(inside[:1])) == [("shared_file", "warn")]
+
+
+def test_a_hostile_name_in_a_finding_is_harmless():
+    message = check_tree(BuildTree([file("a"), file("\x1b[2J\n.tmp")]), policy())[0].message
+    assert "\x1b" not in message and "\n" not in message
+
+
+# -- suspects
+
+
+def suspects(files, **fields):
+    return {s.path: s.reason for s in find_suspects(files, temporary=["*.tmp", "*.tmp.*"], **fields)}
+
+
+def test_the_last_modified_file_is_suspect_and_older_ones_are_kept():
+    files = [file("a", mtime_s=10), file("b", mtime_s=20), file("c", mtime_s=30)]
+    assert suspects(files) == {"c": "last_modified"}
+
+
+def test_parallel_writers_that_froze_together_are_all_suspect():
+    files = [file("a", mtime_s=10), file("b", mtime_s=29.2), file("c", mtime_s=30)]
+    assert suspects(files) == {"b": "last_modified", "c": "last_modified"}
+
+
+def test_what_grew_in_the_last_window_is_suspect():
+    files = [file("a", mtime_s=10), file("b", mtime_s=25), file("c", mtime_s=30)]
+    assert suspects(files, ended_at_s=31, window_s=10) == {"b": "grew_in_window", "c": "last_modified"}
+    assert suspects(files, ended_at_s=331, window_s=300) == {"c": "last_modified"}
+
+
+def test_temporary_and_empty_files_are_suspect_however_old():
+    files = [
+        file("a.tmp.9", mtime_s=1),
+        file("b", size=0, mtime_s=1),
+        file("e", size=0, mtime_s=1),
+        file("z", mtime_s=99),
+    ]
+    assert suspects(files, allow_empty=["e"]) == {"a.tmp.9": "temporary", "b": "empty", "z": "last_modified"}
+
+
+def test_what_the_watch_saw_growing_is_suspect():
+    files = [file("a", mtime_s=1), file("z", mtime_s=99)]
+    assert suspects(files, reported=["a"]) == {"a": "reported", "z": "last_modified"}
+
+
+def test_an_empty_staging_build_has_no_suspects():
+    assert suspects([]) == {}
+
+
+# -- the way back
+
+
+def test_a_roll_back_goes_to_what_was_active_before_and_not_to_what_was_rolled_back_from():
+    assert rollback_order(("a", "b", "c"), "c") == ["b", "a"]
+    assert rollback_order(("a", "b", "c"), "b") == ["a"]
+    assert rollback_order(("a", "b", "a"), "a") == ["b"]
+    assert rollback_order(("a",), "a") == []
+    assert rollback_order((), None) == []
+
+
+# -- retention
+
+HOUR = 3600.0
+
+
+def removed(builds, keep=2, keep_quarantined=1, grace_s=HOUR, now_s=1e9, order=()):
+    decisions = plan_collection(
+        builds,
+        keep=keep,
+        keep_quarantined=keep_quarantined,
+        now_s=now_s,
+        grace_s=grace_s,
+        rollback_order=order,
+    )
+    return {decision.build_id for decision in decisions if decision.remove}
+
+
+def test_the_active_and_the_newest_builds_stay():
+    builds = [Candidate(name, "published", 0) for name in "abd"] + [Candidate("c", "active", 0)]
+    assert removed(builds, keep=1) == {"a", "b", "d"}
+    assert removed(builds, keep=2) == {"a", "b"}
+
+
+def test_what_a_roll_back_would_go_to_stays_before_newer_ones():
+    builds = [Candidate(name, "published", 0) for name in "abd"] + [Candidate("c", "active", 0)]
+    assert removed(builds, keep=2, order=["a"]) == {"b", "d"}
+
+
+@pytest.mark.parametrize("state", ["published", "abandoned", "quarantined"])
+def test_a_young_or_pinned_build_stays(state):
+    assert removed([Candidate("a", state, 1e9 - HOUR + 1)], keep_quarantined=0, keep=1) == set()
+    fillers = [Candidate("z", "active", 0)]
+    assert removed([Candidate("a", state, 0, pinned=True), *fillers], keep_quarantined=0, keep=1) == set()
+    assert removed([Candidate("a", state, 1e9 - HOUR), *fillers], keep_quarantined=0, keep=1) == {"a"}
+
+
+def test_a_build_being_written_and_a_damaged_one_stay():
+    builds = [Candidate("a", "staging", 0), Candidate("b", "damaged", 0), Candidate("c", "active", 0)]
+    assert removed(builds, keep=1) == set()
+
+
+def test_a_clock_that_ran_backwards_removes_nothing():
+    builds = [Candidate(name, "published", 2e9) for name in "abc"]
+    assert removed(builds, keep=1) == set()
+
+
+def test_keeping_nothing_is_refused():
+    with pytest.raises(ValueError, match="keep must be at least 1"):
+        plan_collection([], keep=0, keep_quarantined=0, now_s=0, grace_s=0)
+
+
+STATES = st.sampled_from(["published", "staging", "abandoned", "damaged", "quarantined"])
+BUILDS = st.lists(
+    st.builds(Candidate, st.text("abcdef", min_size=3, max_size=5), STATES, st.floats(0, 2e9), st.just(0), st.booleans()),
+    max_size=12, unique_by=lambda build: build.build_id,
+)  # fmt: skip
+
+
+@given(BUILDS, st.integers(1, 5), st.integers(0, 3), st.floats(0, 1e9))
+def test_clean_up_never_touches_what_is_in_use(builds, keep, keep_quarantined, grace_s):
+    gone = removed(builds, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s)
+    for build in builds:
+        if build.pinned or build.state in ("staging", "damaged", "active") or 1e9 - build.idle_since_s < grace_s:
+            assert build.build_id not in gone
+    whole = [build for build in builds if build.state == "published"]
+    assert len([build for build in whole if build.build_id not in gone]) >= min(keep, len(whole))

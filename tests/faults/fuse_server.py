@@ -1,0 +1,139 @@
+"""A file system in memory that can stop answering: SIGUSR1 swallows every request, SIGUSR2 answers them all.
+
+The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Used by `namespace.py --fuse`.
+"""
+
+import os
+import signal
+import struct
+import time
+
+LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RENAME, OPEN, READ, WRITE, STATFS = (
+    1,
+    2,
+    3,
+    4,
+    9,
+    10,
+    12,
+    14,
+    15,
+    16,
+    17,
+)
+RELEASE, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, CREATE, INTERRUPT, DESTROY, BATCH_FORGET = (
+    18,
+    25,
+    26,
+    27,
+    28,
+    29,
+    35,
+    36,
+    38,
+    42,
+)
+ENOENT, ENOSYS = 2, 38
+SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
+
+
+class Node:
+    def __init__(self, number: int, mode: int, uid: int, gid: int) -> None:
+        self.number, self.mode, self.uid, self.gid = number, mode, uid, gid
+        self.size = 0
+        self.changed_ns = time.time_ns()
+        self.names: dict[bytes, Node] = {}
+
+    def attributes(self) -> bytes:
+        seconds, rest = divmod(self.changed_ns, 10**9)
+        blocks = (self.size + 511) // 512
+        times = (seconds,) * 3 + (rest,) * 3
+        return struct.pack(
+            "<6Q10I", self.number, self.size, blocks, *times, self.mode, 1, self.uid, self.gid, 0, 4096, 0
+        )
+
+
+class Server:
+    """Answers requests from memory; file contents are counted, not kept."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.hung = fd, False
+        self.waiting: list[bytes] = []
+        self.nodes = {1: Node(1, 0o40777, 0, 0)}
+
+    def serve(self) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "hung", True))
+        signal.signal(signal.SIGUSR2, lambda *_: self.wake())
+        while True:
+            try:
+                request = os.read(self.fd, 1 << 18)
+            except OSError:  # unmounted
+                return
+            if self.hung:
+                self.waiting.append(request)
+            else:
+                self.answer(request)
+
+    def wake(self) -> None:
+        self.hung, waiting, self.waiting = False, self.waiting, []
+        for request in waiting:
+            self.answer(request)
+
+    def answer(self, request: bytes) -> None:
+        _, operation, unique, number, uid, gid, _, _ = struct.unpack("<IIQQIIII", request[:40])
+        if operation in SILENT:
+            return
+        result = self.operate(operation, self.nodes.get(number), request[40:], uid, gid)
+        error, data = (result, b"") if isinstance(result, int) else (0, result)
+        try:
+            os.write(self.fd, struct.pack("<IiQ", 16 + len(data), -error, unique) + data)
+        except OSError:  # its caller was killed, or the mount has gone
+            return
+
+    def operate(self, operation: int, node: Node | None, body: bytes, uid: int, gid: int) -> bytes | int:
+        if operation == INIT:
+            return struct.pack("<IIIIHHIIHHI7I", 7, 31, 65536, 0, 16, 12, 65536, 1, 0, 0, 0, *([0] * 7))
+        if operation in (RELEASE, RELEASEDIR, FLUSH, DESTROY):
+            return b""
+        if operation == STATFS:
+            return struct.pack("<5Q4I6I", 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 4096, 255, 4096, 0, *([0] * 6))
+        if node is None:
+            return ENOENT
+        if operation in (GETATTR, SETATTR):
+            if operation == SETATTR and struct.unpack_from("<I", body)[0] & 8:  # the size is set
+                node.size = struct.unpack_from("<Q", body, 16)[0]
+                node.changed_ns = time.time_ns()
+            return struct.pack("<QII", 0, 0, 0) + node.attributes()
+        if operation == LOOKUP:
+            found = node.names.get(body.rstrip(b"\0"))
+            return self.entry(found) if found else ENOENT
+        if operation in (OPEN, OPENDIR):
+            return struct.pack("<QII", 0, 0, 0)
+        if operation in (MKDIR, CREATE):
+            skip, kind = (8, 0o40755) if operation == MKDIR else (16, 0o100644)
+            made = Node(len(self.nodes) + 1, kind, uid, gid)
+            self.nodes[made.number] = node.names[body[skip:].rstrip(b"\0")] = made
+            return self.entry(made) + (struct.pack("<QII", 0, 0, 0) if operation == CREATE else b"")
+        if operation == UNLINK:
+            return b"" if node.names.pop(body.rstrip(b"\0"), None) else ENOENT
+        if operation == WRITE:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            node.size, node.changed_ns = max(node.size, offset + size), time.time_ns()
+            return struct.pack("<II", size, 0)
+        if operation == READDIR:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            return self.list(node, offset, size)
+        return ENOSYS
+
+    def entry(self, node: Node) -> bytes:
+        return struct.pack("<QQQQII", node.number, 0, 0, 0, 0, 0) + node.attributes()
+
+    def list(self, node: Node, offset: int, size: int) -> bytes:
+        data = b""
+        for position, (name, child) in enumerate(list(node.names.items())[offset:], offset + 1):
+            record = struct.pack("<QQII", child.number, position, len(name), child.mode >> 12) + name
+            record += b"\0" * (-len(record) % 8)
+            if len(data) + len(record) > size:
+                break
+            data += record
+        return data

@@ -1,0 +1,358 @@
+"""The watch itself: file systems that hang, directories that vanish, hostile names, clocks, a machine under load."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.faults.conftest import Fault
+from tests.faults.harness import HERE, Sandbox, living, missing, until
+
+SECTION = "2 The watch itself"
+
+
+class HangingMount:
+    """A file system in the sandbox's own mount namespace that stops answering on request."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            missing("needs root and /dev/fuse")
+        mount_point = sandbox.mkdir("mount")
+        self.pid_file = sandbox.root / "fuse.pid"
+        sandbox.mounts += ["--fuse", str(mount_point), str(self.pid_file)]
+        sandbox.cache_name = "mount/cache"
+
+    def signal(self, number: signal.Signals) -> None:
+        until(self.pid_file.exists, 20, "the file system is mounted")
+        os.kill(int(self.pid_file.read_text()), number)
+
+    def hang(self) -> None:
+        self.signal(signal.SIGUSR1)
+
+    def answer(self) -> None:
+        self.signal(signal.SIGUSR2)
+
+    def end(self) -> None:
+        if self.pid_file.exists():
+            with contextlib.suppress(OSError):
+                os.kill(int(self.pid_file.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def hanging(sandbox: Sandbox) -> Iterator[HangingMount]:
+    mount = HangingMount(sandbox)
+    yield mount
+    mount.end()
+
+
+def scanners_of(pid: int) -> list[int]:
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(pid).children(recursive=True)
+        return [child.pid for child in children if "cachewatch-scanner" in child.cmdline()]
+    return []
+
+
+def wait_written(sandbox: Sandbox, pid: int, files: int = 3) -> None:
+    """Wait until the generator has written; looked at through the process's own mount namespace."""
+    inside = f"/proc/{pid}/root{sandbox.cache}"
+    until(lambda: os.path.isdir(inside) and len(os.listdir(inside)) >= files, 30, "the generator writes")
+
+
+def test_a_file_system_that_hangs_ends_the_run(hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "file system hangs",
+        "a FUSE file system swallows every request",
+        "`filesystem_unresponsive` within window (3 s) + scan deadline (3 s); exit 124; what cannot be killed is named; "
+        "never a second scanner",
+    )
+    tag, command = sandbox.tree("plain")
+    process = sandbox.guarded(command, window="3s")
+    wait_written(sandbox, process.pid)
+    hanging.hang()
+    began = time.monotonic()
+    seen: set[int] = set()
+    while process.poll() is None:
+        seen.update(scanners_of(process.pid))
+        assert time.monotonic() - began < 40, "the command hangs with the file system"
+        time.sleep(0.1)
+    took = time.monotonic() - began
+    assert process.returncode == 124
+    assert len(seen) == 1
+    report = sandbox.report()
+    assert report["stall"]["kind"] == "filesystem_unresponsive"
+    assert report["listing"] is None
+    assert any("no listing" in note for note in report["notes"])
+    assert report["stop"]["survivors"], "a process in state D cannot be killed, and must be named"
+    assert all(one["state"] == "D" for one in report["stop"]["survivors"])
+    assert "Could not be killed: pid" in report["message"]
+    hanging.end()
+    until(lambda: not living(tag), 10, "the kernel lets go of the killed generator")
+    row.measured.append((who, f"stopped after {report['duration_s']:.1f} s of run, exit {took:.1f} s after the hang"))
+
+
+def test_a_file_system_that_answers_again_in_time_is_forgiven(
+    hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION, "file system hangs for a while", "as above, for 4 s of a 15 s window", "the run completes, exit 0"
+    )
+    _, command = sandbox.tree("plain", writes=15, life_s=5)
+    process = sandbox.guarded(command, window="15s")
+    wait_written(sandbox, process.pid)
+    hanging.hang()
+    time.sleep(4)
+    hanging.answer()
+    assert process.wait(60) == 0, sandbox.stderr()
+    assert sandbox.report()["outcome"] == "completed"
+    row.measured.append((who, "completed"))
+
+
+def test_a_file_system_that_hangs_before_the_start_is_refused(
+    hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(SECTION, "file system hangs before the start", "as above", "one sentence within 10 s + start, exit 125")
+    hold = sandbox.guarded(["sleep", "60"])
+    until(hanging.pid_file.exists, 20, "the file system is mounted")
+    until(lambda: os.path.isdir(f"/proc/{hold.pid}/root{sandbox.cache}"), 20, "the cache directory is made")
+    hanging.hang()
+    # A second command in the same mount namespace.
+    enter = ["nsenter", f"--mount=/proc/{hold.pid}/ns/mnt"]
+    if shutil.which("nsenter") is None:
+        missing("needs nsenter")
+    argv = sandbox.cachewatch("exec", "--cache-dir", str(sandbox.root / "mount" / "other"), "--", "true")
+    uid = (
+        [] if sandbox.uid is None else ["setpriv", f"--reuid={sandbox.uid}", f"--regid={sandbox.uid}", "--clear-groups"]
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [*enter, *uid, *argv], capture_output=True, env=sandbox.env(), cwd="/", timeout=60, check=False
+    )
+    took = time.monotonic() - began
+    assert done.returncode == 125
+    text = done.stderr.decode()
+    assert "does not answer within 10 s: its file system hangs; check the mount" in text
+    assert text.count("\n") == 1
+    assert took < 25
+    row.measured.append((who, f"{took:.1f} s"))
+
+
+def test_lost_permission_ends_the_run_as_unreadable(sandbox: Sandbox, user: int | None, who: str, fault: Fault) -> None:
+    if user is None and os.geteuid() == 0:
+        pytest.skip("root reads every directory")
+    row = fault(
+        SECTION,
+        "permission lost",
+        "chmod 0 of the cache directory in mid-run",
+        "`filesystem_unresponsive` after its window, the message says Permission denied",
+    )
+    script = (
+        'i=0; while :; do i=$((i+1)); head -c 20000 /dev/urandom 2>/dev/null > "$0/f.$i"; sleep 0.1; '
+        '[ $i = 10 ] && chmod 0 "$0"; done'
+    )
+    process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache)], window="2s")
+    assert process.wait(60) == 124, sandbox.stderr()
+    report = sandbox.report()
+    sandbox.cache.chmod(0o755)
+    assert report["stall"]["kind"] == "filesystem_unresponsive"
+    assert "Permission denied" in report["message"]
+    row.measured.append((who, f"blind for {report['stall']['pause_s']:.1f} s"))
+
+
+def test_a_removed_directory_is_said_to_be_missing(sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(SECTION, "directory removed", "rm -r of the cache directory in mid-run", "`cache_directory_missing`")
+    sandbox.cache_name = "out/cache"  # a parent that the generator's user may write to
+    tag, command = sandbox.tree("plain", writes=8)
+    script = '"$@" & sleep 1.5; rm -r "$0"; wait'
+    process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache), *command], window="2s")
+    assert process.wait(60) == 124, sandbox.stderr()
+    report = sandbox.report()
+    assert report["stall"]["kind"] == "cache_directory_missing"
+    assert f"cache directory missing for 2 s: {sandbox.cache}" in report["message"]
+    assert living(tag) == []
+    row.measured.append((who, f"missing for {report['stall']['pause_s']:.1f} s"))
+
+
+def test_a_replaced_directory_is_watched_on_and_noted(sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "directory replaced",
+        "the cache directory is renamed away and another takes its place",
+        "the new one is watched, the report notes it",
+    )
+    script = (
+        'i=0; while [ $i -lt 30 ]; do i=$((i+1)); head -c 20000 /dev/urandom > "$0/f.$i"; sleep 0.1; '
+        '[ $i = 10 ] && mv "$0" "$0.old" && mkdir "$0"; done; exit 0'
+    )
+    sandbox.cache_name = "out/cache"  # a parent that the generator's user may write to
+    process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache)], window="2s")
+    assert process.wait(60) == 0, sandbox.stderr()
+    report = sandbox.report()
+    assert any("was replaced by another directory during the run" in note for note in report["notes"])
+    assert report["growth"]["bytes_written"] >= 25 * 20000
+    row.measured.append((who, "noted, completed"))
+
+
+def test_a_file_system_that_turns_read_only_is_a_stall_or_the_generators_error(
+    sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    if os.geteuid() != 0:
+        missing("needs root to remount")
+    row = fault(
+        SECTION,
+        "remounted read-only",
+        "the cache's mount turns read-only in mid-run, the generator tries on for ever",
+        "`no_growth` after the window, with the generator's own error in the log's tail",
+    )
+    sandbox.mkdir("mount")
+    sandbox.mounts += ["--tmpfs", str(sandbox.root / "mount"), "size=8m,mode=777"]
+    sandbox.cache_name = "mount/cache"
+    script = 'i=0; while :; do i=$((i+1)); head -c 20000 /dev/urandom > "$0/f.$i"; sleep 0.1; done'
+    process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache)], window="2s")
+    wait_written(sandbox, process.pid)
+    remount = ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt", "mount", "-o", "remount,ro,bind"]
+    subprocess.run([*remount, str(sandbox.root / "mount")], check=True)
+    assert process.wait(60) == 124, sandbox.stderr()
+    report = sandbox.report()
+    assert report["stall"]["kind"] == "no_growth"
+    assert any("Read-only file system" in line for line in report["log_tail"])
+    row.measured.append((who, f"stalled after {report['stall']['pause_s']:.1f} s"))
+
+
+HOSTILE = (
+    b"\xff\xfe not utf-8.bin", b"n" * 255, b"new\nline.bin", b"\x1b]0;owned\x07\x1b[2J.bin",
+    b"<script>alert(1)<\xe2\x80\xa2script>.bin", b"[x](javascript:alert(1))`|*_.bin", b"\xe2\x80\xaegnp.bin", b"-rf", b" ",
+)  # fmt: skip
+
+
+def test_hostile_names_and_link_loops_are_reported_and_obeyed_by_nobody(
+    sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "hostile names",
+        "names that are not UTF-8, of 255 bytes, with newlines, escapes, HTML, Markdown; symlink loops",
+        "every byte is in the JSON, none of them reaches the terminal",
+    )
+    script = (
+        "import os,sys,time\nd=os.fsencode(sys.argv[1])\n"
+        "os.symlink('.', d+b'/loop'); os.symlink('/', d+b'/root'); os.symlink(d, d+b'/self')\n"
+        f"for n in {HOSTILE!r}:\n open(d+b'/'+n,'wb').write(b'x'*9000); time.sleep(.02)\ntime.sleep(60)\n"
+    )
+    process = sandbox.guarded([sys.executable, "-I", "-S", "-c", script, str(sandbox.cache)], window="1500ms")
+    assert process.wait(60) == 124, sandbox.stderr()
+    shown = (sandbox.root / "out" / "stderr.txt").read_bytes()
+    assert b"\x1b" not in shown and b"\xff" not in shown and b"\xe2\x80\xae" not in shown
+    raw = sandbox.report_path.read_bytes()
+    assert b"\x1b" not in raw
+    report = json.loads(raw)
+    paths = {os.fsencode(os.path.basename(entry["path"])) for entry in report["listing"]["entries"]}
+    assert paths == set(HOSTILE)
+    assert report["listing"]["total_files"] == len(HOSTILE), "nothing is counted through a link"
+    row.measured.append((who, f"{len(HOSTILE)} of {len(HOSTILE)} names whole, 0 control bytes shown"))
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_wall_clock_that_jumps_is_no_stall_and_no_progress(
+    jump_s: int, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "clock jumps an hour",
+        "the wall clock of the command, its guards and its scanner moves, forward and back",
+        "no false stall; a real one is found within its window",
+    )
+    clock = sandbox.root / "clock"
+    clock.write_text("0")
+    wrapper = sandbox.root / "python"
+    # Helpers are started through this as their interpreter, so that they live by the moved clock too.
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {HERE / "fake_clock.py"} {clock} "$@"\n')
+    wrapper.chmod(0o755)
+    start = f"import sys;sys.executable={str(wrapper)!r};from prefect_cachewatch.cli.main import main;main()"
+    # 0.7 of the window between two writes: any misdated growth would be a stall.
+    _, command = sandbox.tree("plain", writes=8, interval_s=2.1)
+    argv = [
+        sys.executable,
+        str(HERE / "fake_clock.py"),
+        str(clock),
+        "-c",
+        start,
+        "exec",
+        "--cache-dir",
+        str(sandbox.cache),
+        "--stall-after",
+        "3s",
+        "--poll",
+        "1s",
+    ]
+    argv += ["--grace", "200ms", "--report", str(sandbox.report_path), "--", *command]
+    process = sandbox.popen(argv)
+    until(lambda: len(os.listdir(sandbox.cache)) >= 3, 30, "the generator writes")
+    time.sleep(0.3)
+    moved = sandbox.root / "moved"
+    moved.write_text(str(jump_s))
+    moved.replace(clock)
+    before = len(os.listdir(sandbox.cache))
+    assert process.wait(90) == 124
+    report = sandbox.report()
+    assert report["growth"]["files_present"] == 8, "stopped before it had written all of its files"
+    assert before < 8
+    assert report["stall"]["kind"] == "no_growth"
+    assert 3 <= report["stop"]["decided_after_last_growth_s"] < 3 + 2
+    late = report["stop"]["decided_after_last_growth_s"] - 3
+    row.measured.append((f"{jump_s:+d} s ({who})", f"no false stall, the real one {late:.2f} s after its window"))
+
+
+def test_a_stopped_watcher_does_not_take_its_own_silence_for_a_stall(sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "SIGSTOP of the watcher",
+        "`cachewatch exec` stands still for 3 windows while the generator writes on and fills its output pipe",
+        "no false stall, exit 0",
+    )
+    script = (
+        'i=0; while [ $i -lt 60 ]; do i=$((i+1)); head -c 20000 /dev/urandom > "$0/f.$i"; '
+        "head -c 300000 /dev/zero; sleep 0.15; done"
+    )
+    process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache)], window="2s")
+    wait_written(sandbox, process.pid)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0, sandbox.stderr()
+    report = sandbox.report()
+    assert report["growth"]["files_present"] == 60
+    row.measured.append((who, "completed"))
+
+
+def test_a_machine_under_full_load_makes_no_stall(sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "machine under full load",
+        "four busy processes a core, pauses of half the window",
+        "no false stall, and the real one at the end is found",
+    )
+    burners = [
+        sandbox.popen([sys.executable, "-I", "-S", "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))
+    ]
+    tag, command = sandbox.tree("plain", writes=8, interval_s=1.5)
+    process = sandbox.guarded(command, window="3s")
+    code = process.wait(90)
+    for burner in burners:
+        burner.kill()
+    assert code == 124, sandbox.stderr()
+    report = sandbox.report()
+    assert report["growth"]["files_present"] == 8
+    assert living(tag) == []
+    late = report["stop"]["decided_after_last_growth_s"] - 3
+    row.measured.append((who, f"8 of 8 writes, decided {late:.2f} s after the window"))

@@ -1,0 +1,409 @@
+"""Publishing and deploying through the flows, on a temporary server: states, store, events, assets, report."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import State
+from prefect.events.clients import AssertingEventsClient
+from prefect.events.worker import EventsWorker
+
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.deployment import deploy_cache
+from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+
+pytestmark = pytest.mark.usefixtures("prefect_harness")
+
+QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
+STOP = StopPolicy(grace_s=1)
+ONCE = RetryPolicy(attempts=1)
+AGAIN = RetryPolicy(attempts=2, backoff_s=0.05, jitter=0)
+
+WRITES = """
+import os, sys
+for n in range(4):
+    path = os.path.join(sys.argv[1], f"layer{n}.bin")
+    if not os.path.exists(path):
+        open(path, "wb").write(bytes([n]) * 50_000)
+"""
+# As ttnn 0.72.0: files are written in place, and one that exists is kept, cut or not.
+CUTS = """
+import os, sys, time
+skipped = []
+for n in range(6):
+    path = os.path.join(sys.argv[1], f"layer{n}.bin")
+    if os.path.exists(path):
+        skipped.append(n)
+        continue
+    with open(path, "wb") as file:
+        for part in range(10):
+            file.write(bytes([n]) * 5_000)
+            file.flush()
+            if n == 4 and part == 5 and not os.path.exists(sys.argv[2]):
+                open(sys.argv[2], "w").close()
+                time.sleep(600)
+    time.sleep(0.7)
+open(sys.argv[2], "w").write(repr(skipped))
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CacheStore:
+    (tmp_path / "store").mkdir()
+    return CacheStore(tmp_path / "store")
+
+
+def job(code: str = WRITES, *args: str, name: str = "llama", **more: Any) -> CacheJob:
+    return CacheJob(name=name, command=[sys.executable, "-c", code, "{cache_dir}", *args], **more)
+
+
+def policy(store: CacheStore, **fields: Any) -> PublishPolicy:
+    return PublishPolicy(store=store.root, **fields)
+
+
+def run(job: CacheJob, publish: PublishPolicy, **more: Any) -> State[Any]:
+    given: dict[str, Any] = {"stall": QUICK, "stop": STOP, "retry": ONCE} | more
+    state: State[Any] = generate_cache(job, publish=publish, **given, return_state=True)
+    return state
+
+
+def builds(store: CacheStore, name: str = "llama") -> list[str]:
+    return [build.state for build in store.list_builds(name)]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """Every event that is emitted, as it leaves."""
+    found: list[dict[str, Any]] = []
+    worker = EventsWorker.instance(AssertingEventsClient)
+    monkeypatch.setattr("prefect.events.worker.EventsWorker.instance", lambda *_args, **_kwargs: worker)
+    send = worker.send
+
+    def note(event: Any) -> None:
+        found.append({"event": event.event, "resource": dict(event.resource), "payload": event.payload})
+        send(event)
+
+    monkeypatch.setattr(worker, "send", note)
+    yield found
+    worker.drain()
+
+
+def named(events: list[dict[str, Any]], prefix: str) -> list[str]:
+    return [event["event"] for event in events if event["event"].startswith(prefix)]
+
+
+def test_generate_verify_publish_and_activate_in_one_go(store: CacheStore, tmp_path: Path, events: list[Any]) -> None:
+    report = tmp_path / "report.json"
+    state = run(job(), policy(store, cache_key={"dtype": "bf16"}), report=report)
+    assert (state.type, state.name) == ("COMPLETED", "Completed")
+    summary = state.result()
+    assert isinstance(summary, GenerationSummary) and summary.publication is not None
+    done = summary.publication
+    assert (done.status, done.total_bytes, done.total_files) == ("published", 200_000, 4)
+    current = Path(store.current_path("llama"))
+    assert current.resolve() == Path(done.path)
+    assert (current / "layer3.bin").read_bytes() == b"\3" * 50_000
+    manifest = json.loads((current / ".cachewatch/manifest.json").read_text())
+    assert manifest["cache_key"] == {"dtype": "bf16"}
+    assert manifest["growth"]["bytes_written"] == 200_000
+    assert manifest["argv"][-1] == "{cache_dir}"
+    written = json.loads(report.read_text())
+    assert written["outcome"] == "completed"
+    assert written["publication"]["manifest"] == f"{done.path}/.cachewatch/manifest.json"
+    assert named(events, "cachewatch.cache") == ["cachewatch.cache.published", "cachewatch.cache.activated"]
+    published = next(event for event in events if event["event"] == "cachewatch.cache.published")
+    assert published["resource"]["prefect.resource.id"] == "cachewatch.cache.llama"
+    assert published["payload"]["bytes"] == 200_000
+    asset = next(event for event in events if event["event"] == "prefect.asset.materialization.succeeded")
+    assert asset["resource"]["prefect.resource.id"] == f"file://{store.root}/llama/current"
+    assert asset["payload"]["build_id"] == done.build_id and asset["payload"]["files"] == 4
+
+
+def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore, tmp_path: Path) -> None:
+    run(job(), policy(store))
+    report = tmp_path / "report.json"
+    again = run(job(), policy(store), report=report)
+    assert (again.type, again.name) == ("COMPLETED", "Cached")
+    assert again.result().attempts == 0
+    assert builds(store) == ["active"]
+    written = json.loads(report.read_text())
+    assert (written["outcome"], written["publication"]["status"], written["attempt"]) == ("cached", "cached", 0)
+    assert run(job(), policy(store, cache_key={"dtype": "bf8"})).name == "Completed"
+    assert run(job(), policy(store, cache_key={"dtype": "bf8"}, force=True)).name == "Completed"
+    assert builds(store) == ["active", "published", "published"]
+
+
+def test_a_cut_file_in_the_current_build_is_generated_again(store: CacheStore) -> None:
+    run(job(), policy(store))
+    (Path(store.current_path("llama")) / "layer1.bin").write_bytes(b"cut")
+    assert run(job(), policy(store)).name == "Completed"
+    store.verify("llama")
+    (Path(store.current_path("llama")) / "layer1.bin").write_bytes(b"x" * 50_000)
+    assert run(job(), policy(store)).name == "Cached"
+    assert run(job(), policy(store, verify="full")).name == "Completed"
+
+
+def test_what_the_checks_refuse_lies_in_quarantine_and_the_old_cache_stays(
+    store: CacheStore, tmp_path: Path, events: list[Any]
+) -> None:
+    first = run(job(), policy(store)).result().publication
+    events.clear()
+    leaves = WRITES + "open(os.path.join(sys.argv[1], 'layer9.tensorbin.tmp.7.1'), 'w').write('half')\n"
+    report = tmp_path / "report.json"
+    state = run(job(leaves), policy(store), report=report)
+    assert (state.type, state.name) == ("FAILED", "VerificationFailed")
+    assert "a temporary file was left behind: layer9.tensorbin.tmp.7.1" in str(state.message)
+    assert Path(store.current_path("llama")).resolve() == Path(first.path)
+    written = json.loads(report.read_text())
+    assert written["outcome"] == "verification_failed"
+    assert (Path(written["publication"]["quarantine"]) / "layer9.tensorbin.tmp.7.1").read_text() == "half"
+    assert written["publication"]["findings"][0]["category"] == "temporary_file"
+    assert named(events, "cachewatch.cache") == ["cachewatch.cache.quarantined"]
+    assert named(events, "prefect.asset.materialization") == []
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        ("import sys; print('layer2 is corrupt'); sys.exit(3)", "ended with exit code 3 (layer2 is corrupt)"),
+        ("import time; time.sleep(600)", "did not end within 1 s and was stopped"),
+        ("import os; os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
+    ],
+)
+def test_the_users_check_command_decides(store: CacheStore, check: str, sentence: str) -> None:
+    command = [sys.executable, "-c", check, "{cache_dir}"]
+    state = run(job(), policy(store, check_command=command, check_timeout_s=1))
+    assert state.name == "VerificationFailed" and sentence in str(state.message)
+    assert builds(store) == ["quarantined"]
+
+
+def test_the_check_command_sees_the_build(store: CacheStore) -> None:
+    check = "import os, sys; sys.exit(sorted(os.listdir(sys.argv[1])) != [f'layer{n}.bin' for n in range(4)])"
+    assert run(job(), policy(store, check_command=[sys.executable, "-c", check, "{cache_dir}"])).name == "Completed"
+
+
+def test_a_check_command_that_does_not_exist_is_refused_before_the_generation(store: CacheStore) -> None:
+    state = run(job(), policy(store, check_command=["/no/such/check"]))
+    assert state.name == "Refused" and "/no/such/check" in str(state.message)
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> None:
+    code = WRITES.replace("sys.argv[1]", "os.environ['TT_CACHE_PATH']")
+    plain = CacheJob(name="llama", command=[sys.executable, "-c", code])
+    assert run(plain, policy(store, cache_dir_env="TT_CACHE_PATH")).name == "Completed"
+    by_env = CacheJob(name="other", command=[sys.executable, "-c", code], env={"TT_CACHE_PATH": "{cache_dir}"})
+    assert run(by_env, policy(store)).name == "Completed"
+    refused = run(CacheJob(name="third", command=[sys.executable, "-c", code]), policy(store))
+    assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
+
+
+def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0), retry=AGAIN)
+    assert state.name == "Completed", state.message
+    kept = json.loads(mark.read_text())
+    assert {0, 1} <= set(kept) and 4 not in kept, "the cut one was written again, those long finished were kept"
+    for n in range(6):
+        assert (Path(store.current_path("llama")) / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
+
+
+def test_cut_files_are_published_only_where_the_user_insists_on_keeping_them(store: CacheStore, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    state = run(job(CUTS, str(mark)), policy(store, suspects="keep", min_bytes=300_000), retry=AGAIN)
+    assert mark.read_text() == "[0, 1, 2, 3, 4]"
+    assert state.name == "VerificationFailed", "the danger is real: only the size told"
+
+
+def test_a_clean_retry_keeps_nothing(store: CacheStore, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    clean = AGAIN.model_copy(update={"on_retry": "clean"})
+    assert run(job(CUTS, str(mark)), policy(store), retry=clean).name == "Completed"
+    assert mark.read_text() == "[]"
+
+
+def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    report = tmp_path / "report.json"
+    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0), report=report)
+    assert state.name == "Stalled"
+    written = json.loads(report.read_text())
+    assert (written["outcome"], written["publication"]["status"]) == ("stalled", "unfinished")
+    assert builds(store) == ["abandoned"]
+    assert not Path(store.current_path("llama")).exists()
+    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0))
+    assert state.name == "Completed"
+    assert state.result().publication.path == written["publication"]["path"]
+    kept = json.loads(mark.read_text())
+    assert {0, 1} <= set(kept) and 4 not in kept
+
+
+def test_in_place_the_marker_tells(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    code = WRITES.replace("sys.argv[1]", repr(str(cache)))
+    plain = CacheJob(name="baked", command=[sys.executable, "-c", code], cache_dirs=[cache])
+    publish = PublishPolicy(mode="in_place")
+    assert run(plain, publish).name == "Completed"
+    assert (cache / ".cachewatch/whole").exists()
+    assert run(plain, publish).name == "Cached"
+    fails = plain.model_copy(update={"command": [sys.executable, "-c", "import sys; sys.exit(3)"]})
+    assert run(fails, publish).name == "GeneratorFailed"
+    assert not (cache / ".cachewatch/whole").exists()
+
+
+def test_a_second_publisher_is_refused_and_told_who_the_first_is(store: CacheStore) -> None:
+    with store.begin("llama", BuildRecipe.of(["x"], policy(store))):
+        state = run(job(), policy(store))
+    assert state.name == "Refused" and f"held by pid {os.getpid()}" in str(state.message)
+
+
+def test_no_room_is_refused_before_the_first_byte(store: CacheStore) -> None:
+    state = run(job(expected_bytes=10**15), policy(store))
+    assert state.name == "Refused" and "are needed (1.1 times what the job expects)" in str(state.message)
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_job_without_directories_and_without_a_store_is_refused() -> None:
+    state: State[Any] = generate_cache(job(), return_state=True)
+    assert state.name == "Refused" and "names no cache_dirs" in str(state.message)
+
+
+# -- deploy_cache
+
+
+def deploy(job: CacheJob, publish: PublishPolicy, health: HealthCheck | None, **more: Any) -> State[Any]:
+    given: dict[str, Any] = {"stall": QUICK, "stop": STOP, "retry": ONCE} | more
+    state: State[Any] = deploy_cache(job, publish=publish, health=health, **given, return_state=True)
+    return state
+
+
+def command(code: str, deadline_s: float = 30) -> HealthCheck:
+    return HealthCheck(command=[sys.executable, "-c", code, "{cache_dir}"], deadline_s=deadline_s)
+
+
+GOOD = command("import os, sys; sys.exit(not os.path.exists(sys.argv[1] + '/layer0.bin'))")
+BAD = command("print('model does not load'); raise SystemExit(7)")
+
+
+def test_a_healthy_deployment_is_current(store: CacheStore, events: list[Any]) -> None:
+    state = deploy(job(), policy(store), GOOD)
+    assert state.name == "Completed", state.message
+    assert builds(store) == ["active"]
+    assert named(events, "cachewatch.cache") == ["cachewatch.cache.published", "cachewatch.cache.activated"]
+    assert deploy(job(), policy(store), GOOD).name == "Cached"
+
+
+def test_an_unhealthy_deployment_is_rolled_back_and_says_both(store: CacheStore, events: list[Any]) -> None:
+    deploy(job(), policy(store), GOOD)
+    before = os.readlink(store.current_path("llama"))
+    events.clear()
+    state = deploy(job(), policy(store, cache_key={"v": 2}), BAD)
+    assert (state.type, state.name) == ("FAILED", "Unhealthy")
+    assert "ended with exit code 7 (model does not load)" in str(state.message)
+    assert f"to {before.removeprefix('builds/')}" in str(state.message)
+    assert os.readlink(store.current_path("llama")) == before
+    assert named(events, "cachewatch.cache")[-1] == "cachewatch.cache.rolled-back"
+
+
+def test_the_first_deployment_has_nowhere_to_go_back_to_and_says_both(store: CacheStore) -> None:
+    state = deploy(job(), policy(store), BAD)
+    assert "The health check failed: " in str(state.message)
+    assert "The roll-back failed too: 'llama' cannot be rolled back" in str(state.message)
+
+
+def test_a_generation_that_fails_is_not_activated(store: CacheStore) -> None:
+    deploy(job(), policy(store), GOOD)
+    before = os.readlink(store.current_path("llama"))
+    state = deploy(job("import sys; sys.exit(3)"), policy(store), GOOD)
+    assert (state.type, state.name) == ("FAILED", "GeneratorFailed")
+    assert os.readlink(store.current_path("llama")) == before
+
+
+def test_a_health_check_that_cannot_be_made_is_refused_before_the_generation(store: CacheStore) -> None:
+    state = deploy(job(), policy(store), HealthCheck(command=["/no/such/check"]))
+    assert state.name == "Refused" and "/no/such/check" in str(state.message)
+    assert list(store.root.iterdir()) == []
+
+
+def test_in_place_is_refused_since_there_is_no_way_back(tmp_path: Path) -> None:
+    state = deploy(job(cache_dirs=[tmp_path / "c"]), PublishPolicy(mode="in_place"), None)
+    assert state.name == "Refused"
+
+
+@pytest.fixture
+def slow_server() -> Iterator[str]:
+    """Answers 503 three times, then 200, as a server that warms up."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            well = self.path == "/health" and len(asked) > 3
+            self.send_response(200 if well else 503)
+            self.end_headers()
+
+        def log_message(self, *_args: Any) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_server_that_warms_up_is_asked_until_it_is_well(store: CacheStore, slow_server: str) -> None:
+    health = HealthCheck(url=f"{slow_server}/health", deadline_s=30, interval_s=0.1)
+    assert deploy(job(), policy(store), health).name == "Completed"
+
+
+def test_a_server_that_stays_unwell_is_rolled_back_at_the_deadline(store: CacheStore, slow_server: str) -> None:
+    deploy(job(), policy(store), None)
+    before = os.readlink(store.current_path("llama"))
+    health = HealthCheck(url=f"{slow_server}/other", deadline_s=1, interval_s=0.1)
+    state = deploy(job(), policy(store, cache_key={"v": 2}), health)
+    assert state.name == "Unhealthy" and "/other answered 503 until the deadline of 1 s" in str(state.message)
+    assert os.readlink(store.current_path("llama")) == before
+
+
+def test_the_store_tasks_work_in_a_flow_of_ones_own(store: CacheStore) -> None:
+    from prefect import flow
+
+    from prefect_cachewatch.tasks.store import (
+        activate_cache,
+        collect_cache,
+        list_cache,
+        roll_back_cache,
+        verify_cache,
+    )
+
+    first = run(job(), policy(store)).result().publication
+    second = run(job(), policy(store, force=True)).result().publication
+    root = str(store.root)
+
+    @flow(name=f"operator {uuid.uuid4().hex[:6]}")
+    def operate() -> list[str]:
+        assert verify_cache(root, "llama").whole
+        assert roll_back_cache(root, "llama").build_id == first.build_id
+        assert activate_cache(root, "llama", second.build_id).previous == first.build_id
+        assert collect_cache(root, "llama", keep=1, grace_s=0).freed_bytes == 200_000
+        return [build.build_id for build in list_cache(root, "llama")]
+
+    assert operate() == [second.build_id]
+    digest = hashlib.sha256(Path(second.path, "layer0.bin").read_bytes()).hexdigest()
+    assert json.loads(Path(second.manifest).read_text())["files"][0]["digest"] == digest

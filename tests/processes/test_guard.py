@@ -1,0 +1,424 @@
+"""The twin guards with real trees: whatever shape they have and whoever dies, nobody is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+
+import pytest
+
+from prefect_cachewatch.errors import CommandError
+from prefect_cachewatch.supervise.client import GuardClient
+from prefect_cachewatch.supervise.proc import (
+    children,
+    command_line,
+    descendants,
+    find_by_cookie,
+    is_alive,
+    read_stat,
+    send_signal,
+)
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
+
+# Nothing outlives a test by more than this, should the guard fail.
+LIFE_S = 100
+PLAIN = f"import time; time.sleep({LIFE_S})"
+IGNORES_TERM = f"import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep({LIFE_S})"
+DAEMON = f"""
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    for fd in range(3):
+        os.close(fd)
+    source = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep({LIFE_S})"
+    os.execve("/proc/self/exe", [sys.orig_argv[0], "-I", "-S", "-c", source, sys.argv[1]], {{}})
+time.sleep({LIFE_S})
+"""
+SESSIONS = f"""
+import os, signal, time
+for _ in range(200):
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(15, signal.SIG_IGN)
+        time.sleep({LIFE_S})
+        os._exit(0)
+time.sleep({LIFE_S})
+"""
+CHAIN = f"""
+import os, signal, time
+signal.signal(15, signal.SIG_IGN)
+for _ in range(100):
+    if os.fork():
+        time.sleep({LIFE_S})
+        os._exit(0)
+    os.setsid()
+time.sleep({LIFE_S})
+"""
+# Bounded: it forks for ten seconds at most, and each of its about 50 living processes lives for 0.2 s.
+BOMB = f"""
+import os, signal, time
+signal.signal(15, signal.SIG_IGN)
+signal.signal(17, signal.SIG_IGN)
+end = time.monotonic() + 10
+for _ in range(4):
+    if os.fork() == 0:
+        break
+else:
+    time.sleep({LIFE_S})
+while time.monotonic() < end:
+    for _ in range(12):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(0.2)
+            os._exit(0)
+    time.sleep(0.2)
+"""
+TREES = {  # name -> (program, at least so many processes)
+    "plain": (PLAIN, 1),
+    "ignores SIGTERM": (IGNORES_TERM, 1),
+    "daemon with a wiped environment": (DAEMON, 2),
+    "200 sessions": (SESSIONS, 201),
+    "fork chain": (CHAIN, 101),
+    "respawning bomb": (BOMB, 15),
+}
+
+
+@contextlib.contextmanager
+def guarded(argv, *, grace_s=0.3, wait_for="tree", env=None, cwd=None):
+    """Run a command under guard, its output thrown away; the guard is let go of at the end."""
+    null = os.open(os.devnull, os.O_RDWR)
+    guard = GuardClient(
+        argv, env=dict(os.environ) if env is None else env, cwd=cwd, stdio=(null, null, null),
+        grace_s=grace_s, cookie=uuid.uuid4().hex, wait_for=wait_for,
+    )  # fmt: skip
+    try:
+        guard.start()
+        yield guard
+    finally:
+        guard.close()
+        os.close(null)
+
+
+def gone(guard):
+    report = guard.wait(PATIENCE_S)
+    assert report is not None, "the tree was not gone in time"
+    return report
+
+
+def pids(processes):
+    return {process["pid"] for process in processes}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_stop_leaves_nobody(name):
+    source, count = TREES[name]
+    tag = new_tag()
+    with guarded(program(source, tag)) as guard:
+        assert eventually(lambda: len(tagged(tag)) >= count)
+        time.sleep(0.1)  # for the handlers of those that ignore SIGTERM
+        guard.stop()
+        report = gone(guard)
+        assert tagged(tag) == []
+    assert report.why == "stop"
+    assert report.survivors == []
+    assert report.terminated or report.killed
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name != "respawning bomb"])
+def test_the_death_of_the_flow_process_leaves_nobody(name):
+    source, count = TREES[name]
+    tag = new_tag()
+    flow = f"""
+        import os, sys, time, uuid
+        from prefect_cachewatch.supervise.client import GuardClient
+        null = os.open(os.devnull, os.O_RDWR)
+        guard = GuardClient([sys.executable, "-I", "-S", "-c", {textwrap.dedent(source)!r}, "{tag}"],
+            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex)
+        guard.start()
+        print(*guard.guard_pids, flush=True)
+        time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
+    """
+    with running([sys.executable, "-c", textwrap.dedent(flow)]) as process:
+        guards = [int(pid) for pid in process.stdout.readline().split()]
+        assert eventually(lambda: len(tagged(tag)) >= count)
+        process.kill()
+        assert_none_left(tag)
+    assert eventually(lambda: not any(_runs(pid) for pid in guards))
+
+
+def _runs(pid):
+    found = read_stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+@pytest.mark.parametrize("name", ["plain", "daemon with a wiped environment", "200 sessions"])
+@pytest.mark.parametrize("which", ["outer", "inner"])
+def test_the_death_of_one_guard_leaves_nobody(which, name):
+    source, count = TREES[name]
+    tag = new_tag()
+    with guarded(program(source, tag)) as guard:
+        assert eventually(lambda: len(tagged(tag)) >= count)
+        os.kill(guard.guard_pids[which == "inner"], signal.SIGKILL)
+        assert_none_left(tag)
+        report = gone(guard)
+    assert report.why == ("outer_guard_died" if which == "outer" else "inner_guard_died")
+
+
+def test_the_death_of_both_guards_leaves_nobody_that_carries_the_cookie():
+    tag = new_tag()
+    with guarded(program(SESSIONS, tag)) as guard:
+        assert eventually(lambda: len(tagged(tag)) >= 201)
+        for pid in guard.guard_pids:
+            os.kill(pid, signal.SIGKILL)
+        assert_none_left(tag)
+        report = gone(guard)
+    assert (report.why, report.survivors) == ("guards_died", [])
+
+
+def test_a_generator_that_ends_at_sigterm_is_terminated_and_not_killed():
+    tag = new_tag()
+    with guarded(program(PLAIN, tag), grace_s=30) as guard:
+        assert eventually(lambda: tagged(tag))
+        (pid,) = tagged(tag)
+        guard.stop()
+        report = gone(guard)
+    assert (pids(report.terminated), report.killed) == ({pid}, [])
+    assert (report.exit_code, report.signal) == (None, signal.SIGTERM)
+    assert report.terminated[0]["argv"][-1] == tag
+    assert report.gone_after_s < 20
+
+
+def test_one_that_ignores_sigterm_is_killed_after_its_grace_period():
+    tag = new_tag()
+    with guarded(program(IGNORES_TERM, tag), grace_s=0.5) as guard:
+        assert eventually(lambda: tagged(tag))
+        time.sleep(0.3)
+        guard.stop()
+        report = gone(guard)
+    assert (report.terminated, len(report.killed)) == ([], 1)
+    assert report.signal == signal.SIGKILL
+    assert report.gone_after_s >= 0.5
+
+
+def test_a_stop_may_shorten_the_grace_period():
+    tag = new_tag()
+    with guarded(program(IGNORES_TERM, tag), grace_s=LIFE_S) as guard:
+        assert eventually(lambda: tagged(tag))
+        guard.stop(0)
+        report = gone(guard)
+    assert (report.terminated, len(report.killed)) == ([], 1)
+
+
+def test_a_stopped_process_gets_its_grace_period_too():
+    tag = new_tag()
+    source = (
+        "import os, signal, sys; signal.signal(15, lambda *_: sys.exit(7)); os.kill(os.getpid(), 19); signal.pause()"
+    )
+    with guarded(program(source, tag), grace_s=30) as guard:
+        assert eventually(lambda: [p for p in tagged(tag) if (s := read_stat(p)) and s.state == "T"])
+        guard.stop()
+        report = gone(guard)
+    assert report.exit_code == 7
+
+
+def test_a_generator_may_clean_up_within_its_grace_period(tmp_path):
+    source = f"""
+        import signal, sys, time
+        def tidy(*_):
+            time.sleep(0.3)
+            open({str(tmp_path / "tidied")!r}, "w").close()
+            sys.exit(0)
+        signal.signal(15, tidy)
+        open({str(tmp_path / "ready")!r}, "w").close()
+        time.sleep({LIFE_S})
+    """
+    with guarded(program(source, new_tag()), grace_s=30) as guard:
+        assert eventually((tmp_path / "ready").exists)
+        guard.stop()
+        report = gone(guard)
+    assert (tmp_path / "tidied").exists()
+    assert (report.why, report.exit_code) == ("stop", 0)
+
+
+def test_freeze_stops_everybody_and_a_stop_still_works_after_it():
+    tag = new_tag()
+    with guarded(program(DAEMON, tag)) as guard:
+        assert eventually(lambda: len(tagged(tag)) == 2)
+        time.sleep(0.2)
+        frozen = guard.freeze(PATIENCE_S)
+        assert set(frozen) == set(tagged(tag))
+        assert eventually(lambda: {read_stat(pid).state for pid in frozen} == {"T"})
+        guard.stop()
+        assert gone(guard).survivors == []
+        assert tagged(tag) == []
+
+
+@pytest.mark.parametrize(("source", "exit_code", "number"), [
+    ("import sys; sys.exit(0)", 0, None),
+    ("import sys; sys.exit(3)", 3, None),
+    ("import os; os.kill(os.getpid(), 9)", None, 9),
+    ("import os; os.abort()", None, 6),
+])  # fmt: skip
+def test_the_generators_own_end_is_reported(source, exit_code, number):
+    with guarded(
+        program("import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n" + source, new_tag())
+    ) as guard:
+        report = gone(guard)
+    assert (report.why, report.exit_code, report.signal) == ("exited", exit_code, number)
+    assert (report.killed, report.survivors) == ([], [])
+
+
+LEAVES_A_CHILD = "import os, sys, time\nif os.fork() == 0:\n    time.sleep({life})\n    os._exit(0)\nsys.exit({status})"
+
+
+def test_the_tree_counts_so_that_a_leader_that_leaves_early_is_waited_for():
+    tag = new_tag()
+    with guarded(program(LEAVES_A_CHILD.format(life=1.5, status=0), tag)) as guard:
+        assert eventually(lambda: guard.leader_exit is not None)
+        assert guard.leader_exit == (0, None)
+        assert not guard.gone.is_set()
+        report = gone(guard)
+    assert (report.why, report.exit_code, report.terminated, report.killed) == ("exited", 0, [], [])
+
+
+def test_where_the_leader_counts_what_it_leaves_behind_is_stopped():
+    tag = new_tag()
+    with guarded(program(LEAVES_A_CHILD.format(life=LIFE_S, status=0), tag), wait_for="leader") as guard:
+        report = gone(guard)
+        assert tagged(tag) == []
+    assert (report.why, report.exit_code) == ("exited", 0)
+    assert len(report.terminated) + len(report.killed) == 1
+
+
+def test_a_leader_that_fails_takes_its_tree_along():
+    tag = new_tag()
+    with guarded(program(LEAVES_A_CHILD.format(life=LIFE_S, status=5), tag)) as guard:
+        report = gone(guard)
+        assert tagged(tag) == []
+    assert (report.why, report.exit_code) == ("exited", 5)
+
+
+@pytest.mark.parametrize(("name", "content", "mode", "exit_code", "why"), [
+    ("missing", None, 0, 127, "No such file"),
+    ("not-executable", "#!/bin/sh\n", 0o644, 126, "Permission denied"),
+    ("no-first-line", "exit 0\n", 0o755, 126, "Exec format error"),
+    ("no-interpreter", "#!/nowhere/python\n", 0o755, 127, "interpreter"),
+])  # fmt: skip
+def test_a_command_that_cannot_be_executed_is_said_as_env_says_it(tmp_path, name, content, mode, exit_code, why):
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+        path.chmod(mode)
+    with pytest.raises(CommandError, match=why) as error, guarded([str(path)]):
+        pass
+    assert error.value.exit_code == exit_code
+    assert str(path) in error.value.message
+    assert find_by_cookie(error.value.message) == {}
+
+
+def test_a_working_directory_that_cannot_be_entered_is_cachewatchs_own_failure():
+    with (
+        pytest.raises(CommandError, match="working directory /nowhere cannot be entered") as error,
+        guarded(["true"], cwd="/nowhere"),
+    ):
+        pass
+    assert error.value.exit_code == 125
+
+
+def test_the_generator_gets_its_environment_its_directory_and_no_stray_descriptor(tmp_path):
+    out = tmp_path / "seen"
+    source = f"""
+        import json, os, signal
+        fds = sorted(int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{{fd}}"))
+        json.dump([dict(os.environ), os.getcwd(), fds, os.getsid(0) == os.getpid(),
+            [n for n in (1, 2, 15, 17) if signal.getsignal(n) != signal.SIG_DFL],
+            sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))], open({str(out)!r}, "w"))
+    """
+    with guarded(program(source, new_tag()), env={"A": "b", "LC_ALL": "C.UTF-8"}, cwd=str(tmp_path)) as guard:
+        gone(guard)
+        cookie = guard.cookie
+    import json
+
+    environ, cwd, fds, leads, handlers, mask = json.loads(out.read_text())
+    assert environ == {"A": "b", "LC_ALL": "C.UTF-8", "CACHEWATCH_ID": cookie}
+    assert (cwd, leads, mask) == (str(tmp_path), True, [])
+    assert handlers == [2]  # Python's own for SIGINT
+    assert fds == [0, 1, 2]
+
+
+def test_a_guard_that_gets_a_signal_stops_the_tree():
+    tag = new_tag()
+    with guarded(program(PLAIN, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        os.kill(guard.guard_pids[1], signal.SIGTERM)
+        report = gone(guard)
+    assert report.why == "guard_signalled"
+    assert_none_left(tag)
+
+
+def test_closing_the_client_stops_the_tree():
+    tag = new_tag()
+    with guarded(program(PLAIN, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        guard.close()
+        assert_none_left(tag)
+
+
+# Readings from /proc
+
+
+def test_a_process_is_its_pid_and_its_start_time():
+    with running(["sleep", str(LIFE_S)]) as process:
+        found = read_stat(process.pid)
+        assert found.parent == os.getpid()
+        assert is_alive(process.pid, found.start_ticks)
+        assert not is_alive(process.pid, found.start_ticks + 1)
+        assert not send_signal(process.pid, found.start_ticks + 1, signal.SIGKILL)
+        assert process.poll() is None
+        assert send_signal(process.pid, found.start_ticks, signal.SIGKILL)
+        assert eventually(lambda: not is_alive(process.pid, found.start_ticks))
+        assert not send_signal(process.pid, found.start_ticks, signal.SIGKILL)  # a zombie
+
+
+def test_a_name_with_parentheses_and_spaces_does_not_confuse_the_reading(tmp_path):
+    path = tmp_path / "a) S 1 (b"
+    path.write_text(f"#!{sys.executable} -IS\nimport time; time.sleep({LIFE_S})\n")
+    path.chmod(0o755)
+    with running([str(path)]) as process:
+        assert eventually(lambda: ") S" in (command_line(process.pid) or [""])[-1])
+        assert read_stat(process.pid).parent == os.getpid()
+
+
+def test_children_of_every_thread_are_found():
+    source = """
+        import subprocess, threading, time
+        threading.Thread(target=lambda: (subprocess.Popen(["sleep", "100"]), time.sleep(100)), daemon=True).start()
+        time.sleep(100)
+    """
+    tag = new_tag()
+    with running(program(source, tag)) as process:
+        assert eventually(lambda: children(process.pid))
+        below = descendants(process.pid)
+        (sleeper,) = below
+        assert eventually(lambda: command_line(sleeper) == ["sleep", "100"])
+        os.kill(sleeper, signal.SIGKILL)
+
+
+def test_processes_are_found_by_the_cookie_they_were_started_with():
+    cookie = uuid.uuid4().hex
+    process = subprocess.Popen(["sleep", str(LIFE_S)], env={"CACHEWATCH_ID": cookie})
+    try:
+        assert eventually(lambda: list(find_by_cookie(cookie)) == [process.pid])
+        assert find_by_cookie(cookie[:-1]) == {}
+    finally:
+        process.kill()
+        process.wait()

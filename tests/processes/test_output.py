@@ -1,0 +1,168 @@
+"""The output pump with real writers: always drained, bounded, nothing lost on the way through."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.output import OutputPump
+from support import PATIENCE_S, eventually
+
+MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def writer(pump: OutputPump, source: str):
+    """Run a Python program whose standard output and error go into the pump."""
+    out, error = pump.open_pipes()
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", textwrap.dedent(source)], stdout=out, stderr=error)
+    os.close(out)
+    os.close(error)
+    pump.start()
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_S)
+        process.kill()
+        process.wait()
+        pump.finish()
+
+
+def pumped(source: str, **options) -> OutputPump:
+    pump = OutputPump(**options)
+    with writer(pump, source) as process:
+        assert process.wait(PATIENCE_S) == 0
+    return pump
+
+
+def test_a_hundred_megabytes_without_a_newline_are_drained_in_bounded_memory():
+    pump = OutputPump(tail_bytes=64 << 10)
+    before = len(os.listdir("/proc/self/fd"))
+    with writer(pump, f"import os\nfor _ in range(100): os.write(1, b'x' * {MIB})") as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert pump.total_bytes == 100 * MIB
+    assert pump.tail() == b"x" * (64 << 10)
+    assert len(pump._tail) <= 5 * (64 << 10) + MIB
+    assert [len(line) for line in pump.tail_lines(50)] == [2000]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_both_streams_are_kept_as_they_came():
+    pump = pumped("import os, time\nos.write(1, b'one\\n'); time.sleep(.2); os.write(2, b'two\\n')")
+    assert pump.tail_lines(10) == ["one", "two"]
+    assert pump.tail_lines(1) == ["two"]
+
+
+def test_undecodable_output_and_carriage_returns_make_lines():
+    pump = pumped(r"import os; os.write(1, b'10%\r20%\r\xff\n\n\nlast')")
+    assert pump.tail_lines(10) == ["10%", "20%", "\udcff", "last"]
+
+
+def test_the_log_keeps_its_beginning_and_its_end_and_says_what_it_cut(tmp_path):
+    lines = "import sys\nfor n in range(100_000): print(f'line {n:06}')"
+    pump = pumped(lines, log_path=tmp_path / "log", log_max_bytes=100_000, tail_bytes=20_000)
+    log = (tmp_path / "log").read_bytes()
+    assert log.startswith(b"line 000000\n")
+    assert log.endswith(b"line 099999\n")
+    assert len(log) < 100_000 + 100
+    head, _, tail = log.partition(b"\n[... ")
+    cut, _, tail = tail.partition(b" bytes cut here by the log's cap ...]\n")
+    assert (len(head), len(tail)) == (80_000, 20_000)
+    assert len(head) + int(cut) + len(tail) == pump.total_bytes == 1_200_000
+
+
+def test_a_log_below_its_cap_is_whole(tmp_path):
+    pumped("print('a' * 50_000)", log_path=tmp_path / "log", log_max_bytes=100_000, tail_bytes=20_000)
+    assert (tmp_path / "log").read_bytes() == b"a" * 50_000 + b"\n"
+
+
+@pytest.mark.parametrize("size", [79_999, 80_000, 80_001, 90_000, 99_999, 100_000, 100_001])
+def test_a_log_around_its_cap_loses_nothing_that_fits(tmp_path, size):
+    data = bytes(n % 251 for n in range(size))
+    pumped(f"import os; d = bytes(n % 251 for n in range({size})); os.write(1, d)",
+           log_path=tmp_path / "log", log_max_bytes=100_000, tail_bytes=20_000)  # fmt: skip
+    log = (tmp_path / "log").read_bytes()
+    if size <= 100_000:
+        assert log == data
+    else:
+        assert log.startswith(data[:80_000])
+        assert log.endswith(data[-20_000:])
+
+
+def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"log file .*/nowhere/log cannot be written: No such file"):
+        OutputPump(tmp_path / "nowhere/log")
+
+
+def test_a_full_disk_under_the_log_does_not_stop_the_draining():
+    pump = OutputPump(log_path=None)
+    pump._log = os.open("/dev/full", os.O_WRONLY)
+    pump.log_path = "/dev/full"
+    with writer(pump, "print('x' * 3_000_000)") as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert pump.total_bytes == 3_000_001
+    assert pump.log_error == "/dev/full: No space left on device"
+
+
+PASS = """
+import os, sys
+from prefect_cachewatch.output import OutputPump
+import subprocess
+pump = OutputPump(pass_through=True)
+out, error = pump.open_pipes()
+process = subprocess.Popen([sys.executable, "-I", "-S", "-c", sys.argv[1]], stdout=out, stderr=error)
+os.close(out), os.close(error)
+pump.start()
+status = process.wait()
+pump.finish()
+with open(sys.argv[2], "w") as file:
+    file.write(f"{status} {pump.total_bytes}")
+"""
+NUMBERS = "import os\nfor n in range(40): os.write(1, b''.join(b'%09d\\n' % (n * 50_000 + i) for i in range(50_000)))"
+
+
+def test_a_slow_reader_loses_nothing(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", PASS, NUMBERS, str(tmp_path / "end")], stdout=subprocess.PIPE)
+    digest, count = hashlib.sha256(), 0
+    while chunk := process.stdout.read(500_000):
+        digest.update(chunk)
+        count += len(chunk)
+        time.sleep(0.01)
+    process.stdout.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert count == 20_000_000
+    assert digest.hexdigest() == hashlib.sha256(b"".join(b"%09d\n" % n for n in range(2_000_000))).hexdigest()
+    assert (tmp_path / "end").read_text() == "0 20000000"
+
+
+def test_a_reader_that_leaves_does_not_stop_the_generator(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", PASS, NUMBERS, str(tmp_path / "end")], stdout=subprocess.PIPE)
+    process.stdout.read(100)
+    process.stdout.close()
+    assert process.wait(PATIENCE_S) == 0
+    assert (tmp_path / "end").read_text() == "0 20000000"
+
+
+def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
+    pump = OutputPump()
+    out, error = pump.open_pipes()
+    pump.start()
+    os.write(out, b"so far\n")
+    assert eventually(lambda: pump.tail() == b"so far\n")
+    began_s = time.monotonic()
+    pump.finish(0.2)
+    assert time.monotonic() - began_s < 30
+    assert pump.tail_lines(5) == ["so far"]
+    os.close(out)
+    os.close(error)
+    assert not [thread for thread in threading.enumerate() if thread.name == "cachewatch-output"]

@@ -1,0 +1,427 @@
+"""The scan process: answers, deadlines, death, and a file system that never answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, ScanError, ScanTimeout
+from prefect_cachewatch.measure import scanner as scanner_module
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.site import CacheSite
+from support import CACHEWATCH, PATIENCE_S, eventually, exec_argv, needs_root, run, unavailable
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def scanner():
+    made = DirectoryScanner()
+    yield made
+    made.close()
+
+
+def _state(pid: int) -> str:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2]
+
+
+def test_scans_measure_growth_since_the_beginning(scanner, tmp_path):
+    (tmp_path / "old").write_bytes(b"x" * 1000)
+    first = scanner.request("begin", roots=[str(tmp_path)], ignore=["*.log"])
+    assert (first["scan"], first["growth"]["bytes_written"], first["growth"]["bytes_present"]) == (0, 0, 1000)
+    (tmp_path / "new").write_bytes(b"x" * 500)
+    (tmp_path / "noise.log").write_bytes(b"x" * 9999)
+    second = scanner.request("scan")
+    assert second["scan"] == 1
+    assert second["growth"]["bytes_written"] == 500
+    assert second["growth"]["last_path"] == str(tmp_path / "new")
+    assert 0 <= second["newest_changed_age_s"] < PATIENCE_S
+    third = scanner.request("scan")
+    assert (third["growth"]["bytes_written"], third["newest_changed_age_s"]) == (500, None)
+
+
+def test_a_name_that_is_no_utf8_comes_through_the_pipe(scanner, tmp_path):
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n")).write_bytes(b"x")
+    answer = scanner.request("scan")
+    assert os.fsencode(answer["growth"]["last_path"]) == os.fsencode(tmp_path) + b"/\xff\n"
+
+
+def test_a_real_rename_a_link_and_a_reused_inode_are_accounted_for(scanner, tmp_path):
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    (tmp_path / "a.tmp").write_bytes(b"x" * 10_000)
+    assert scanner.request("scan")["growth"]["bytes_written"] == 10_000
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.tmp").rename(tmp_path / "sub/a")
+    os.link(tmp_path / "sub/a", tmp_path / "b")
+    assert scanner.request("scan")["growth"]["bytes_written"] == 10_000
+    (tmp_path / "sub/a").unlink()
+    (tmp_path / "b").unlink()
+    (tmp_path / "c").write_bytes(b"x" * 700)  # perhaps under the number that has just become free
+    growth = scanner.request("scan")["growth"]
+    assert (growth["bytes_written"], growth["bytes_kept"], growth["files_present"]) == (10_700, 700, 1)
+
+
+def test_a_real_sparse_file_is_followed_by_its_blocks(scanner, tmp_path):
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(64 << 20)
+        made = scanner.request("scan")["growth"]
+        assert made["bytes_written"] == 64 << 20
+        file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        filled = scanner.request("scan")["growth"]
+    assert filled["bytes_written"] == 64 << 20
+    assert filled["allocated_written"] - made["allocated_written"] >= 1 << 20
+    assert filled["last_path"] == str(tmp_path / "sparse")
+
+
+def test_a_missing_directory_is_no_deletion(scanner, tmp_path):
+    directory = tmp_path / "c"
+    directory.mkdir()
+    (directory / "f").write_bytes(b"x" * 100)
+    scanner.request("begin", roots=[str(directory)], ignore=[])
+    directory.rename(tmp_path / "away")
+    gone = scanner.request("scan")
+    assert "growth" not in gone
+    assert gone["roots"][0]["missing"]
+    (tmp_path / "away").rename(directory)
+    assert scanner.request("scan")["growth"]["files_present"] == 1
+
+
+def test_an_answer_that_does_not_come_in_time_is_a_timeout_and_stays_pending(scanner, tmp_path):
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    os.kill(scanner.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(ScanTimeout, match=r"did not answer within 0\.2 s"):
+            scanner.request("scan", 0.2)
+        assert scanner.pending
+        with pytest.raises(ScanTimeout, match="has not answered the last request"):
+            scanner.request("scan", 0.2)
+    finally:
+        os.kill(scanner.pid, signal.SIGCONT)
+    assert scanner.receive(PATIENCE_S)["scan"] == 1
+    assert scanner.request("scan", PATIENCE_S)["scan"] == 2
+
+
+def test_a_scan_process_that_dies_is_an_error_and_not_silence(scanner, tmp_path):
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    os.kill(scanner.pid, signal.SIGKILL)
+    with pytest.raises(ScanError, match="ended"):
+        scanner.request("scan")
+    assert not scanner.pending
+
+
+def test_the_scan_process_ends_with_its_owner():
+    code = (
+        "import time\nfrom prefect_cachewatch.measure.scanner import DirectoryScanner\n"
+        "s = DirectoryScanner(); s.request('check', path='/tmp/x', create=False); print(s.pid, flush=True); time.sleep(100)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pid = int(owner.stdout.readline())
+    assert _state(pid) in "SR"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert eventually(lambda: not os.path.exists(f"/proc/{pid}") or _state(pid) in "ZX")
+
+
+def test_a_scan_process_that_is_closed_is_gone_and_reaped(tmp_path):
+    scanner = DirectoryScanner()
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    pid = scanner.pid
+    scanner.close()
+    assert not os.path.exists(f"/proc/{pid}")
+    scanner.close()
+
+
+def test_an_unknown_request_is_answered_with_a_failure(scanner):
+    with pytest.raises(ScanError, match="unknown operation 'dance'"):
+        scanner.request("dance")
+
+
+def test_the_scan_process_keeps_no_descriptor_on_the_tree(scanner, tmp_path):
+    (tmp_path / "d").mkdir()
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    links = [os.readlink(f"/proc/{scanner.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{scanner.pid}/fd")]
+    assert [link for link in links if link.startswith(str(tmp_path))] == []
+    assert os.readlink(f"/proc/{scanner.pid}/cwd") == "/"
+
+
+def test_clean_removes_what_the_job_wrote_and_nothing_else(scanner, tmp_path):
+    root, elsewhere = tmp_path / "c", tmp_path / "elsewhere"
+    (root / "kept").mkdir(parents=True)
+    (root / "kept/before").write_bytes(b"x" * 10)
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_bytes(b"x")
+    scanner.request("begin", roots=[str(root)], ignore=["*.log"])
+    (root / "kept/new").write_bytes(b"x" * 20)
+    (root / "made/deep").mkdir(parents=True)
+    (root / "made/deep/f").write_bytes(b"x" * 30)
+    (root / "made/link").symlink_to(elsewhere)
+    (root / "before-renamed").hardlink_to(root / "kept/before")
+    scanner.request("scan")
+    answer = scanner.request("clean", PATIENCE_S)
+    assert (answer["removed"], answer["problems"]) == (2, [])
+    assert (root / "kept/before").read_bytes() == b"x" * 10
+    assert (elsewhere / "precious").exists()
+    assert not (root / "kept/new").exists()
+    assert not (root / "made/deep").exists()
+
+
+# The pre-flight
+
+
+def test_a_second_job_on_one_directory_is_refused_and_told_who_holds_it(tmp_path):
+    with CacheSite([tmp_path / "c"]):
+        with pytest.raises(CacheDirectoryBusy, match=f"in use by another job \\(pid {os.getpid()}: ") as error:
+            CacheSite([tmp_path / "c"])
+        assert error.value.data["holder_pid"] == os.getpid()
+    CacheSite([tmp_path / "c"]).close()
+
+
+def test_a_lock_leaves_nothing_in_the_directory(tmp_path):
+    with CacheSite([tmp_path / "c"]):
+        assert list((tmp_path / "c").iterdir()) == []
+
+
+def test_links_are_resolved_once_and_a_directory_given_twice_is_one(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "link").symlink_to("c")
+    with CacheSite([tmp_path / "link", tmp_path / "c", tmp_path / "c/../c"]) as site:
+        assert site.paths == [str((tmp_path / "c").resolve())]
+        assert len(site.lock_fds) == 1
+
+
+def test_nothing_is_created_when_another_directory_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheDirectoryError, match="is not a directory"):
+        CacheSite([tmp_path / "new", tmp_path / "file"])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_cache_that_cannot_fit_is_refused(tmp_path):
+    with pytest.raises(CacheDirectoryError, match=r"needs 8\.00 PiB|needs 8192 TiB"):
+        CacheSite([tmp_path / "c"], expected_bytes=2**53)
+
+
+def test_a_stuck_scan_process_is_left_without_a_warning(tmp_path, recwarn):
+    # SIGSTOP is no D state: what is looked at is that closing does not wait, and that no Popen warns.
+    scanner = DirectoryScanner()
+    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
+    pid = scanner.pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(ScanTimeout):
+        scanner.request("scan", 0.05)
+    began_s = time.monotonic()
+    scanner.close()
+    assert time.monotonic() - began_s < 30
+    del scanner
+    assert not [w for w in recwarn if issubclass(w.category, ResourceWarning)]
+    if pid in scanner_module.abandoned:
+        eventually(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
+
+
+# A file system that never answers
+
+
+def in_namespace(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount namespace of its own, with the hanging file system on $M and its flag $FLAG."""
+    needs_root("a FUSE mount")
+    if not os.path.exists("/dev/fuse"):
+        unavailable("there is no /dev/fuse")
+    mount_point = tmp_path / "mnt"
+    mount_point.mkdir()
+    prepared = f"""
+        {sys.executable} {HERE}/fuse_cache.py "$M" "$FLAG" || exit 99
+        {script}
+    """
+    environ = os.environ | {"M": str(mount_point), "FLAG": str(tmp_path / "hang"), "PY": sys.executable}
+    process = subprocess.Popen(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", prepared],
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, error = process.communicate(timeout=2 * PATIENCE_S)
+    finally:
+        _end_server(str(mount_point))  # aborts the connection: whoever hangs in it wakes up
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode == 99:
+        unavailable(f"mounting failed: {error}")
+    return subprocess.CompletedProcess([], process.returncode, out, error)
+
+
+def _end_server(mount_point: str) -> None:
+    for name in os.listdir("/proc"):
+        try:
+            argv = Path(f"/proc/{name}/cmdline").read_bytes() if name.isdigit() else b""
+        except OSError:
+            continue
+        if (
+            b"fuse_cache.py" in argv
+            and mount_point.encode() in argv
+            and b"unshare" not in argv
+            and b"sh\0-c" not in argv
+        ):
+            os.kill(int(name), signal.SIGKILL)
+
+
+def test_a_scan_of_a_hung_file_system_times_out_and_its_client_goes_on(tmp_path):
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import json, os, time\n"
+        "from prefect_cachewatch.measure.scanner import DirectoryScanner, abandoned\n"
+        "from prefect_cachewatch.errors import ScanTimeout\n"
+        "root, scanner, out = os.environ['M'] + '/cache', DirectoryScanner(), {}\n"
+        "out['files'] = scanner.request('begin', roots=[root], ignore=[])['growth']['files_present']\n"
+        "open(os.environ['FLAG'], 'w').close()\n"
+        "began = time.monotonic()\n"
+        "try: scanner.request('scan', 1.0)\n"
+        "except ScanTimeout as error: out['timeout'] = error.message\n"
+        "out['after'] = time.monotonic() - began\n"
+        "pid = scanner.pid\n"
+        "with open(f'/proc/{pid}/stat') as file: stat = file.read()\n"
+        "out['state'] = stat[stat.rindex(')') + 2]\n"
+        "began = time.monotonic(); scanner.close(); out['closed'] = time.monotonic() - began\n"
+        "out['abandoned'] = abandoned == [pid]\n"
+        "print(json.dumps(out))\n"
+    )
+    done = in_namespace(tmp_path, f'"$PY" -W error {script}')
+    assert done.stderr == ""
+    seen = json.loads(done.stdout)
+    assert seen["files"] == 0
+    assert seen["timeout"] == "the cache directory did not answer within 1.0 s"
+    assert 1.0 <= seen["after"] < 30
+    assert seen["state"] in "DS"
+    assert seen["closed"] < 30
+
+
+def test_a_file_system_that_hangs_under_a_generator_is_its_own_verdict(tmp_path):
+    report = tmp_path / "report.json"
+    argv = exec_argv(
+        "$M/cache", "--stall-after", "3s", "--first-write-within", "1h", "--poll", "0.5s", "--grace", "0.2s", "--no-bundle",
+        "--report", report, command=["sh", "-c", '"sleep 1; touch $FLAG; sleep 100"'],
+    )  # fmt: skip
+    done = in_namespace(tmp_path, " ".join(argv))
+    assert done.returncode == 124, done.stderr
+    last = done.stderr.rstrip().rpartition("\n")[2]
+    assert last.startswith(f"Tensor cache generation stalled: {tmp_path}/mnt/cache could not be measured for ")
+    assert "(the file system does not answer)." in last
+    told = json.loads(report.read_text())
+    assert (told["outcome"], told["stall"]["kind"], told["listing"]) == ("stalled", "filesystem_unresponsive", None)
+    assert told["notes"] == ["no listing: the cache directory does not answer"]
+    assert told["stop"]["survivors"] == []
+
+
+def test_a_directory_that_hangs_at_the_start_is_refused_and_nothing_runs(tmp_path, monkeypatch):
+    argv = exec_argv("$M/cache", command=["touch", str(tmp_path / "ran")])
+    done = in_namespace(tmp_path, 'touch "$FLAG"; ' + " ".join(argv))
+    assert done.returncode == 125, done.stderr
+    assert done.stderr == (
+        f"cachewatch: cache directory {tmp_path}/mnt/cache does not answer within 10 s: "
+        "its file system hangs; check the mount\n"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+# cachewatch measure
+
+
+def test_measure_counts_as_the_watch_does(tmp_path):
+    (tmp_path / "c/sub").mkdir(parents=True)
+    (tmp_path / "c/a").write_bytes(b"x" * 3000)
+    (tmp_path / "c/sub/b").write_bytes(b"x" * 5000)
+    os.link(tmp_path / "c/a", tmp_path / "c/a2")
+    (tmp_path / "c/noise.log").write_bytes(b"x" * 7)
+    (tmp_path / "link").symlink_to("c")
+    done = run([*CACHEWATCH, "measure", str(tmp_path / "link"), "--json", "--repeat", "3", "--ignore", "*.log"])
+    seen = json.loads(done.stdout)
+    assert (done.status, done.stderr) == (0, "")
+    assert seen.pop("seconds") < 30
+    allocated = sum(path.stat().st_blocks * 512 for path in (tmp_path / "c/a", tmp_path / "c/sub/b"))
+    assert seen == {
+        "path": str((tmp_path / "c").resolve()), "bytes": 8000, "allocated_bytes": allocated, "files": 2,
+        "directories": 2, "errors": [], "repeats": 3,
+    }  # fmt: skip
+
+
+def test_measure_agrees_with_du(tmp_path):
+    for n in range(300):
+        path = tmp_path / f"c/d{n % 7}/f{n}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * (n * 37))
+    seen = json.loads(run([*CACHEWATCH, "measure", str(tmp_path / "c"), "--json"]).stdout)
+    du = subprocess.run(
+        ["find", str(tmp_path / "c"), "-type", "f", "-printf", "%s %b\n"], capture_output=True, text=True, check=True
+    )
+    rows = [tuple(map(int, line.split())) for line in du.stdout.splitlines()]
+    assert (seen["bytes"], seen["allocated_bytes"], seen["files"]) == (
+        sum(size for size, _ in rows), 512 * sum(blocks for _, blocks in rows), 300,
+    )  # fmt: skip
+
+
+def test_measure_in_words(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/a").write_bytes(b"x" * 2048)
+    done = run([*CACHEWATCH, "measure", str(tmp_path / "c")])
+    assert done.stdout.startswith("2.00 KiB (2,048 bytes, ")
+    assert " in 1 files and 1 directories, " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["{}/nowhere"], "directory {}/nowhere cannot be measured: No such file or directory"),
+        (["{}/file"], "directory {}/file cannot be measured: Not a directory"),
+        ([], "Missing argument 'DIRECTORY'. (see cachewatch measure --help)"),
+        (["{}", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range 1<=x<=1000. (see cachewatch measure --help)"),
+    ],
+)  # fmt: skip
+def test_measure_says_in_one_sentence_what_is_wrong(tmp_path, arguments, sentence):
+    (tmp_path / "file").touch()
+    done = run([*CACHEWATCH, "measure", *(a.format(tmp_path) for a in arguments)])
+    assert (done.status, done.stdout, done.stderr) == (125, "", f"cachewatch: {sentence.format(tmp_path)}\n")
+
+
+def test_a_walk_that_runs_beside_writers_never_fails(tmp_path):
+    done = threading.Event()
+
+    def write():
+        n = 0
+        while not done.is_set():
+            n += 1
+            path = tmp_path / f"d{n % 5}"
+            path.mkdir(exist_ok=True)
+            (path / f"{n}.tmp").write_bytes(b"x" * 100)
+            (path / f"{n}.tmp").rename(path / f"{n}.bin")
+            if n % 3 == 0:
+                (path / f"{n}.bin").unlink()
+
+    scanner = DirectoryScanner()
+    scanner.request("begin", PATIENCE_S, roots=[str(tmp_path)], ignore=[])
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        last = 0
+        for _ in range(60):
+            answer = scanner.request("scan", PATIENCE_S)
+            assert answer["errors"] == []
+            assert answer["growth"]["bytes_written"] >= last
+            last = answer["growth"]["bytes_written"]
+    finally:
+        done.set()
+        thread.join()
+        scanner.close()
+    assert last > 0
