@@ -86,7 +86,7 @@ def _deploy(
     """Activate a published build and keep it only if it is healthy."""
     built = summary.publication
     assert built is not None
-    cached = built.status == "cached"
+    cached = built.current is not None
     previous = None if cached else activate_build(store, name, built)
     if health is not None:
         env = {variable: value.replace(PLACEHOLDER, built.path) for variable, value in env.items()}
