@@ -91,6 +91,7 @@ def test_a_file_system_that_hangs_ends_the_run(hanging: HangingMount, sandbox: S
     assert len(seen) == 1
     report = sandbox.report()
     assert report["stall"]["kind"] == "filesystem_unresponsive"
+    assert report["stall"]["pause_s"] <= 3 + 3 + 1
     assert report["listing"] is None
     assert any("no listing" in note for note in report["notes"])
     assert report["stop"]["survivors"], "a process in state D cannot be killed, and must be named"
@@ -308,7 +309,8 @@ def test_a_wall_clock_that_jumps_is_no_stall_and_no_progress(
     assert report["growth"]["files_present"] == 8, "stopped before it had written all of its files"
     assert before < 8
     assert report["stall"]["kind"] == "no_growth"
-    assert 3 <= report["stop"]["decided_after_last_growth_s"] < 3 + 2
+    # Files are dated by the kernel's coarse clock (4 ms), and a timer a millisecond early is on time.
+    assert 3 - 0.01 <= report["stop"]["decided_after_last_growth_s"] < 3 + 2
     late = report["stop"]["decided_after_last_growth_s"] - 3
     row.measured.append((f"{jump_s:+d} s ({who})", f"no false stall, the real one {late:.2f} s after its window"))
 
