@@ -90,7 +90,11 @@ class Examiner:
             self._samples.clear()
         from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
 
-        sample = sample_processes(guard.guard_pids, include_roots=False)
+        try:
+            sample = sample_processes(guard.guard_pids, include_roots=False)
+        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
+            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
+            return
         self._samples.append((sample, _discarded_bytes(watch)))
         if len(self._samples) > _SAMPLES_MAX:
             del self._samples[1:-1:2]
@@ -122,9 +126,15 @@ class Examiner:
             return outcome
         from prefect_cachewatch.postmortem.diagnosis import diagnose  # noqa: PLC0415
 
-        self.diagnosis = diagnose(self.evidence)
-        if self.diagnosis.category == "generator_failed":
-            return outcome  # the message says so already, and its log may hold what not every reader of it may see
+        try:
+            self.diagnosis = diagnose(self.evidence)
+        except Exception as error:  # noqa: BLE001 - a rule's defect must not hide the outcome
+            self._note(f"no cause was looked for: {type(error).__name__}: {error}")
+            return outcome
+        if outcome.name == "failed" and self.diagnosis.category in ("generator_failed", "never_started", "unknown"):
+            # The message says so already, and the log may hold what not every reader of the message may see.
+            self.diagnosis = self.diagnosis if self.diagnosis.category == "generator_failed" else None
+            return outcome
         return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
 
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
@@ -157,8 +167,9 @@ class Examiner:
         try:
             written = write_bundle(root.path, content)
             prune_bundles(root.path, spare=[written.path])
-        except OSError as error:
-            note = f"no bundle was written in {root.path}: {error.strerror or error}"
+        except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
+            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            note = f"no bundle was written in {root.path}: {why}"
             return replace(report, notes=[*report.notes, note])
         notes = [*report.notes, *([root.note] if root.note else []), *written.cut]
         return replace(report, bundle=str(written.path), notes=notes)
@@ -173,9 +184,9 @@ class Examiner:
     ) -> None:
         from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
 
-        facts = growth()
-        before, discarded = self._reference(facts.pause_s)
         try:
+            facts = growth()
+            before, discarded = self._reference(facts.pause_s)
             self.evidence = collect_evidence(
                 roots,
                 [Path(path) for path in watch.site.paths],
@@ -190,7 +201,11 @@ class Examiner:
                 freeze=freeze,
             )
         except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
-            self.notes.append(f"no evidence was collected: {type(error).__name__}: {error}")
+            self._note(f"no evidence was collected: {type(error).__name__}: {error}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _reference(self, pause_s: float) -> tuple[ProcessSample | None, int]:
         """The sample that deltas count from: of the second half of the pause, which shows the hang and not what led to it."""

@@ -1,3 +1,8 @@
-"""What was found when a generation ended: the listing, the report."""
+"""Why a generation stalled, and what was found when it ended.
 
-__all__ = ["listing"]
+`evidence` collects (from `proctree`, `procdetails`, `filesystem`, `stacks`) into `model`; `diagnosis` judges with
+`rules_storage` and `rules_process`, through `view` and `waits`; `bundle` writes it down, with `listing`, `chart` and
+`html`; `bundlestore` finds bundles again.
+"""
+
+__all__ = ["bundle", "bundlestore", "chart", "diagnosis", "evidence", "html", "listing", "model"]

@@ -142,7 +142,7 @@ def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], attr
 def _listing(listing: Mapping[str, Any] | None) -> str:
     if not listing:
         return _section("Files", "<p>The cache directory could not be listed.</p>")
-    entries = list(listing.get("entries") or ())
+    entries: list[Mapping[str, Any]] = list(listing.get("entries") or [])
     total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
     rows = (
         (
@@ -159,14 +159,14 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
         rows,
         'id="files"',
     )
-    rest = listing.get("rest") or ()
+    rest: list[Mapping[str, Any]] = list(listing.get("rest") or [])
     more = ""
     if rest:
         more = "<h3>Files not listed, by directory</h3>" + _table(
             (("Directory", "path"), ("Files", "number"), ("Bytes", "number")),
             (
                 (for_html(str(r["path"]), 1000), f"{int(r['files']):,}", format_bytes(r["bytes"]))
-                for r in list(rest)[:_MAX_ROWS]
+                for r in rest[:_MAX_ROWS]
             ),
         )
     shown = f", {min(len(entries), _MAX_ROWS):,} shown" if len(entries) != listing.get("total_files") else ""

@@ -117,4 +117,4 @@ class View:
 
     def _rate(self, values: list[float | None] | list[int | None] | list[float]) -> float | None:
         known = [value for value in values if value is not None]
-        return sum(known) / self.window_s if known and self.window_s > 0 else None
+        return sum(known) / self.window_s if known and self.window_s > 1e-3 else None

@@ -162,7 +162,10 @@ def process_wait(process: ProcessFacts, locked: bool = False) -> Wait | None:
         for other in waits[1:]:
             if other.kind is kind:
                 return other
-    return main
+    # One that sleeps beside many that wait is a heartbeat; as many as those that wait, it is what they wait for.
+    sleeping = [other for other in waits if other.kind is WaitKind.SLEEP]
+    waiting = sum(other.kind is WaitKind.FUTEX for other in waits)
+    return sleeping[0] if sleeping and len(sleeping) >= waiting else main
 
 
 _TELLING = (

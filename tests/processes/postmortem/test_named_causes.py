@@ -246,6 +246,21 @@ def test_idle_worker_threads_beside_a_sleeping_main_thread_are_not_deadlocked(ha
     assert hang(python(code), str(tmp_path))["category"] == "unknown"
 
 
+def test_a_main_thread_that_joins_a_sleeping_one_is_not_deadlocked(hang, python, tmp_path):
+    code = "t = threading.Thread(target=time.sleep, args=(99,)); t.start(); ready(); t.join()"
+    assert hang(python(code), str(tmp_path))["category"] == "unknown"
+
+
+def test_a_heartbeat_thread_does_not_hide_a_deadlock(hang, python, tmp_path):
+    code = (
+        "def beat():\n  while True: time.sleep(0.1)\n"
+        "threading.Thread(target=beat, daemon=True).start(); a = threading.Lock(); a.acquire()\n"
+        "threading.Thread(target=a.acquire).start(); ready(); a.acquire()"
+    )
+    found = hang(python(code), str(tmp_path))
+    assert (found["category"], found["confidence"]) == ("deadlocked", "medium")
+
+
 def test_a_contended_flock_is_waiting_for_lock_and_names_the_holder(hang, python, tmp_path):
     import fcntl
 
@@ -328,7 +343,6 @@ def test_a_device_that_is_open_beside_a_sleep_is_not_waiting_for_device(hang, py
 
 
 def test_an_endless_loop_is_compute_bound_and_named(hang, python, tmp_path):
-    pytest.importorskip("sysconfig")
     code = "def spin_for_ever():\n  while True: pass\nready(); spin_for_ever()"
     found = hang(python(code), str(tmp_path), window_s=1.5)
     assert found["category"] == "compute_bound"
