@@ -3,7 +3,8 @@
 The rules are the engine's (`prefect_cachewatch.capacity`); here they are run, shown and applied.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
 
 import datetime
 from pathlib import Path
@@ -202,7 +203,7 @@ class _Given:
     ) -> None:
         self.storage, self.link, self.workloads, self.policy = storage, link, workloads, policy
 
-    def with_storage(self, storage: StorageProfile) -> _Given:
+    def with_storage(self, storage: StorageProfile) -> "_Given":
         if self.storage is not None and not storage.codecs:
             storage = storage.model_copy(update={"codecs": self.storage.codecs})
         return _Given(storage, self.link, self.workloads, self.policy)

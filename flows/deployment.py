@@ -4,7 +4,8 @@ What is new is used only while it is healthy: where the health check fails, the 
 current before becomes so again, and the run ends Failed with both reasons.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
 
 import os
 from pathlib import Path
@@ -85,7 +86,7 @@ def _deploy(
     """Activate a published build and keep it only if it is healthy."""
     built = summary.publication
     assert built is not None
-    cached = built.status == "cached"
+    cached = built.current is not None
     previous = None if cached else activate_build(store, name, built)
     if health is not None:
         env = {variable: value.replace(PLACEHOLDER, built.path) for variable, value in env.items()}

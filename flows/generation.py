@@ -7,7 +7,8 @@ or of type FAILED and named `Stalled`, `GeneratorFailed`, `FilesystemUnresponsiv
 Completed named `Cached` where it is whole already, `VerificationFailed` where the checks refuse it.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
 
 import contextlib
 import random
@@ -26,7 +27,7 @@ from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPo
 from prefect_cachewatch.delivery import Delivery, Publication
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import Inputs, View, live_view, prepare, run_attempt, show_output, write_reports
-from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry
+from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry, resume_build
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry
@@ -105,16 +106,19 @@ def generate_cache(
         admission.check()
         delivery = Delivery(job, publish) if publish is not None else None
         inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
+        clean = retry.on_retry == "clean"
         with contextlib.ExitStack() as stack:
             if delivery is not None:
                 if (cached := find_cached(delivery, job)) is not None:
                     return _cached(inputs, cached)
                 stack.enter_context(delivery)
-                clean = retry.on_retry == "clean"
-                job, told = begin_build(delivery, job, window_s=stall.stall_after_s, clean=clean, logger=logger)
+                job, told = begin_build(delivery, job, clean=clean, logger=logger)
                 inputs = replace(inputs, job=job, env=inputs.env | told)
             site = CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes)
-            state = _run_attempts(inputs, stack.enter_context(site), retry, admission)
+            stack.enter_context(site)
+            if delivery is not None:
+                resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
+            state = _run_attempts(inputs, site, retry, admission)
     except InputError as error:
         state = Failed(name="Refused", message=error.message)
     admission.record(state, logger)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
@@ -18,11 +19,17 @@ from prefect_cachewatch.publish.suspects import Suspect
 from prefect_cachewatch.report import Report, cached_report, suspected_paths
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.tasks.artifacts import AnyLogger
-from prefect_cachewatch.tasks.publication import collect_builds, publisher_of, verify_build
+from prefect_cachewatch.tasks.publication import (
+    collect_builds,
+    emit_cache_event,
+    event_payload,
+    publisher_of,
+    verify_build,
+)
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.watch import Outcome
 
-__all__ = ["begin_build", "deliver_build", "find_cached", "prepare_retry"]
+__all__ = ["begin_build", "deliver_build", "find_cached", "prepare_retry", "resume_build"]
 
 _NAMED = 5
 
@@ -45,19 +52,21 @@ def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
     if found is None:
         delivery.require_space()
         return None
+    if found.current is None and delivery.policy.activate:
+        found = delivery.activate(found)
+        emit_cache_event("activated", job.name, event_payload(found))
     message = describe_publication(job.name, found)
     return cached_report(found, name=job.name, command=job.command, message=message, started_s=started_s)
 
 
 def begin_build(
-    delivery: Delivery, job: CacheJob, *, window_s: float, clean: bool, logger: AnyLogger
+    delivery: Delivery, job: CacheJob, *, clean: bool, logger: AnyLogger
 ) -> tuple[CacheJob, dict[str, str]]:
     """Take the directory to write to.
 
     Args:
         delivery: of the run.
         job: as it was given.
-        window_s: the stall window, for what a killed run may have cut.
         clean: whether what a killed run left is not to be resumed.
         logger: of the run.
 
@@ -67,10 +76,22 @@ def begin_build(
     if delivery.store is None:
         # Looked at before the marker goes.
         CacheSite(job.cache_dirs, expected_bytes=job.expected_bytes).close()
-    _log_removed(delivery.begin(clean=clean, window_s=window_s), logger)
+    delivery.begin(clean=clean)
     logger.info("generating build %s at %s", delivery.target.build_id, delivery.target.path)
     # A Secret block's value is worth more than the same variable in env.
     return delivery.job, {name: value for name, value in delivery.env.items() if name not in job.env_secrets}
+
+
+def resume_build(delivery: Delivery, *, window_s: float, clean: bool, logger: AnyLogger) -> None:
+    """Deal with what a killed run left; its generator is gone once the directories' locks are held.
+
+    Args:
+        delivery: of the run.
+        window_s: the stall window, for what that run may have cut.
+        clean: remove all of it.
+        logger: of the run.
+    """
+    _log_removed(delivery.resume(clean=clean, window_s=window_s), logger)
 
 
 def prepare_retry(delivery: Delivery, report: Report, *, window_s: float, logger: AnyLogger) -> None:
@@ -106,7 +127,7 @@ def deliver_build(
     Returns:
         Completed, or Failed named `VerificationFailed`; and the report that says so too.
     """
-    state: State[None] = verify_build(delivery, env, secrets, return_state=True)
+    state: Any = verify_build(delivery, env, secrets, return_state=True)
     if state.is_completed():
         growth = growth_summary(outcomes[-1], len(outcomes))
         state = publisher_of(delivery)(delivery, growth, return_state=True)

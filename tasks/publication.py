@@ -23,7 +23,7 @@ from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
-__all__ = ["asset_key", "collect_builds", "emit_cache_event", "publisher_of", "verify_build"]
+__all__ = ["asset_key", "collect_builds", "emit_cache_event", "event_payload", "publisher_of", "verify_build"]
 
 # What Prefect refuses in an asset's key, and control characters.
 _NOT_IN_KEY = re.compile(r"[\s#?&%\"'<>\[\]{}|\\^`\x00-\x1f\x7f-\x9f]")
@@ -90,7 +90,7 @@ def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str,
         return Completed(message="The build is good.")
     message = describe_refusal(delivery.name, refused)
     publication = delivery.refuse(message)
-    emit_cache_event("quarantined", delivery.name, {**_payload(publication), "message": message})
+    emit_cache_event("quarantined", delivery.name, {**event_payload(publication), "message": message})
     return Failed(name="VerificationFailed", message=message)
 
 
@@ -111,10 +111,10 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
     def publish_cache(delivery: Delivery, growth: Mapping[str, Any] | None) -> State[None]:
         try:
             done = delivery.publish(growth)
-            emit_cache_event("published", delivery.name, _payload(done))
+            emit_cache_event("published", delivery.name, event_payload(done))
             if delivery.policy.activate or delivery.store is None:
                 done = delivery.activate(done)
-                emit_cache_event("activated", delivery.name, _payload(done))
+                emit_cache_event("activated", delivery.name, event_payload(done))
         except StoreError as error:
             return Failed(name="VerificationFailed", message=error.message)
         asset.add_metadata(
@@ -148,7 +148,15 @@ def collect_builds(delivery: Delivery) -> None:
         logger.info("removed %d old builds, %s", len(done.removed), format_bytes(done.freed_bytes))
 
 
-def _payload(publication: Publication) -> dict[str, Any]:
+def event_payload(publication: Publication) -> dict[str, Any]:
+    """What an event says of a build.
+
+    Args:
+        publication: what became of it.
+
+    Returns:
+        Build, key, paths, numbers and at most 50 findings.
+    """
     return {
         "build_id": publication.build_id,
         "key": publication.key,

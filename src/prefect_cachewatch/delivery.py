@@ -118,25 +118,29 @@ class Delivery:
             self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
 
     def find_cached(self) -> Publication | None:
-        """Say whether the cache is there already: current, of the same key, and whole by the policy's measure."""
+        """Say whether the cache is there already: of the same key, and whole by the policy's measure.
+
+        Returns:
+            The current build, or one that was published and never current (then its `current` is null); None
+            where it has to be generated.
+        """
         if self.policy.force:
             return None
         if self.store is not None:
             found = self.store.find_whole(self.name, self.recipe.key, verify=self.policy.verify)
-            return self._describe("cached", found[1], found[0].path) if found else None
+            if found is None:
+                return None
+            done = self._describe("cached", found[1], found[0].path)
+            return replace(done, current=self.current) if found[0].state == "active" else done
         path = str(self._source.cache_dirs[0])
         manifest = find_whole_in_place(path, self.recipe.key, verify=self.policy.verify)
-        return self._describe("cached", manifest, path) if manifest else None
+        return replace(self._describe("cached", manifest, path), current=path) if manifest else None
 
-    def begin(self, *, clean: bool, window_s: float) -> list[Suspect]:
+    def begin(self, *, clean: bool) -> None:
         """Get the directory to write to, and take the writer's lock.
 
         Args:
             clean: whether what a killed run left is not to be resumed.
-            window_s: the stall window, for what a killed run may have cut.
-
-        Returns:
-            The files of a killed run that were removed, since they may be cut.
 
         Raises:
             StoreBusy: another publisher is at work.
@@ -149,12 +153,23 @@ class Delivery:
             path = self._source.cache_dirs[0]
             self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force)
         self._resources.enter_context(self._target)
-        if not self._target.adopted:
+
+    def resume(self, *, clean: bool, window_s: float) -> list[Suspect]:
+        """Deal with what a killed run left in the directory; nobody may be writing there any more.
+
+        Args:
+            clean: remove all of it.
+            window_s: the stall window, for what that run may have cut.
+
+        Returns:
+            The files that were removed, since they may be cut.
+        """
+        if not self.target.adopted:
             return []
         if clean:
-            self._target.clean()
+            self.target.clean()
             return []
-        return self._target.prepare_resume(self.policy, window_s=window_s)
+        return self.target.prepare_resume(self.policy, window_s=window_s)
 
     @property
     def target(self) -> BuildTarget:
@@ -312,7 +327,6 @@ class Delivery:
             path=path,
             manifest=where if manifest else None,
             quarantine=quarantine,
-            current=self.current if status == "cached" else None,
             total_bytes=total_bytes,
             total_files=total_files,
             findings=tuple(

@@ -6,9 +6,11 @@ Within a version fields are added, never renamed or removed; `docs/report.md` de
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -321,22 +323,61 @@ def report_json(report: Report) -> str:
 def write_report(report: Report, path: Path) -> None:
     """Write a report whole or not at all: a temporary file beside it, then a rename.
 
+    Where there is no room it is shortened and says so; where that does not fit either it goes, whole, to the
+    temporary directory.
+
     Args:
         report: the report.
         path: where it goes; an older one is replaced.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written there; the message says where it is instead.
     """
-    text = report_json(report)
+    try:
+        _write_whole(report_json(report), path)
+        return
+    except OSError as failure:
+        error = failure
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        for entries in (100, 10, 0):
+            with contextlib.suppress(OSError):
+                _write_whole(report_json(_shortened(report, entries, error.strerror)), path)
+                return
+    message = f"report file {path} cannot be written: {error.strerror}"
+    try:
+        fd, elsewhere = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(report_json(report) + "\n")
+    except OSError:
+        raise InputError(message) from error
+    raise InputError(f"{message}; it is in {elsewhere} instead") from error
+
+
+def _write_whole(text: str, path: Path) -> None:
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text + "\n", encoding="ascii")
         temporary.replace(path)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise InputError(f"report file {path} cannot be written: {error.strerror}") from error
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _shortened(report: Report, entries: int, why: str) -> Report:
+    samples, listing = report.growth.samples, report.listing
+    note = f"the report was shortened to {entries} files, 20 samples and 10 log lines: {why}"
+    if listing is not None:
+        listing = replace(
+            listing, truncated=listing.truncated or len(listing.entries) > entries, entries=listing.entries[:entries]
+        )
+    return replace(
+        report,
+        growth=replace(report.growth, samples=samples[:: max(1, len(samples) // 20)][:20]),
+        listing=listing,
+        log_tail=report.log_tail[-10:],
+        notes=[*report.notes, note],
+    )
 
 
 def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -495,6 +496,13 @@ def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_publisher(store)
     assert len(store.list_builds("c")) == 1
     publish(store)
     assert not list(store.root.glob("c/**/.cachewatch-trash-*"))
+
+
+def test_the_example_of_the_documentation_runs(store):
+    publish(store, name="llama-3-70b-n300")
+    text = (Path(__file__).parents[2] / "docs/store.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(example.replace("/mnt/caches", str(store.root)), "docs/store.md", "exec"), {})
 
 
 # -- planted things

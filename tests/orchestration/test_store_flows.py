@@ -147,6 +147,22 @@ def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore,
     assert builds(store) == ["active", "published", "published"]
 
 
+def test_a_whole_build_that_was_published_and_never_current_is_only_activated(
+    store: CacheStore, events: list[Any]
+) -> None:
+    run(job(), policy(store))
+    made = run(job(), policy(store, cache_key={"v": 2}, activate=False)).result().publication
+    assert (made.current, builds(store)) == (None, ["published", "active"])
+    events.clear()
+    state = run(job(), policy(store, cache_key={"v": 2}))
+    assert state.name == "Cached"
+    assert Path(store.current_path("llama")).resolve() == Path(made.path)
+    assert named(events, "cachewatch.cache") == ["cachewatch.cache.activated"]
+    # One that was rolled back from is generated again.
+    store.rollback("llama")
+    assert run(job(), policy(store, cache_key={"v": 2})).name == "Completed"
+
+
 def test_a_cut_file_in_the_current_build_is_generated_again(store: CacheStore) -> None:
     run(job(), policy(store))
     (Path(store.current_path("llama")) / "layer1.bin").write_bytes(b"cut")

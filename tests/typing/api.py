@@ -7,7 +7,11 @@ from pathlib import Path
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.flows.deployment import deploy_cache
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.report import Report, build_report
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.tasks import monitor_cache
@@ -41,3 +45,19 @@ def in_a_flow() -> None:
     finished = threading.Event()
     future = monitor_cache.submit([Path("/mnt/cache")], finished, stall, on_stall=print)
     future.wait()
+
+
+def publish_and_deploy() -> str:
+    publish = PublishPolicy(store=Path("/mnt/caches"), cache_key={"dtype": "bf16"}, expected_files=["*.tensorbin"])
+    state = deploy_cache(job, publish, HealthCheck(url="http://127.0.0.1:8000/health"), return_state=True)
+    summary = state.result()
+    assert isinstance(summary, GenerationSummary) and summary.publication is not None
+    return summary.publication.path
+
+
+def read_a_cache() -> int:
+    store = CacheStore("/mnt/caches")
+    with store.open_current("llama") as pinned:
+        size: int = pinned.manifest.total_bytes
+    freed: int = store.gc("llama", keep=2).freed_bytes
+    return size + freed

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
-from prefect_cachewatch.publish.activation import Activation, activate_build, roll_back
+from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back
 from prefect_cachewatch.publish.builds import (
     MANIFEST,
     BuildInfo,
@@ -181,7 +181,10 @@ class CacheStore:
     def find_whole(
         self, name: str, key: str, *, verify: Literal["quick", "full"] = "quick"
     ) -> tuple[BuildInfo, Manifest] | None:
-        """Find out whether the current build is whole and of this key, so that nothing need be generated.
+        """Find a whole build of this key, so that nothing need be generated.
+
+        The current one; else the newest that was published and never current: its publisher died before the
+        switch, or was told not to. One that was current before and is not any more was rolled back from, or is old.
 
         Args:
             name: the cache; it need not exist.
@@ -198,16 +201,17 @@ class CacheStore:
             return None
         try:
             with open_folder(self.root, name) as folder:
-                build_id = read_current(folder)
-                if build_id is None:
-                    return None
-                with open_build(folder, build_id) as fd:
-                    if read_own_manifest(folder, build_id, fd).key != key:
-                        return None
-                manifest, _ = require_whole(folder, build_id, verify)
-                return _as_info(folder, manifest, "active"), manifest
+                current = read_current(folder)
+                history = read_history(folder)
+                used = {*history.entries, *dict(history.released)} - {current}
+                builds = [build for build in list_builds(folder, _writing(folder)) if build.key == key]
+                for build in sorted(builds, key=lambda build: build.state != "active"):
+                    if build.state in ("active", "published") and build.build_id not in used:
+                        with contextlib.suppress(BuildDamaged):
+                            return build, require_whole(folder, build.build_id, verify)[0]
         except BuildDamaged:
-            return None
+            pass
+        return None
 
     def list_builds(self, name: str) -> list[BuildInfo]:
         """List the builds of a cache, newest first, refused ones last."""
@@ -398,16 +402,4 @@ def _last_published(folder: CacheFolder) -> BuildInfo | None:
         whole,
         key=lambda build: datetime.fromisoformat(build.finished_at or "1970-01-01T00:00:00+00:00"),
         default=None,
-    )
-
-
-def _as_info(folder: CacheFolder, manifest: Manifest, state: str) -> BuildInfo:
-    return BuildInfo(
-        manifest.build_id,
-        state,
-        folder.build_path(manifest.build_id),
-        manifest.key,
-        manifest.total_bytes,
-        manifest.total_files,
-        manifest.finished_at,
     )

@@ -61,7 +61,7 @@ def runs_directory(environ: Mapping[str, str] | None = None) -> str:
     """Say where this user's state files are.
 
     Args:
-        environ: default `os.environ`; XDG_STATE_HOME counts if it is absolute, else HOME/.local/state.
+        environ: default `os.environ`; CACHEWATCH_STATE, else XDG_STATE_HOME if it is absolute, else HOME/.local/state.
 
     Returns:
         The path.
@@ -71,6 +71,8 @@ def runs_directory(environ: Mapping[str, str] | None = None) -> str:
         '/var/state/cachewatch/runs'
     """
     env = os.environ if environ is None else environ
+    if own := env.get("CACHEWATCH_STATE"):
+        return os.path.join(os.path.abspath(own), "runs")
     state = env.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
         state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
