@@ -106,6 +106,7 @@ def test_every_field_of_the_schema_has_its_value():
         "notes": ["a note"],
         "diagnosis": None,
         "bundle": None,
+        "publication": None,
         "cachewatch_version": report_module.__version__,
     }
 
