@@ -53,14 +53,14 @@ def test_a_tree_of_two_hundred_processes_fits_the_budget(start, tmp_path):
 
 
 def test_the_budget_holds_when_freezing_itself_is_late(start, tmp_path):
-    root = start("sh", "-c", "sleep 99 & echo ready; wait")
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
     evidence = collect_evidence([root], [tmp_path], budget_s=0.3, freeze=lambda: time.sleep(0.4))
     assert evidence.took_s < 1.0
     assert any("time for the evidence was up" in missing.why for missing in evidence.missing)
 
 
 def test_a_freeze_that_fails_is_reported_and_costs_nothing_else(start, tmp_path):
-    root = start("sh", "-c", "sleep 99 & echo ready; wait")
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
 
     def freeze() -> None:
         raise BrokenPipeError("the guard is gone")
@@ -71,7 +71,7 @@ def test_a_freeze_that_fails_is_reported_and_costs_nothing_else(start, tmp_path)
 
 
 def test_a_sample_of_a_small_tree_is_cheap(start):
-    root = start("sh", "-c", "sleep 99 & echo ready; wait")
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
     sample_processes(root)
     best = min(_timed(lambda: sample_processes(root)) for _ in range(20))
     assert best < 0.005
@@ -116,7 +116,7 @@ def test_without_any_process_left_there_is_still_evidence(tmp_path):
 
 
 def test_the_guard_itself_is_not_part_of_the_tree(start, tmp_path):
-    root = start("sh", "-c", "sleep 99 & echo ready; wait")
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
     evidence = collect_evidence([root], [tmp_path], include_roots=False, python_stacks=False)
     assert [process.name for process in evidence.processes] == ["sleep"]
 
@@ -166,7 +166,7 @@ child.kill()
 def test_evidence_is_json_after_asdict(start, tmp_path):
     from dataclasses import asdict
 
-    root = start("sh", "-c", "sleep 99 & echo ready; wait")
+    root = start("sh", "-c", "sleep 99 & sleep 0.3; echo ready; wait")
     evidence = collect_evidence([root], [tmp_path])
     assert json.loads(json.dumps(asdict(evidence)))["process_count"] == 2
     assert isinstance(evidence, Evidence)
