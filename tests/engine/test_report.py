@@ -52,7 +52,7 @@ def built(**changes):
 
 
 def test_every_field_of_the_schema_has_its_value():
-    assert built() == {
+    expected = {
         "schema_version": 1,
         "outcome": "stalled",
         "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0},
@@ -108,6 +108,9 @@ def test_every_field_of_the_schema_has_its_value():
         "bundle": None,
         "cachewatch_version": report_module.__version__,
     }
+    seen = built()
+    assert {name: seen[name] for name in expected} == expected
+    assert set(seen) == {field.name for field in dataclasses.fields(Report)}
 
 
 def test_a_generator_that_ended_by_itself_was_not_stopped():
@@ -141,10 +144,15 @@ def test_a_report_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing/r.json", "file/r.json", "x" * 300])
-def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path, name):
+def test_a_report_that_cannot_be_written_is_one_sentence_and_is_kept_elsewhere(tmp_path, name, monkeypatch):
     (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     with pytest.raises(InputError, match=r"report file .* cannot be written: "):
         write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / name)
+    (elsewhere,) = (tmp_path / "tmp").iterdir()
+    assert json.loads(elsewhere.read_text())["message"] == "It stalled."
+    assert elsewhere.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(

@@ -714,10 +714,15 @@ def test_a_report_that_cannot_be_written_at_the_end_is_said_and_the_status_stand
     (tmp_path / "reports").mkdir()
     argv = exec_argv(cache, *WELL, "--report", tmp_path / "reports/r.json",
                      command=sh(f"rmdir {tmp_path}/reports; touch {tmp_path}/reports; exit 3"))  # fmt: skip
-    ran = run(argv)
+    (tmp_path / "tmp").mkdir()
+    ran = run(argv, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")})
     assert ran.status == 3
     first, last = ran.stderr.splitlines()
-    assert first == f"cachewatch: report file {tmp_path}/reports/r.json cannot be written: Not a directory"
+    (elsewhere,) = (tmp_path / "tmp").glob("*.json")
+    assert first == (
+        f"cachewatch: report file {tmp_path}/reports/r.json cannot be written: Not a directory; it is in {elsewhere} instead"
+    )
+    assert json.loads(elsewhere.read_text())["exit_code"] == 3
     assert last.startswith("Tensor cache generation failed: the generator ended with exit code 3; ")
 
 
