@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch import report as report_module
+from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.monitor import Sample
@@ -106,6 +107,7 @@ def test_every_field_of_the_schema_has_its_value():
         "notes": ["a note"],
         "diagnosis": None,
         "bundle": None,
+        "publication": None,
         "cachewatch_version": report_module.__version__,
     }
     seen = built()
@@ -176,6 +178,6 @@ def test_the_schema_is_documented_field_by_field():
         seen.add(model)
         for field in dataclasses.fields(model):
             assert field.name in words, f"{model.__name__}.{field.name} is not in docs/report.md"
-        for hint in typing.get_type_hints(model).values():
+        for hint in typing.get_type_hints(model, localns={"Publication": Publication}).values():
             queue.extend(a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a))
     assert len(seen) >= 9

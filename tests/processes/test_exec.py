@@ -170,9 +170,9 @@ def test_a_generator_that_makes_and_deletes_temporary_files_is_churning(cache):
         while time.monotonic() < end:
             n += 1  # under one name it would be no growth at all: the path has been as large before
             open(f"{cache}/{{n}}.tmp", "wb").write(b"x" * 20_000)
-            time.sleep(0.05)
+            time.sleep(0.03)
             os.unlink(f"{cache}/{{n}}.tmp")
-            time.sleep(0.05)
+            time.sleep(0.15)
     """
     ran = run_exec(cache, "--stall-after", "60s", "--churn-after", "3s", "--poll", "0.1s", "--grace", "0", "--no-bundle",
                    command=program(source, new_tag()))  # fmt: skip

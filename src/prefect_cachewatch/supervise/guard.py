@@ -20,8 +20,6 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from prefect_cachewatch.supervise.proc import (
     COOKIE,
@@ -32,7 +30,12 @@ from prefect_cachewatch.supervise.proc import (
     read_stat,
     send_signal,
 )
-from prefect_cachewatch.supervise.run_files import update_run_file
+from prefect_cachewatch.supervise.run_updates import update_run_file
+
+TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 __all__ = ["main"]
 
