@@ -341,7 +341,7 @@ def write_report(report: Report, path: Path) -> None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         for entries in (100, 10, 0):
             with contextlib.suppress(OSError):
-                _write_whole(report_json(_shortened(report, entries, error.strerror or "no room")), path)
+                _write_whole(report_json(_shortened(report, entries, error.strerror or str(error))), path)
                 return
     message = f"report file {path} cannot be written: {error.strerror}"
     try:

@@ -170,9 +170,9 @@ def test_a_generator_that_makes_and_deletes_temporary_files_is_churning(cache):
         while time.monotonic() < end:
             n += 1  # under one name it would be no growth at all: the path has been as large before
             open(f"{cache}/{{n}}.tmp", "wb").write(b"x" * 20_000)
-            time.sleep(0.05)
+            time.sleep(0.03)
             os.unlink(f"{cache}/{{n}}.tmp")
-            time.sleep(0.05)
+            time.sleep(0.15)
     """
     ran = run_exec(cache, "--stall-after", "60s", "--churn-after", "3s", "--poll", "0.1s", "--grace", "0", "--no-bundle",
                    command=program(source, new_tag()))  # fmt: skip
@@ -714,10 +714,15 @@ def test_a_report_that_cannot_be_written_at_the_end_is_said_and_the_status_stand
     (tmp_path / "reports").mkdir()
     argv = exec_argv(cache, *WELL, "--report", tmp_path / "reports/r.json",
                      command=sh(f"rmdir {tmp_path}/reports; touch {tmp_path}/reports; exit 3"))  # fmt: skip
-    ran = run(argv)
+    (tmp_path / "tmp").mkdir()
+    ran = run(argv, env=os.environ | {"TMPDIR": str(tmp_path / "tmp")})
     assert ran.status == 3
     first, last = ran.stderr.splitlines()
-    assert first == f"cachewatch: report file {tmp_path}/reports/r.json cannot be written: Not a directory"
+    (elsewhere,) = (tmp_path / "tmp").glob("*.json")
+    assert first == (
+        f"cachewatch: report file {tmp_path}/reports/r.json cannot be written: Not a directory; it is in {elsewhere} instead"
+    )
+    assert json.loads(elsewhere.read_text())["exit_code"] == 3
     assert last.startswith("Tensor cache generation failed: the generator ended with exit code 3; ")
 
 
