@@ -135,7 +135,7 @@ def test_a_server_that_never_comes_back_is_said_by_exit_code_and_report(
         "tree stopped at once; exit 124 within a bounded time, the report on disk and stderr say so",
     )
     tag, command = own_sandbox.tree("plain", writes=20, interval_s=0.2)
-    process = generate(own_sandbox, front.proxy.url, "stall-gone", command)
+    process = generate(own_sandbox, front.proxy.url, "stall-gone", command, "--api-patience", "10s")
     until(lambda: len(os.listdir(own_sandbox.cache)) >= 3, 90, "the generator writes")
     front.proxy.down()
     until(lambda: len(os.listdir(own_sandbox.cache)) >= 20, 30, "it falls silent")
@@ -147,7 +147,8 @@ def test_a_server_that_never_comes_back_is_said_by_exit_code_and_report(
     assert report["outcome"] == "stalled"
     assert code == 124, own_sandbox.stderr()[-2000:]
     assert "no disk write activity detected for 3 s" in own_sandbox.stderr()
-    row.measured.append(("", f"exit 124 after {took:.0f} s"))
+    assert "The Prefect API could not be told" in own_sandbox.stderr()
+    row.measured.append(("", f"exit 124 after {took:.0f} s (patience 10 s)"))
 
 
 def test_a_slow_server_does_not_delay_detection(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
