@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect_cachewatch.config import CacheJob
-from prefect_cachewatch.errors import CommandError, GuardError, InputError
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError
 from prefect_cachewatch.guarded import run_guarded
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
 from prefect_cachewatch.publish.collection import Collected
@@ -95,6 +95,18 @@ class Delivery:
     def current(self) -> str:
         """What consumers open."""
         return self.store.current_path(self.name) if self.store else str(self._source.cache_dirs[0])
+
+    def last_bytes(self) -> int | None:
+        """Say how big the last published build is, by its manifest; None where none is known."""
+        if self.store is None:
+            return None
+        try:
+            builds = [
+                b for b in self.store.list_builds(self.name) if b.state in ("active", "published") and b.finished_at
+            ]
+        except (CachewatchError, OSError):
+            return None
+        return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
     def require_space(self) -> None:
         """Refuse a generation for which there is no room; the site checks directories in place.

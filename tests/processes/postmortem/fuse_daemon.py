@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import struct
 import sys
 import time
@@ -23,6 +24,7 @@ if libc.mount(b"testfs", os.fsencode(mount_point), b"fuse", 0, options):
 if os.fork():  # the shell that set this up goes on once the mount is there
     os._exit(0)
 os.setsid()
+signal.alarm(45)  # no scenario lasts as long; what hangs in this file system is let go when its server ends
 for fd in (0, 1, 2):
     os.dup2(os.open(os.devnull, os.O_RDWR), fd)
 
