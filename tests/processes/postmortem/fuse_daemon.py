@@ -1,4 +1,4 @@
-"""A FUSE file system in one file, for faults: `fuse_daemon.py MOUNTPOINT MODE` mounts, serves, ends by SIGKILL.
+"""A FUSE file system in one file, for faults: `fuse_daemon.py MOUNTPOINT MODE` mounts, serves, ends with $SCENARIO_PID.
 
 It has one file, `file`, of 1 MiB. Modes: `hang` answers nothing but INIT; `hang-read` answers
 all but READ; `hang-ioctl` all but IOCTL; `quota` refuses WRITE with EDQUOT; `slow` answers
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
+import select
 import struct
 import sys
 import time
@@ -24,7 +24,6 @@ if libc.mount(b"testfs", os.fsencode(mount_point), b"fuse", 0, options):
 if os.fork():  # the shell that set this up goes on once the mount is there
     os._exit(0)
 os.setsid()
-signal.alarm(45)  # no scenario lasts as long; what hangs in this file system is let go when its server ends
 for fd in (0, 1, 2):
     os.dup2(os.open(os.devnull, os.O_RDWR), fd)
 
@@ -40,7 +39,16 @@ def answer(unique: int, payload: bytes = b"", error: int = 0) -> None:
     os.write(device, struct.pack("<IiQ", 16 + len(payload), -error, unique) + payload)
 
 
+# It ends with the scenario that it was mounted for, however that ends.
+scenario = os.environ.get("SCENARIO_PID")
+poll = select.poll()
+poll.register(device, select.POLLIN)
+if scenario:
+    poll.register(os.pidfd_open(int(scenario)), select.POLLIN)
+
 while True:
+    if any(fd != device for fd, _ in poll.poll()):
+        break
     try:
         request = os.read(device, 1 << 18)
     except OSError:
