@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect_cachewatch import __version__
-from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
 
@@ -341,7 +341,7 @@ def write_report(report: Report, path: Path) -> None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         for entries in (100, 10, 0):
             with contextlib.suppress(OSError):
-                _write_whole(report_json(_shortened(report, entries, error.strerror or "no room")), path)
+                _write_whole(report_json(_shortened(report, entries, error.strerror or str(error))), path)
                 return
     message = f"report file {path} cannot be written: {error.strerror}"
     try:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import NamedTuple
+from collections import namedtuple
+
+TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
 
 __all__ = [
     "COOKIE",
@@ -26,12 +28,19 @@ COOKIE = "CACHEWATCH_ID"
 _DEAD = frozenset("ZXx")
 
 
-class ProcessStat(NamedTuple):
-    """State letter, parent and start time (clock ticks since boot) of a process."""
+if TYPE_CHECKING:
+    from typing import NamedTuple
 
-    state: str
-    parent: int
-    start_ticks: int
+    class ProcessStat(NamedTuple):
+        """State letter, parent and start time (clock ticks since boot) of a process."""
+
+        state: str
+        parent: int
+        start_ticks: int
+
+else:
+    ProcessStat = namedtuple("ProcessStat", ("state", "parent", "start_ticks"))
+    ProcessStat.__doc__ = "State letter, parent and start time (clock ticks since boot) of a process."
 
 
 def read_stat(pid: int) -> ProcessStat | None:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,6 @@ __all__ = [
     "pid_namespace",
     "read_run_file",
     "runs_directory",
-    "update_run_file",
 ]
 
 SCHEMA = 1
@@ -152,21 +151,6 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
     finally:
         os.close(here)
     return fd, os.path.join(directory, name)
-
-
-def update_run_file(fd: int, header_bytes: int, tree: Iterable[tuple[int, int]]) -> None:
-    """Write anew who belongs to the run; its header stays.
-
-    Args:
-        fd: of the state file.
-        header_bytes: length of its first line.
-        tree: (pid, start time) of each process; the first 4,096 are kept.
-    """
-    lines = [f"[{pid}, {ticks}]\n" for pid, ticks in list(tree)[:_MAX_TREE]]
-    data = "".join(lines).encode()
-    # A writer that is killed in between leaves a mix of old and new lines, each of them true or cut, none invented.
-    os.pwrite(fd, data, header_bytes)
-    os.ftruncate(fd, header_bytes + len(data))
 
 
 def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:
