@@ -27,6 +27,7 @@ from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPoli
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.recorder import trace_path
 from prefect_cachewatch.report import check_report_path
 from prefect_cachewatch.site import CacheSite, check_command
 
@@ -60,6 +61,8 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     if options["report"] is not None:
         check_report_path(options["report"])
+    if options["record"] is not None:
+        trace_path(options["record"], job)
     if publish is not None:
         Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
@@ -69,6 +72,7 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
     return run_flow(
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
         bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
+        record=options["record"],
     )  # fmt: skip
 
 
@@ -86,6 +90,7 @@ def run_flow(
     bundle_dir: Path | None = None,
     bundle: bool = True,
     storage: str | None = None,
+    record: Path | None = None,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -102,6 +107,7 @@ def run_flow(
         bundle_dir: where the post-mortem of a stall goes.
         bundle: whether one is written.
         storage: storage whose concurrency limit admits the attempts.
+        record: file or directory for a trace of the growth.
 
     Returns:
         As `cachewatch exec`; 1 when the checks refuse what was generated.
@@ -137,6 +143,7 @@ def run_flow(
                 bundle_dir=bundle_dir.absolute() if bundle_dir else None,
                 bundle=bundle,
                 storage=storage,
+                record=record.absolute() if record else None,
                 return_state=True,
             )
         finally:
