@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPES := .venv-types
 
-.PHONY: demo test lint types bench test-capacity test-generators test-faults test-ui clean
+.PHONY: demo test lint types bench test-capacity test-generators test-faults soak test-ui clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -59,6 +59,15 @@ test-generators: $(VENV)/.test
 test-ui: $(VENV)/.test
 	$(BIN)/pip install -q --disable-pip-version-check 'py-spy>=0.4'
 	CACHEWATCH_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/pytest -m ui tests/ui $(ARGS)
+
+# Writes what was promised and measured to docs/reliability.md. Best as root: mounts and other users need it.
+test-faults: $(VENV)/.test
+	RELIABILITY_TABLE=docs/reliability.md $(BIN)/pytest -m faults tests/faults $(ARGS)
+
+# Random faults against random trees: make soak MINUTES=10 [SEED=n [CASE=n]]
+MINUTES ?= 10
+soak: $(VENV)/.test
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
 
 clean:
 	rm -rf $(VENV) $(TYPES) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -6,6 +6,7 @@ The loop over attempts, and how a run ends, are `generation`'s.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
 from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, Reporter
+from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, ExpectedSize, Reporter
 from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
@@ -178,8 +179,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         on_sample=on_sample, before_stop=examiner.before_stop,
     )  # fmt: skip
     attempt = Attempt(watch)
-    history = past_runs(history_path(inputs.job.name, site.paths))
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, history=history)
+    size = _expected_size(inputs, site.paths)
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
@@ -238,12 +239,27 @@ def _report(inputs: Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPu
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
     emit_generation_event(*describe_end(report))
     if outcome.name == "completed":
-        path = history_path(report.name, report.cache_dirs)
+        path = _history(inputs, report.cache_dirs)
         remember_run(path, report)
         publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
     elif outcome.name != "cancelled":
         publish_failure(report, inputs.logger)
     return report
+
+
+def _history(inputs: Inputs, paths: Sequence[str]) -> Path:
+    # A staged build has another directory each time; what consumers open stays.
+    return history_path(inputs.job.name, [inputs.delivery.current] if inputs.delivery else paths)
+
+
+def _expected_size(inputs: Inputs, paths: Sequence[str]) -> ExpectedSize | None:
+    """What the job says, else the last published build's manifest, else the last completed run on this machine."""
+    if inputs.job.expected_bytes:
+        return ExpectedSize(inputs.job.expected_bytes, "")
+    if inputs.delivery is not None and (published := inputs.delivery.last_bytes()):
+        return ExpectedSize(published, ", as the last build")
+    runs = past_runs(_history(inputs, paths), 1)
+    return ExpectedSize(runs[0].bytes_present, ", as the last run") if runs else None
 
 
 def write_reports(inputs: Inputs, report: Report, name: str) -> None:

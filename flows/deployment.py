@@ -38,6 +38,10 @@ def deploy_cache(
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     report: Path | None = None,
     log: Path | None = None,
+    bundle_dir: Path | None = None,
+    bundle: bool = True,
+    storage: str | None = None,
+    storage_slots: int | None = None,
 ) -> State[Any]:
     """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
 
@@ -50,6 +54,10 @@ def deploy_cache(
         retry: Whether and when a failed attempt is made again.
         report: File for the generation's report as JSON.
         log: File for the generator's output.
+        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
+        bundle: Whether a post-mortem bundle is written.
+        storage: Storage that the store lies on: each attempt waits for slots of the concurrency limit of that name.
+        storage_slots: Slots that an attempt occupies.
     """
     if publish.mode != "staged" or publish.store is None:
         return final_state(Failed(name="Refused", message=_NOT_STAGED))
@@ -63,8 +71,9 @@ def deploy_cache(
     # Activated here, and old builds removed only when the new one is healthy.
     staged = publish.model_copy(update={"activate": False, "keep": None})
     generated: State[Any] = generate_cache(
-        job, stall=stall, stop=stop, retry=retry, report=report, log=log, publish=staged, return_state=True
-    )
+        job, stall=stall, stop=stop, retry=retry, report=report, log=log, bundle_dir=bundle_dir, bundle=bundle,
+        publish=staged, storage=storage, storage_slots=storage_slots, return_state=True,
+    )  # fmt: skip
     if not generated.is_completed():
         return final_state(Failed(name=generated.name, message=generated.message))
     summary = generated.result()

@@ -24,10 +24,11 @@ from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.delivery import Delivery, Publication
+from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import Inputs, View, live_view, prepare, run_attempt, show_output, write_reports
 from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry, resume_build
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry

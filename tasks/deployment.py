@@ -8,9 +8,9 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.health import HealthCheck, HealthResult, check_health
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.tasks.publication import emit_cache_event

@@ -17,8 +17,9 @@ from prefect.events import emit_event
 from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
-from prefect_cachewatch.delivery import Delivery, Publication, describe_publication, describe_refusal
+from prefect_cachewatch.delivery import Delivery, describe_publication, describe_refusal
 from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes

@@ -9,20 +9,20 @@ import contextvars
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from prefect_cachewatch.rundir import slugify
-from prefect_cachewatch.runhistory import PastRun
 from prefect_cachewatch.tasks.artifacts import AnyLogger
 from prefect_cachewatch.tasks.events import emit_generation_event
 from prefect_cachewatch.text import for_markdown, for_terminal, redact
 from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Watch
 
-__all__ = ["Reporter"]
+__all__ = ["ExpectedSize", "Reporter"]
 
 # Together at most 5 requests a minute: logs go in one batch a tick, the progress artifact in one request.
 LOG_EVERY_S = 20.0
@@ -34,6 +34,14 @@ _FIRST_PROGRESS_S = 5.0
 _LINES_MAX = 20
 
 
+@dataclass(frozen=True)
+class ExpectedSize:
+    """How big the finished cache should be; `source` ends the words that name the size, empty for the job's own."""
+
+    size_bytes: int
+    source: str
+
+
 class Reporter:
     """Tells Prefect how an attempt is getting on.
 
@@ -43,7 +51,7 @@ class Reporter:
         secrets: values that must not be logged.
         log_every_s: time between two log lines.
         attempt: number of the attempt.
-        history: earlier completed runs of the cache, newest first: the size to expect, if the job does not say.
+        expected: the size to expect, if anything says it.
     """
 
     def __init__(
@@ -53,11 +61,11 @@ class Reporter:
         secrets: Sequence[str] = (),
         log_every_s: float = LOG_EVERY_S,
         attempt: int = 1,
-        history: Sequence[PastRun] = (),
+        expected: ExpectedSize | None = None,
     ) -> None:
         self._attempt = attempt
-        self._expected_bytes = watch.job.expected_bytes or (history[0].bytes_present if history else None)
-        self._expected_from = "" if watch.job.expected_bytes or not history else ", as last time"
+        self._expected_bytes = expected.size_bytes if expected else None
+        self._expected_from = expected.source if expected else ""
         self._watch, self._logger, self._secrets = watch, logger, tuple(secrets)
         self._log_every_s = log_every_s
         self._stop = threading.Event()

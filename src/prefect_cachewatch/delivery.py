@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from prefect_cachewatch.config import CacheJob
-from prefect_cachewatch.errors import CommandError, GuardError, InputError
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError
 from prefect_cachewatch.guarded import run_guarded
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
 from prefect_cachewatch.publish.collection import Collected
 from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place
@@ -30,33 +31,6 @@ from prefect_cachewatch.units import format_bytes
 from prefect_cachewatch.watch import Outcome
 
 __all__ = ["Delivery", "Publication", "describe_publication", "describe_refusal", "growth_summary"]
-
-
-@dataclass(frozen=True)
-class Publication:
-    """What became of a build; the report has it as `publication`."""
-
-    #: published, cached, verification_failed, or unfinished.
-    status: str
-    #: staged or in_place.
-    mode: str
-    #: The digest of what the cache depends on.
-    key: str
-    build_id: str
-    #: The build's directory; for one in quarantine where it was written.
-    path: str
-    #: Its manifest; null where none was written.
-    manifest: str | None = None
-    #: Where a refused build lies.
-    quarantine: str | None = None
-    #: What consumers open: the link, or the cache directory in place; null where it does not lead to this build.
-    current: str | None = None
-    #: The build that was current before.
-    previous: str | None = None
-    total_bytes: int = 0
-    total_files: int = 0
-    #: Category, severity and message of everything the checks found.
-    findings: tuple[dict[str, str], ...] = ()
 
 
 class Delivery:
@@ -95,6 +69,18 @@ class Delivery:
     def current(self) -> str:
         """What consumers open."""
         return self.store.current_path(self.name) if self.store else str(self._source.cache_dirs[0])
+
+    def last_bytes(self) -> int | None:
+        """Say how big the last published build is, by its manifest; None where none is known."""
+        if self.store is None:
+            return None
+        try:
+            builds = [
+                b for b in self.store.list_builds(self.name) if b.state in ("active", "published") and b.finished_at
+            ]
+        except (CachewatchError, OSError):
+            return None
+        return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
     def require_space(self) -> None:
         """Refuse a generation for which there is no room; the site checks directories in place.

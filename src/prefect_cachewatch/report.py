@@ -13,17 +13,15 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
+from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
-
-if TYPE_CHECKING:
-    from prefect_cachewatch.delivery import Publication  # the store's modules cost exec a tenth of its start-up
 
 __all__ = [
     "GrowthReport",
@@ -343,7 +341,7 @@ def write_report(report: Report, path: Path) -> None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         for entries in (100, 10, 0):
             with contextlib.suppress(OSError):
-                _write_whole(report_json(_shortened(report, entries, error.strerror)), path)
+                _write_whole(report_json(_shortened(report, entries, error.strerror or str(error))), path)
                 return
     message = f"report file {path} cannot be written: {error.strerror}"
     try:

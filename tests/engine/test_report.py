@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch import report as report_module
+from prefect_cachewatch.delivery import Publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.monitor import Sample
@@ -52,7 +53,7 @@ def built(**changes):
 
 
 def test_every_field_of_the_schema_has_its_value():
-    assert built() == {
+    expected = {
         "schema_version": 1,
         "outcome": "stalled",
         "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0},
@@ -106,8 +107,12 @@ def test_every_field_of_the_schema_has_its_value():
         "notes": ["a note"],
         "diagnosis": None,
         "bundle": None,
+        "publication": None,
         "cachewatch_version": report_module.__version__,
     }
+    seen = built()
+    assert {name: seen[name] for name in expected} == expected
+    assert set(seen) == {field.name for field in dataclasses.fields(Report)}
 
 
 def test_a_generator_that_ended_by_itself_was_not_stopped():
@@ -141,10 +146,15 @@ def test_a_report_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing/r.json", "file/r.json", "x" * 300])
-def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path, name):
+def test_a_report_that_cannot_be_written_is_one_sentence_and_is_kept_elsewhere(tmp_path, name, monkeypatch):
     (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     with pytest.raises(InputError, match=r"report file .* cannot be written: "):
         write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / name)
+    (elsewhere,) = (tmp_path / "tmp").iterdir()
+    assert json.loads(elsewhere.read_text())["message"] == "It stalled."
+    assert elsewhere.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
@@ -168,6 +178,6 @@ def test_the_schema_is_documented_field_by_field():
         seen.add(model)
         for field in dataclasses.fields(model):
             assert field.name in words, f"{model.__name__}.{field.name} is not in docs/report.md"
-        for hint in typing.get_type_hints(model).values():
+        for hint in typing.get_type_hints(model, localns={"Publication": Publication}).values():
             queue.extend(a for a in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(a))
     assert len(seen) >= 9

@@ -32,9 +32,9 @@ def builds(tmp_path):
 
 def test_list_shows_states_newest_first(tmp_path, builds):
     done = cachewatch("list", tmp_path, "c")
-    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    rows = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
     assert rows == [[b.build_id, s] for b, s in zip(builds[::-1], ["active", "published", "published"], strict=True)]
-    assert all(len(line) <= 110 for line in done.stdout.splitlines())
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
     listed = json.loads(cachewatch("list", tmp_path, "c", "--json").stdout)
     assert [b["total_bytes"] for b in listed] == [3, 2, 1]
 

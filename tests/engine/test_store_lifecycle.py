@@ -738,3 +738,43 @@ def test_a_rename_that_failed_is_not_taken_for_done(store, monkeypatch):
     monkeypatch.undo()
     assert os.readlink(store.current_path("c")).endswith(first.build_id)
     assert not list((store.root / "c").glob(".cachewatch-new-*"))
+
+
+AS_ANOTHER = """
+import os, sys
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+# Only now: another user may not read this interpreter's own files.
+os.setgid(65534)
+os.setuid(65534)
+store, policy = CacheStore(sys.argv[1]), PublishPolicy(store=sys.argv[1])
+for act in (
+    lambda: store.open_current("c").path,
+    lambda: [build.state for build in store.list_builds("c")],
+    lambda: store.verify("c").whole,
+    lambda: store.begin("c", BuildRecipe.of(["g"], policy)),
+    lambda: store.rollback("c"),
+    lambda: store.gc("c", keep=1, grace_s=0),
+):
+    try:
+        print(act())
+    except (StoreError, OSError) as error:
+        print(type(error).__name__, getattr(error, "message", error))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_user_reads_and_verifies_and_can_change_nothing(store):
+    publish(store), publish(store)
+    for path in [store.root, *store.root.parents]:
+        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o055)
+    argv = [sys.executable, "-c", AS_ANOTHER, store.root]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [os.path.realpath(store.current_path("c")), "['active', 'published']", "True"], done.stderr
+    assert lines[3].startswith("StoreError") and "belongs to uid 0" in lines[3]
+    assert all(line.startswith("StoreError") and "Permission denied" in line for line in lines[4:]), lines
+    assert len(states(store)) == 2

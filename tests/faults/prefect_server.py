@@ -27,7 +27,11 @@ class Api:
         self.url = url
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=60)
+        for _ in range(5):
+            answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=60)
+            if answer.status_code != 503:  # SQLite under load
+                break
+            time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 

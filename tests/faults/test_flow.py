@@ -25,7 +25,12 @@ deployments:
     entrypoint: prefect_cachewatch.flows.generation.generate_cache
     work_pool: {name: faults}
 """
-SERVE = "from prefect_cachewatch.flows.generation import generate_cache\ngenerate_cache.serve(name='served')\n"
+SERVE = """
+from prefect_cachewatch.flows.generation import generate_cache
+
+if __name__ == "__main__":  # serve starts each run by importing this file anew
+    generate_cache.serve(name="served", pause_on_shutdown=False)
+"""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -52,6 +57,11 @@ class Fleet:
 
     def start_worker(self) -> subprocess.Popen[bytes]:
         return self.start_client(str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "faults")
+
+    def start_serve(self) -> subprocess.Popen[bytes]:
+        script = self.folder / "serve.py"
+        script.write_text(SERVE)
+        return self.start_client(sys.executable, str(script))
 
     def close(self) -> None:
         for client in self.clients:
@@ -115,7 +125,7 @@ def test_cancel_from_the_api_ends_cancelled_with_every_tree_gone(
         "state Cancelling set through the API, a run of each shape",
         f"Cancelled; no survivor within the {how}'s poll + grace + {SLACK_S:g} s",
     )
-    client = fleet.start_worker() if how != "serve" else fleet.start_client(sys.executable, "-c", SERVE)
+    client = fleet.start_worker() if how != "serve" else fleet.start_serve()
     if how == "serve":
         until(
             lambda: any(d["name"] == "served" for d in fleet.api.ask("POST", "/deployments/filter", limit=50)),

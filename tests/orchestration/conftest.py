@@ -85,8 +85,15 @@ class Server:
     def start_run(self, deployment: str, parameters: dict[str, Any]) -> str:
         flow_name, name = deployment.split("/")
         found = self.request("GET", f"/deployments/name/{flow_name}/{name}")
-        run = self.request("POST", f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
-        return str(run["id"])
+        for _ in range(10):
+            try:
+                run = self.request("POST", f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
+                return str(run["id"])
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != 503:  # SQLite is locked for a moment; the UI would try again too
+                    raise
+            time.sleep(1)
+        raise AssertionError("the server answered 503 for 10 s")
 
     def set_state(self, run_id: str, kind: str, name: str) -> None:
         self.request("POST", f"/flow_runs/{run_id}/set_state", state={"type": kind, "name": name}, force=False)

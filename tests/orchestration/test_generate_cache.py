@@ -319,9 +319,13 @@ def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(tmp_pa
     storage = f"nfs-{uuid.uuid4().hex[:6]}"
     with get_client(sync_client=True) as client:
         client.upsert_global_concurrency_limit_by_name(storage, 1)
-    jobs = [job(tmp_path / name, WRITES + "time.sleep(1)\n", name=name) for name in ("one", "two")]
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda given: run(given, storage=storage), jobs)
+    holds = job(tmp_path / "one", WRITES + "time.sleep(7)\n", name="one")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, holds, storage=storage, stall=StallPolicy(stall_after_s=60, poll_s=1))
+        while not list(tmp_path.glob("one/*.bin")):
+            time.sleep(0.05)
+        second = run(job(tmp_path / "two", WRITES, name="two"), storage=storage)
+        first = running.result()
     records = []
     for state, name in ((first, "one"), (second, "two")):
         assert state.type == "COMPLETED", state

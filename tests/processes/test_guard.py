@@ -218,6 +218,29 @@ def test_a_stop_may_shorten_the_grace_period():
     assert (report.terminated, len(report.killed)) == ([], 1)
 
 
+def test_a_second_stop_ends_the_grace_period_of_the_first():
+    tag = new_tag()
+    with guarded(program(IGNORES_TERM, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        time.sleep(0.3)
+        guard.stop(LIFE_S)
+        assert guard.wait(0.5) is None
+        guard.stop(2 * LIFE_S)  # a longer one does not lengthen it
+        guard.stop(0.1)
+        report = gone(guard)
+    assert (report.why, len(report.killed)) == ("stop", 1)
+    assert report.gone_after_s < PATIENCE_S
+
+
+def test_a_flow_process_that_dies_in_the_grace_period_changes_nothing():
+    tag = new_tag()
+    with guarded(program(IGNORES_TERM, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        guard.stop(1.0)
+        guard.close()
+        assert_none_left(tag)
+
+
 def test_a_stopped_process_gets_its_grace_period_too():
     tag = new_tag()
     source = (

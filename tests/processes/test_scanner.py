@@ -325,12 +325,19 @@ def test_a_file_system_that_hangs_under_a_generator_is_its_own_verdict(tmp_path)
     assert told["stop"]["survivors"] == []
 
 
-def test_a_directory_that_hangs_at_the_start_is_refused_and_nothing_runs(tmp_path, monkeypatch):
-    argv = exec_argv("$M/cache", command=["touch", str(tmp_path / "ran")])
-    done = in_namespace(tmp_path, 'touch "$FLAG"; ' + " ".join(argv))
+def test_a_directory_that_hangs_at_the_start_is_refused_and_nothing_runs(tmp_path):
+    start = tmp_path / "start.py"  # the command, with less patience than its 10 s
+    start.write_text(
+        "import os\n"
+        "from prefect_cachewatch import site\n"
+        "from prefect_cachewatch.cli.main import main\n"
+        "site._CHECK_TIMEOUT_S = 1.0\n"
+        f"main(['exec', '--cache-dir', os.environ['M'] + '/cache', '--', 'touch', {str(tmp_path / 'ran')!r}])\n"
+    )
+    done = in_namespace(tmp_path, f'touch "$FLAG"; "$PY" {start}')
     assert done.returncode == 125, done.stderr
     assert done.stderr == (
-        f"cachewatch: cache directory {tmp_path}/mnt/cache does not answer within 10 s: "
+        f"cachewatch: cache directory {tmp_path}/mnt/cache does not answer within 1 s: "
         "its file system hangs; check the mount\n"
     )
     assert not (tmp_path / "ran").exists()

@@ -56,9 +56,9 @@ def publish_one(root, text):
     ("scenario", "how", "stride", "least"),
     [
         ("publish", "plain", 1, 50),
-        ("switch", "pinned", 1, 50),
-        ("publish", "plain", 9, 100),
-        ("switch", "pinned", 9, 50),
+        ("switch", "pinned", 1, 30),
+        ("publish", "plain", 7, 100),
+        ("switch", "pinned", 7, 50),
     ],
 )
 def test_a_reader_sees_a_whole_cache_whatever_call_the_publisher_is_killed_at(root, scenario, how, stride, least):

@@ -69,7 +69,7 @@ def fit_usl(n: Sequence[float], throughput: Sequence[float]) -> UslFit:
         least_squares(
             lambda values: model(values) - scaled,
             start,
-            jac=jacobian,
+            jac=jacobian,  # pyright: ignore[reportArgumentType] - scipy takes a function here; its annotation says str
             bounds=([0.0, 0.0, 1e-12], [1.0, _BETA_MAX, np.inf]),
             x_scale=[0.1, max(1e-6, 1 / float(jobs.max()) ** 2), max(start[2], 1e-9)],
             xtol=1e-15,

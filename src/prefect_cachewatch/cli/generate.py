@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.recorder import trace_path
 from prefect_cachewatch.report import check_report_path
 from prefect_cachewatch.site import CacheSite, check_command
+from prefect_cachewatch.supervise.proc import children, command_line
 
 __all__ = ["command", "run_flow"]
 
@@ -45,8 +48,15 @@ NOT_PUBLISHED = 1
 @click.option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 @click.option("--name", help="Name of the job; default the cache directory's.")
 @publish_options
+@click.option(
+    "--api-patience",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="How long an API that does not answer is told how the run ended.",
+)
 @guard_options
-def command(attempts: int, backoff: float, on_retry: str, name: str | None, **options: Any) -> int:
+def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_patience: float, **options: Any) -> int:
     """Generate a cache through the Prefect flow; same options, exit status and report as exec.
 
     With --store DIR --name NAME the finished cache is verified, published and activated: exit 0 when it is
@@ -73,6 +83,7 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, **op
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
         bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
         record=options["record"],
+        api_patience_s=api_patience,
     )  # fmt: skip
 
 
@@ -91,6 +102,7 @@ def run_flow(
     bundle: bool = True,
     storage: str | None = None,
     record: Path | None = None,
+    api_patience_s: float = 300.0,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -108,6 +120,7 @@ def run_flow(
         bundle: whether one is written.
         storage: storage whose concurrency limit admits the attempts.
         record: file or directory for a trace of the growth.
+        api_patience_s: how long a Prefect API that does not answer is told how the run ended.
 
     Returns:
         As `cachewatch exec`; 1 when the checks refuse what was generated.
@@ -131,6 +144,10 @@ def run_flow(
         view = ProgressLine(quiet or not show)
         view_token = live_view.set(view if view.live else None)
         quiet_screen = _clear_before_logging(view)
+        patience_s = api_patience_s + (retry.max_backoff_s * (1 + retry.jitter) if retry.attempts > 1 else 0.0)
+        watchdog = _ApiWatchdog(path, before, patience_s)
+        if publish is None:  # a publication may be in hand, and is never cut short
+            watchdog.start()
         try:
             state: Any = generate_cache(
                 job,
@@ -147,6 +164,7 @@ def run_flow(
                 return_state=True,
             )
         finally:
+            watchdog.finished.set()
             show_output.reset(token)
             live_view.reset(view_token)
             quiet_screen()
@@ -200,9 +218,63 @@ def check_api() -> None:
         )
 
 
+class _ApiWatchdog:
+    """Ends the command when its work is done and the Prefect API cannot be told, which Prefect tries for ever.
+
+    The work is done when the report is written and no guard is left; a further attempt would begin within the
+    longest pause between attempts, which is part of the patience.
+    """
+
+    def __init__(self, report: Path, before_ns: int | None, patience_s: float) -> None:
+        self.finished = threading.Event()
+        self._report, self._before_ns, self._patience_s = report, before_ns, patience_s
+
+    def start(self) -> None:
+        """Begin to watch, in a thread of its own."""
+        threading.Thread(target=self._watch, name="cachewatch-api-watchdog", daemon=True).start()
+
+    def _watch(self) -> None:
+        idle_since_s = time.monotonic()
+        seen_ns = self._before_ns
+        while not self.finished.wait(1.0):
+            now_ns = self._report.stat().st_mtime_ns if self._report.exists() else None
+            if now_ns is None or now_ns == self._before_ns or now_ns != seen_ns or _has_guard():
+                seen_ns, idle_since_s = now_ns, time.monotonic()
+                continue
+            if time.monotonic() - idle_since_s < self._patience_s or _api_answers():
+                continue
+            data = json.loads(self._report.read_text())
+            print(
+                f"{data['message']} The Prefect API could not be told: the flow run's state there is out of date.",
+                file=sys.stderr,
+                flush=True,
+            )
+            # Prefect's own threads wait for the API without an end; the tree has gone and the report is on disk.
+            os._exit(0 if data["outcome"] == "completed" else _failed_status(data))
+
+
+def _has_guard() -> bool:
+    return any("cachewatch-guard" in command_line(pid) for pid in children(os.getpid()))
+
+
+def _api_answers() -> bool:
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415
+
+    if not PREFECT_API_URL.value():
+        return True
+    try:
+        with get_client(sync_client=True) as client:
+            return client.api_healthcheck() is None
+    except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+        return False
+
+
 def _status(state: Any, report: dict[str, Any]) -> int:
-    if state.is_completed():
-        return 0
+    return 0 if state.is_completed() else _failed_status(report)
+
+
+def _failed_status(report: dict[str, Any]) -> int:
     if report.get("outcome") == "verification_failed":
         return NOT_PUBLISHED
     if report.get("outcome") in ("stalled", "deadline_exceeded"):

@@ -47,7 +47,7 @@ def lines_of(plan: LimitPlan, *, stall_window_s: float, max_slowdown: float, col
     yield "   n     bytes/s    burst      band slowdown  p99 gap  storage      job    batch"
     most, window = f"of {max_slowdown:g}", f"of {_brief(stall_window_s)}"
     yield f"{'':35}{most:>9}{window:>9}{'in use':>9}"
-    name = plan.classes[0].name
+    name = next(iter(plan.classes)).name
     for row in plan.table:
         entry = next(entry for entry in row if entry.name == name)
         line = _row(entry, plan.limit)

@@ -61,6 +61,8 @@ def list_command(root: str, name: str, as_json: bool) -> None:
         return
     if not builds:
         print(f"{for_terminal(name)} has no builds")
+    else:
+        print(f"{'BUILD':<28}  {'STATE':<11} {'SIZE':>9} {'FILES':>7}  KEY")
     for build in builds:
         print(_line(build))
         if build.note:
@@ -164,10 +166,10 @@ def gc_command(
 
 def _line(build: BuildInfo) -> str:
     size = format_bytes(build.total_bytes) if build.total_bytes is not None else "-"
-    files = f"{build.total_files} files" if build.total_files is not None else ""
-    key = f"key {build.key[:12]}" if build.key else ""
-    pinned = "pinned" if build.pinned else ""
-    return f"{for_terminal(build.build_id, 40):<28}  {build.state:<11}  {size:>9}  {files:<12} {key} {pinned}".rstrip()
+    files = f"{build.total_files}" if build.total_files is not None else "-"
+    key = build.key[:12] if build.key else "-"
+    pinned = " pinned" if build.pinned else ""
+    return f"{for_terminal(build.build_id, 28):<28}  {build.state:<11} {size:>9} {files:>7}  {key}{pinned}"
 
 
 def _say(switched: Activation, verb: str, as_json: bool) -> None:

@@ -108,7 +108,7 @@ def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[Cach
         The open folder; closed at the end of the block.
 
     Raises:
-        StoreError: if the name leads out of the root, there is no such cache, a link or a file stands where a
+        StoreError: an OSError of the block becomes one; also if the name leads out of the root, there is no such cache, a link or a file stands where a
             directory belongs, it is somebody else's, or it lies on two file systems.
     """
     check_cache_name(name)
@@ -132,7 +132,14 @@ def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[Cach
                     "in one step: put them on one",
                     path=path,
                 )
-        yield CacheFolder(name, path, fd, builds_fd, quarantine_fd)
+        try:
+            yield CacheFolder(name, path, fd, builds_fd, quarantine_fd)
+        except OSError as error:
+            # What nobody foresaw (no permission, read-only, an I/O error) is one sentence too.
+            at = f" at '{for_terminal(os.fsdecode(error.filename))}'" if isinstance(error.filename, str | bytes) else ""
+            raise StoreError(
+                f"cannot work in {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}{at}", path=path
+            ) from None
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import os
 import select
 import signal
@@ -59,6 +60,8 @@ class Guard:
         self.status: int | None = None
         self.terminated: dict[tuple[int, int], dict[str, Any]] = {}
         self.killed: dict[tuple[int, int], dict[str, Any]] = {}
+        self._heard = b""
+        self._heard_all = False
 
     def say(self, event: str, **data: Any) -> None:
         message = json.dumps({"ev": event, **data}).encode() + b"\n"
@@ -81,7 +84,7 @@ class Guard:
                 self.status = status
 
     def terminate(self, deadline_s: float) -> None:
-        """SIGTERM and SIGCONT every descendant once, also late-comers, until the deadline."""
+        """SIGTERM and SIGCONT every descendant once, also late-comers, until the deadline or a sooner one from outside."""
         nap = 0.001
         while self.reap():
             for pid, found in descendants(os.getpid()).items():
@@ -94,8 +97,20 @@ class Guard:
             left = deadline_s - time.monotonic()
             if left <= 0:
                 return
-            time.sleep(min(nap, left))
+            deadline_s = min(deadline_s, self._nap(min(nap, left)))
             nap = min(nap * 1.5, 0.02)
+
+    def _nap(self, seconds: float) -> float:
+        """Wait; returns the deadline of a further stop that came meanwhile, else never."""
+        if self._heard_all or not select.select([self.control], [], [], seconds)[0]:
+            time.sleep(seconds if self._heard_all else 0)
+            return math.inf
+        data = _read_some(self.control)
+        self._heard_all = not data
+        self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        stops = [command for line in lines if line and (command := json.loads(line))["cmd"] == "stop"]
+        return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
     def sweep(self, deadline_s: float) -> list[dict[str, Any]]:
         """SIGKILL every descendant until none is left; returns those that would not die."""

@@ -1,4 +1,4 @@
-"""A FUSE file system in one file, for faults: `fuse_daemon.py MOUNTPOINT MODE` mounts, serves, ends by SIGKILL.
+"""A FUSE file system in one file, for faults: `fuse_daemon.py MOUNTPOINT MODE` mounts, serves, ends with $SCENARIO_PID.
 
 It has one file, `file`, of 1 MiB. Modes: `hang` answers nothing but INIT; `hang-read` answers
 all but READ; `hang-ioctl` all but IOCTL; `quota` refuses WRITE with EDQUOT; `slow` answers
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import struct
 import sys
 import time
@@ -38,7 +39,16 @@ def answer(unique: int, payload: bytes = b"", error: int = 0) -> None:
     os.write(device, struct.pack("<IiQ", 16 + len(payload), -error, unique) + payload)
 
 
+# It ends with the scenario that it was mounted for, however that ends.
+scenario = os.environ.get("SCENARIO_PID")
+poll = select.poll()
+poll.register(device, select.POLLIN)
+if scenario:
+    poll.register(os.pidfd_open(int(scenario)), select.POLLIN)
+
 while True:
+    if any(fd != device for fd, _ in poll.poll()):
+        break
     try:
         request = os.read(device, 1 << 18)
     except OSError:

@@ -126,6 +126,7 @@ def _signal_all(root: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    os.environ["SCENARIO_PID"] = str(os.getpid())
     print(json.dumps(run_scenario(**json.loads(sys.argv[1]))))
     # A FUSE daemon that never answers is ended with this process; nothing is waited for.
     sys.stdout.flush()

@@ -64,7 +64,7 @@ def test_a_stall_ends_with_its_cause_a_report_and_a_bundle(env, tmp_path):
 def test_no_bundle_is_written_if_none_is_wanted_and_elsewhere_if_asked(env, tmp_path):
     guard(env, tmp_path / "cache", DEADLOCK, "--no-bundle", "--report", str(tmp_path / "r.json"))
     assert json.loads((tmp_path / "r.json").read_text())["bundle"] is None
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "bundles").exists()
     guard(env, tmp_path / "cache", DEADLOCK, "--bundle-dir", str(tmp_path / "there"))
     assert len(list((tmp_path / "there").iterdir())) == 1
 
@@ -74,7 +74,7 @@ def test_a_completed_run_has_no_diagnosis_and_no_bundle(env, tmp_path):
     assert done.returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["diagnosis"], report["bundle"]) == (None, None)
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "bundles").exists()
 
 
 def test_a_failure_keeps_its_exit_code_and_gets_a_diagnosis_but_no_bundle(env, tmp_path):
@@ -216,7 +216,7 @@ def test_ctrl_c_still_ends_it_at_once(env, tmp_path):
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=20)
     assert child.returncode == 130
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "bundles").exists()
 
 
 def test_values_of_secret_variables_are_known_by_their_names():
