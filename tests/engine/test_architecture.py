@@ -16,6 +16,8 @@ PACKAGE = "prefect_cachewatch"
 TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"{PACKAGE}.tasks": ROOT / "tasks"}
 # Rules that are functions of values: no clock, no files, no processes in them.
 PURE = [
+    "replay",
+    "trace_rows",
     "config",
     "errors",
     "units",
@@ -24,8 +26,6 @@ PURE = [
     "messages",
     "measure.ledger",
     "postmortem.listing",
-    "trace_rows",
-    "replay",
 ]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}
 # Helper processes start with `python -I -S`: there is no site-packages for them.

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from prefect_cachewatch.cli.main import cli
+from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.recorder import attempt_path
+from prefect_cachewatch.replay import find_enough, replay_trace
 from prefect_cachewatch.trace_rows import TraceRow
 from prefect_cachewatch.traces import TRACE_COLUMNS, TraceWriter, read_trace
 
@@ -149,6 +153,44 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, text, message):
 def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
     assert refusal(tmp_path / "none.csv") == "trace FILE cannot be read: No such file or directory"
     assert refusal(tmp_path) == "trace FILE cannot be read: Is a directory"
+
+
+numbers = st.one_of(st.just(""), st.integers(0, 2000).map(str), st.floats(0, 2000).map(lambda value: f"{value:.3f}"))
+lines = st.lists(
+    st.tuples(st.floats(0, 40), st.lists(numbers, min_size=11, max_size=11), st.sampled_from(["", "", "", "unreadable", "missing"])),
+    min_size=1, max_size=15,
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines, st.sampled_from(["", "exited", "stopped"]), st.one_of(st.none(), st.floats(0, 800)), st.booleans())
+def test_any_table_of_numbers_is_replayed_to_an_end(tmp_path, table, ending, hang_at_s, touching):
+    t_s, text, sums = 0.0, ",".join(TRACE_COLUMNS) + "\n", [0, 0]
+    for number, (wait_s, fields, event) in enumerate(table, start=1):
+        t_s += wait_s
+        whole = [field.partition(".")[0] for field in fields[:7]]
+        for place, column in enumerate((3, 5)):  # what was written never falls
+            sums[place] += int(whole[column] or 0)
+            whole[column] = whole[column] and str(sums[place])
+        cells = [f"{t_s:.3f}", whole[0] or "0", whole[1] or "0", *whole[2:], *fields[7:]]
+        text += ",".join([*cells, ending if ending and number == len(table) else event]) + "\n"
+    path = written(tmp_path / "t.csv", text)
+    policy = StallPolicy(stall_after_s=60, poll_s=2, min_growth_bytes=100, progress="any" if touching else "bytes")
+    trace = read_trace(path)
+    found = replay_trace(trace, policy, hang_at_s)
+    assert found.at_s >= 0
+    assert found.status == "ended" or found.window_s > 0
+    find_enough(trace, policy, hang_at_s)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)), st.booleans())
+def test_any_bytes_are_a_trace_or_refused_in_one_sentence(tmp_path, data, with_header):
+    path = written(tmp_path / "t.csv", (f"{HEADER}\n".encode() if with_header else b"") + data)
+    try:
+        assert read_trace(path).rows
+    except InputError as error:
+        assert "\n" not in error.message
 
 
 def replayed(*args: object) -> str:
