@@ -144,7 +144,8 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
         first = files.observed_s(trace.start_s, trace.end_s) if ends else None
         return Enough(None, None if first is None else _rounded_up(first))
     longest_s = 0.0
-    for begin_s, end_s in itertools.pairwise([*times, *([trace.end_s] if ends else [])]):
+    edges = [*times, trace.end_s] if ends else times
+    for begin_s, end_s in itertools.pairwise(edges):
         if end_s - begin_s > longest_s:
             longest_s = max(longest_s, files.observed_s(begin_s, end_s))
     first_s: float | None = _rounded_up(files.observed_s(trace.start_s, times[0]))
