@@ -24,7 +24,7 @@ demo: $(VENV)/.installed
 	$(BIN)/cachewatch demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -m 'not generators and not faults and not slow and not ui' $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not generators and not faults and not slow and not ui' $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
