@@ -21,6 +21,7 @@ from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.examination import Examiner, secret_values
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.recorder import TraceRecorder, attempt_path, trace_path
 from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
 from prefect_cachewatch.rundir import make_run_directory
 from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
@@ -75,6 +76,7 @@ class Inputs:
     bundle: bool
     logger: AnyLogger
     delivery: Delivery | None = None
+    record: Path | None = None
 
 
 def prepare(
@@ -87,6 +89,7 @@ def prepare(
     bundle: bool,
     logger: AnyLogger,
     delivery: Delivery | None,
+    record: Path | None = None,
 ) -> Inputs:
     """Check all that can be checked before anything is touched.
 
@@ -100,6 +103,7 @@ def prepare(
         bundle: whether one is written.
         logger: of the run.
         delivery: into a cache store, or None.
+        record: file or directory for a trace of the growth.
 
     Returns:
         The inputs, secrets loaded.
@@ -124,6 +128,7 @@ def prepare(
             check_command(command, env, str(job.cwd) if job.cwd else None)
     if report is not None:
         check_report_path(report)
+    trace = trace_path(record, job) if record is not None else None
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(
@@ -135,7 +140,7 @@ def prepare(
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
     hidden = tuple({*secrets.values(), *secret_values(env)})
-    return Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery)
+    return Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery, trace)
 
 
 def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
@@ -160,7 +165,11 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     )
     examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
 
+    recorder = _recorder(inputs, number)
+
     def on_sample(watch: Watch) -> None:
+        if recorder is not None:
+            recorder.sampled(watch)
         examiner.sampled(watch)
         if view is not None:
             view.sampled(watch)
@@ -190,6 +199,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
             watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
         for future in futures:  # the monitor makes one last scan; the site must not be closed under it
             future.wait(_TASKS_END_S)
+        if recorder is not None and (problem := recorder.finish(watch)):
+            inputs.logger.warning(problem)
     if attempt.failure is not None:
         raise attempt.failure
     if watch.error is not None:
@@ -198,6 +209,16 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         view.close()
     outcome = examiner.conclude(watch, watch.finish())
     return outcome, _report(inputs, outcome, examiner, pump, number)
+
+
+def _recorder(inputs: Inputs, number: int) -> TraceRecorder | None:
+    if inputs.record is None:
+        return None
+    try:
+        return TraceRecorder(attempt_path(inputs.record, number))
+    except InputError as error:
+        inputs.logger.warning("attempt %s is not recorded: %s", number, error.message)
+        return None
 
 
 def _report(inputs: Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:

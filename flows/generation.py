@@ -84,6 +84,7 @@ def generate_cache(
     publish: PublishPolicy | None = None,
     storage: str | None = None,
     storage_slots: int | None = None,
+    record: Path | None = None,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -99,6 +100,7 @@ def generate_cache(
         publish: How the finished cache is verified and published; without it, it is only generated.
         storage: Storage that the cache lies on: each attempt waits for slots of the global concurrency limit of that name.
         storage_slots: Slots that an attempt occupies; default what the flow plan-capacity stored, else 1.
+        record: File for a trace of the growth, for cachewatch replay, or a directory that gets one a run; on the machine that runs the flow.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
@@ -106,7 +108,7 @@ def generate_cache(
     try:
         admission.check()
         delivery = Delivery(job, publish) if publish is not None else None
-        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery)
+        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record)
         clean = retry.on_retry == "clean"
         with contextlib.ExitStack() as stack:
             if delivery is not None:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.units import format_duration
 
-__all__ = ["Measurement", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
+__all__ = ["Measurement", "Reading", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
 
 Kind = Literal["no_growth", "never_started", "churning", "filesystem_unresponsive", "cache_directory_missing"]
 Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
@@ -35,6 +35,15 @@ class Measurement:
     allocated_kept: int = 0
     newest_age_s: float | None = None
     touched_age_s: float | None = None
+
+
+class Reading(NamedTuple):
+    """What the rule was told last, monotonic seconds; `seen` is None where the scan failed or did not answer."""
+
+    ended_s: float
+    seen: Measurement | None
+    late_s: float = 0.0
+    missing: bool = False
 
 
 class _Kept(NamedTuple):
@@ -110,6 +119,7 @@ class StallRule:
         self.first_write_s: float | None = None
         self.last_growth_s: float | None = None
         self.suspicions: list[Suspicion] = []
+        self.reading: Reading | None = None
         self._gaps = 0
         self._tick_s = started_s
         self._stood_still = False
@@ -152,6 +162,7 @@ class StallRule:
         Returns:
             The verdict.
         """
+        self.reading = Reading(ended_s, seen, late_s)
         credit = self._credit(began_s, late_s)
         self._blind_s = 0.0
         wrote = self._has_written(seen)
@@ -185,6 +196,7 @@ class StallRule:
             The verdict; the time of blindness is never counted as a pause.
         """
         elapsed = max(0.0, now_s - self._tick_s)
+        self.reading = Reading(now_s, None, missing=missing)
         self._tick_s = now_s
         self._blind_s += min(elapsed, max(2 * self.poll_s, tick_limit_s + self.poll_s))
         self._blind_missing = missing

@@ -14,7 +14,9 @@ import pytest
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.replay import replay_trace
 from prefect_cachewatch.stall import Measurement, StallRule, Verdict
+from prefect_cachewatch.traces import read_trace
 
 TRACES = Path(__file__).parents[1] / "data/traces"
 WRITING = ["ttnn_as_tensor", "torch_inductor", "safetensors_shards", "memmap_fill"]
@@ -147,6 +149,22 @@ def test_a_window_below_the_longest_gap_does_stop_it(name):
     _, _, t_s, verdict = replay(rows, StallPolicy(stall_after_s=max(0.2, gap_s * 0.6), poll_s=0.1))
     assert verdict.kind == "no_growth"
     assert t_s < times[-1]
+
+
+# Not the round figures of the rows: a poll at a row's very moment sees it or not, by a nanosecond.
+@pytest.mark.parametrize("poll_s", [0.213, 1.013, 15])
+@pytest.mark.parametrize("window_s", [1.003, 4.003, 30.003])
+@pytest.mark.parametrize("name", WRITING)
+def test_the_replay_command_says_what_this_replay_says(name, window_s, poll_s):
+    rows = read(name, detail=True)
+    policy = StallPolicy(stall_after_s=window_s, first_write_within_s=60, poll_s=poll_s)
+    rule, _, t_s, verdict = replay(rows, policy)
+    found = replay_trace(read_trace(TRACES / f"{name}.detail.csv"), policy, hang_at_s=rows[-1].t_s)
+    assert (found.status, found.kind) == (verdict.status, verdict.kind)
+    assert found.at_s == pytest.approx(t_s - rows[0].t_s, abs=0.001)
+    assert found.last_growth_s == pytest.approx(rule.last_growth_s - rows[0].t_s, abs=0.001)
+    assert found.longest_pause_s == pytest.approx(rule.longest_pause_s, abs=0.001)
+    assert len(found.suspicions) == len(rule.suspicions)
 
 
 @pytest.mark.parametrize("name", WRITING)

@@ -29,6 +29,7 @@ from prefect_cachewatch.capacity.history import read_run_record
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.tasks import monitor_cache
+from prefect_cachewatch.traces import read_trace
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
@@ -124,6 +125,19 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
     outside_code = re.sub(r"`[^`]*`", "", markdown.partition("```")[0])
     assert "&lt;script&gt;" in outside_code
     assert "<script>" not in outside_code
+
+
+def test_each_attempt_of_a_run_is_recorded_as_a_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    retry = RetryPolicy(attempts=2, backoff_s=0, retry_exit_codes=[3])
+    state = run(job(tmp_path / "cache", WRITES + "raise SystemExit(3)\n"), retry=retry, record=trace)
+    assert state.name == "GeneratorFailed"
+    first, second = read_trace(trace), read_trace(tmp_path / "t-2.csv")
+    assert (first.ending, first.rows[-1].written_bytes) == ("exited", 150_000)
+    assert (second.ending, second.rows[0].total_bytes) == ("exited", 150_000)
+    again = run(job(tmp_path / "cache", WRITES), record=trace)
+    assert again.name == "Refused"
+    assert again.message == f"trace {trace} exists already: name another file, or remove it"
 
 
 def test_a_run_that_is_called_from_python_raises_or_returns_the_summary(tmp_path: Path) -> None:

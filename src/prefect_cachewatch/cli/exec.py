@@ -15,6 +15,7 @@ from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.examination import Examiner, secret_values
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.recorder import TraceRecorder, trace_path
 from prefect_cachewatch.report import build_report, check_report_path, write_report
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.text import for_terminal, redact
@@ -40,6 +41,7 @@ def command(**options: Any) -> int:
         check_report_path(report_path)
     if options["log"] is not None:
         check_log_path(options["log"], job)
+    record = trace_path(options["record"], job) if options["record"] is not None else None
     env = dict(os.environ) | job.env
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     progress = ProgressLine(options["quiet"])
@@ -56,7 +58,11 @@ def command(**options: Any) -> int:
             secrets=secret_values(env), bundles=not options["no_bundle"], bundle_root=options["bundle_dir"]
         )
 
+        recorder = TraceRecorder(record) if record is not None else None
+
         def on_sample(watch: Watch) -> None:
+            if recorder is not None:
+                recorder.sampled(watch)
             progress.sampled(watch)
             examiner.sampled(watch)
 
@@ -69,6 +75,9 @@ def command(**options: Any) -> int:
             outcome = examiner.conclude(watch, run_watch(watch))
         finally:
             progress.close()
+            problem = recorder.finish(watch) if recorder is not None else None
+    if problem is not None:
+        print(f"cachewatch: {problem}", file=sys.stderr)
     secrets = secret_values(env)
     tail = [redact(line, secrets) for line in output.tail_lines(50)]
     report = examiner.write_bundle(

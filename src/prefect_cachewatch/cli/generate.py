@@ -29,6 +29,7 @@ from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPoli
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.recorder import trace_path
 from prefect_cachewatch.report import check_report_path
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.supervise.proc import children, command_line
@@ -70,6 +71,8 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_
     check_command(job.command, env, str(job.cwd) if job.cwd else None)
     if options["report"] is not None:
         check_report_path(options["report"])
+    if options["record"] is not None:
+        trace_path(options["record"], job)
     if publish is not None:
         Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
@@ -79,6 +82,7 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_
     return run_flow(
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
         bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
+        record=options["record"],
         api_patience_s=api_patience,
     )  # fmt: skip
 
@@ -97,6 +101,7 @@ def run_flow(
     bundle_dir: Path | None = None,
     bundle: bool = True,
     storage: str | None = None,
+    record: Path | None = None,
     api_patience_s: float = 300.0,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
@@ -114,6 +119,7 @@ def run_flow(
         bundle_dir: where the post-mortem of a stall goes.
         bundle: whether one is written.
         storage: storage whose concurrency limit admits the attempts.
+        record: file or directory for a trace of the growth.
         api_patience_s: how long a Prefect API that does not answer is told how the run ended.
 
     Returns:
@@ -154,6 +160,7 @@ def run_flow(
                 bundle_dir=bundle_dir.absolute() if bundle_dir else None,
                 bundle=bundle,
                 storage=storage,
+                record=record.absolute() if record else None,
                 return_state=True,
             )
         finally:

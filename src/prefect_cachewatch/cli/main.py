@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
     "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a stalled generation."),
+    "replay": ("prefect_cachewatch.cli.replay:command", "What a stall policy would have done on a recorded run."),
     "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
     "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),

@@ -26,6 +26,7 @@ __all__ = [
     "job_from",
     "poll_note",
     "stall_from",
+    "stall_options",
     "stop_from",
 ]
 
@@ -77,6 +78,43 @@ DURATION = _Parsed("duration", parse_duration)
 SIZE = _Parsed("size", parse_bytes)
 
 
+_RULE_OPTIONS = [
+    click.option(
+        "--stall-after", type=DURATION, default="5m", show_default=True, help="No growth for this long is a stall."
+    ),
+    click.option(
+        "--first-write-within",
+        type=DURATION,
+        default="20m",
+        show_default=True,
+        help="The first byte must come within this.",
+    ),
+    click.option("--poll", type=DURATION, default="15s", show_default=True, help="Time between two measurements."),
+    click.option(
+        "--min-growth", type=SIZE, default="4KiB", show_default=True, help="Less growth than this is no progress."
+    ),
+    click.option(
+        "--progress",
+        type=click.Choice(["bytes", "any"]),
+        default="bytes",
+        show_default=True,
+        help="any: changed modification times count too.",
+    ),
+    click.option(
+        "--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."
+    ),
+    click.option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
+    click.option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
+]
+
+
+def stall_options(function: F) -> F:
+    """Add the options that make a stall policy to a click command."""
+    for option in reversed(_RULE_OPTIONS):
+        function = option(function)
+    return function
+
+
 def guard_options(function: F) -> F:
     """Add the options of the guarded generation to a click command."""
     options = [
@@ -84,35 +122,10 @@ def guard_options(function: F) -> F:
             "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
         ),
         click.option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
-        click.option(
-            "--stall-after", type=DURATION, default="5m", show_default=True, help="No growth for this long is a stall."
-        ),
-        click.option(
-            "--first-write-within",
-            type=DURATION,
-            default="20m",
-            show_default=True,
-            help="The first byte must come within this.",
-        ),
-        click.option("--poll", type=DURATION, default="15s", show_default=True, help="Time between two measurements."),
-        click.option(
-            "--min-growth", type=SIZE, default="4KiB", show_default=True, help="Less growth than this is no progress."
-        ),
-        click.option(
-            "--progress",
-            type=click.Choice(["bytes", "any"]),
-            default="bytes",
-            show_default=True,
-            help="any: changed modification times count too.",
-        ),
+        *_RULE_OPTIONS,
         click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
         click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too."),
-        click.option(
-            "--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."
-        ),
-        click.option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
         click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL."),
-        click.option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
         click.option(
             "--wait-for",
             type=click.Choice(["tree", "leader"]),
@@ -124,6 +137,12 @@ def guard_options(function: F) -> F:
             "--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for a check of free space."
         ),
         click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
+        click.option(
+            "--record",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Record the growth as a trace for cachewatch replay; into a directory under a name of its own.",
+        ),
         click.option(
             "--bundle-dir",
             type=click.Path(path_type=Path, file_okay=False),

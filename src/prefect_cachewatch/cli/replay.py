@@ -1,0 +1,152 @@
+"""`cachewatch replay`: what a stall policy would have done on a recorded run; no waiting, no Prefect."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.cli.options import DURATION, poll_note, stall_from, stall_options
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.replay import Enough, Replay, find_enough, replay_trace
+from prefect_cachewatch.stall import effective_poll_s
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.trace_rows import Trace
+from prefect_cachewatch.traces import read_trace
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["command"]
+
+_SHOWN = 10
+_ENDINGS = {
+    "exited": "the generator ended",
+    "stopped": "cachewatch stopped the generator",
+    "cut_off": "the recording was cut off",
+    "unknown": "the trace ends",
+}
+
+
+@click.command("replay")
+@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
+@stall_options
+@click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(trace: Path, hang_at: float | None, as_json: bool, **options: Any) -> None:
+    """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
+
+    The exit status is 0 whatever the verdict. Traces come from exec --record, or any sampler that writes
+    t_s,total_bytes,file_count.
+    """
+    policy = stall_from(options)
+    recorded = read_trace(trace)
+    found = replay_trace(recorded, policy, hang_at)
+    enough = find_enough(recorded, policy, hang_at)
+    if as_json:
+        print(json.dumps(_as_data(recorded, policy, found, enough)))
+        return
+    asked = click.get_current_context().get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE
+    note = poll_note(policy, asked)
+    if note:
+        click.echo(f"cachewatch: {note}", err=True)
+    if recorded.torn:
+        click.echo("cachewatch: the last line of the trace was cut off and is not used", err=True)
+    for line in _lines(recorded, policy, found, enough):
+        print(line)
+
+
+def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> dict[str, Any]:
+    def seconds(value: Any) -> Any:
+        if isinstance(value, float):
+            return round(value, 3)
+        if isinstance(value, dict):
+            return {key: seconds(each) for key, each in value.items()}
+        return [seconds(each) for each in value] if isinstance(value, list | tuple) else value
+
+    about = {
+        "name": trace.name,
+        "rows": len(trace.rows),
+        "duration_s": trace.end_s - trace.start_s,
+        "ending": trace.ending,
+        "torn": trace.torn,
+    }
+    data = {
+        "trace": about,
+        "policy": policy.model_dump() | {"poll_s": effective_poll_s(policy)},
+        **asdict(found),
+        "after_last_growth_s": found.after_last_growth_s,
+        "stopped_in_vain": found.grew_again_s is not None,
+        "enough": asdict(enough),
+    }
+    result: dict[str, Any] = seconds(data)
+    return result
+
+
+def _lines(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> list[str]:
+    samples = "1 sample" if len(trace.rows) == 1 else f"{len(trace.rows):,} samples"
+    frozen = "" if found.hang_at_s is None else f", frozen after {_time(found.hang_at_s)}"
+    lines = [
+        f"{for_terminal(trace.name, 60)}: {samples} over {_time(trace.end_s - trace.start_s)}{frozen}",
+        f"window {format_duration(policy.stall_after_s)}, first write within "
+        f"{format_duration(policy.first_write_within_s)}, poll {format_duration(effective_poll_s(policy))}",
+        "",
+        *_verdict(trace, found),
+        _line("written", format_bytes(found.bytes_written)),
+    ]
+    if found.first_write_s is not None:
+        lines.append(_line("first growth", f"after {_time(found.first_write_s)}"))
+        lines.append(_line("longest pause", _time(found.longest_pause_s)))
+    lines += _suspicions(found)
+    windows = [
+        f"{option} {f'{value:.1f}'.removesuffix('.0')}s"
+        for option, value in (
+            ("--stall-after", enough.stall_after_s),
+            ("--first-write-within", enough.first_write_within_s),
+        )
+        if value is not None
+    ]
+    lines.append(_line("enough", " ".join(windows) or "no window: the trace shows no growth"))
+    return lines
+
+
+def _verdict(trace: Trace, found: Replay) -> list[str]:
+    at = _time(found.at_s)
+    since = "the last growth" if found.last_growth_s is not None else "the start"
+    if found.status == "ended":
+        lines = [_line("verdict", f"no stall: {_ENDINGS[trace.ending]} after {at}")]
+        if found.after_last_growth_s >= 1:
+            lines.append(_line("", f"{_time(found.after_last_growth_s)} after {since}"))
+        return lines
+    name = found.kind if found.status == "stalled" else "the time limit"
+    lines = [
+        _line("verdict", f"stopped after {at}: {name}"),
+        _line("", f"{_time(found.after_last_growth_s)} after {since}"),
+    ]
+    if found.grew_again_s is not None:
+        later = _time(found.grew_again_s - found.at_s)
+        lines.append(_line("", f"in vain: {later} later it grew again"))
+    return lines
+
+
+def _suspicions(found: Replay) -> list[str]:
+    if not found.suspicions:
+        return [_line("suspicions", "none")]
+    count, refuted = len(found.suspicions), len(found.false_suspicions)
+    lines = [_line("suspicions", f"{count}, {refuted} of them refuted by growth")]
+    for each in found.suspicions[:_SHOWN]:
+        end = "" if each.cleared_at_s is None else f", until {_time(each.cleared_at_s)}"
+        lines.append(_line("", f"at {_time(each.at_s)}{end}"))
+        lines.append(_line("", f"  {each.message}"))
+    if count > _SHOWN:
+        lines.append(_line("", f"and {count - _SHOWN} more"))
+    return lines
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else format_duration(seconds)
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:<15}{text}".rstrip()
