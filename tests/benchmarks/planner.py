@@ -54,7 +54,7 @@ def run() -> list[dict[str, Any]]:
 
 def _row(name: str, unit: str, ours: float, peer: float | None, whose: str, *, lower: bool = False) -> dict[str, Any]:
     ratio = None if peer is None else peer / ours if lower else ours / peer
-    return {"name": name, "unit": unit, "ours": ours, "peer": peer, "ratio": ratio, "whose": whose}
+    return {"name": name, "unit": unit, "ours": ours, "peer": whose, "peer_value": peer, "ratio": ratio}
 
 
 def _best_s(work: Callable[[], object], repeat: int = 5) -> float:
