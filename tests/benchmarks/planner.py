@@ -34,7 +34,7 @@ def run() -> list[dict[str, Any]]:
     """Measure everything once.
 
     Returns:
-        Rows of name, unit, ours, peer, ratio (above 1: ours is better) and whose figure `peer` is.
+        Rows of name, unit, ours, peer (whose figure it is), peer_value, ratio (above 1: ours is better).
     """
     alpha = np.minimum(np.arange(1, sum(LARGE) + 1), 6.0)
     large_s = _best_s(lambda: solve_closed(LARGE, DEMANDS, THINK, alpha))
@@ -110,6 +110,6 @@ def _ciw_bursts_per_s() -> float | None:
 
 if __name__ == "__main__":
     for entry in run():
-        peer = "not installed" if entry["peer"] is None else f"{entry['peer']:.4g}"
+        peer = "not installed" if entry["peer_value"] is None else f"{entry['peer_value']:.4g}"
         ratio = "" if entry["ratio"] is None else f"{entry['ratio']:.1f} x"
-        print(f"{entry['name']:<42} {entry['ours']:>10.4g} {entry['unit']:<9} {peer:>13} {ratio:>8}  {entry['whose']}")
+        print(f"{entry['name']:<42} {entry['ours']:>10.4g} {entry['unit']:<9} {peer:>13} {ratio:>8}  {entry['peer']}")
