@@ -15,7 +15,17 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = "prefect_cachewatch"
 TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"{PACKAGE}.tasks": ROOT / "tasks"}
 # Rules that are functions of values: no clock, no files, no processes in them.
-PURE = ["config", "errors", "units", "text", "stall", "messages", "measure.ledger", "postmortem.listing"]
+PURE = [
+    "config",
+    "errors",
+    "units",
+    "text",
+    "stall",
+    "messages",
+    "measure.folder",
+    "measure.ledger",
+    "postmortem.listing",
+]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}
 # Helper processes start with `python -I -S`: there is no site-packages for them.
 HELPERS = ["supervise.guard", "measure.scan_process"]

@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import time
+from array import array
 from operator import itemgetter
 from typing import Any
 
@@ -33,8 +34,7 @@ class ScanServer:
         self.roots: list[str] = []
         self.ignore: list[str] = []
         self.identities: dict[str, tuple[int, int]] = {}
-        self.origin: frozenset[int] | None = None
-        self.origin_directories: frozenset[str] = frozenset()
+        self.origin: Origin | None = None
         self.ledger = Ledger(birth_ns)
         self.age_clock = AgeClock()
 
@@ -43,8 +43,7 @@ class ScanServer:
         self.ledger = Ledger(birth_ns)
         answer = self.scan()
         if self.origin is None:  # what stood here before the first attempt belongs to somebody else
-            self.origin = frozenset(self.ledger.files)
-            self.origin_directories = frozenset(_directories(roots))
+            self.origin = Origin(roots)
         return answer
 
     def scan(self) -> dict[str, Any]:
@@ -77,19 +76,21 @@ class ScanServer:
         return answer
 
     def listing(self, limit: int) -> dict[str, Any]:
-        records = self.ledger.files.values()
-        newest = heapq.nlargest(limit, records, key=lambda record: record.modified_ns)
-        shown = {id(record) for record in newest}
+        folders = list(self.ledger.files.folders())
+        newest = self.ledger.newest(limit)
         rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
-        for record in records:
-            total += record.size_bytes
-            allocated += record.blocks * 512
-            if id(record) not in shown:
-                files, size = rest.get(record.directory, (0, 0))
-                rest[record.directory] = (files + 1, size + record.size_bytes)
+        for folder in folders:
+            total += folder.bytes_present
+            allocated += folder.blocks_present * 512
+            files, size = rest.get(folder.directory, (0, 0))
+            rest[folder.directory] = (files + len(folder), size + folder.bytes_present)
+        for record in newest:
+            files, size = rest[record.directory]
+            rest[record.directory] = (files - 1, size - record.size_bytes)
+        rest = {directory: left for directory, left in rest.items() if left[0]}
         return {
-            "total_files": len(records),
+            "total_files": sum(map(len, folders)),
             "total_bytes": total,
             "allocated_bytes": allocated,
             "scan": self.ledger.scans - 1,
@@ -101,16 +102,15 @@ class ScanServer:
         """Remove what was not there before the first attempt: files by inode, then directories left empty."""
         removed = freed = 0
         problems: list[str] = []
-        origin = self.origin or frozenset()
-        ranks: dict[int, int] = {}
+        origin = self.origin or Origin([])
         for root in self.roots:
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             device = os.fstat(fd).st_dev
-            rank = ranks.setdefault(device, len(ranks)) << 64
+            inodes = frozenset(origin.inodes.get(device, ()))
             for directory, names, files, here in os.fwalk(".", topdown=False, dir_fd=fd, follow_symlinks=False):
                 for name in files:
                     status = os.stat(name, dir_fd=here, follow_symlinks=False)
-                    if status.st_dev != device or status.st_ino | rank in origin or not stat.S_ISREG(status.st_mode):
+                    if status.st_dev != device or status.st_ino in inodes or not stat.S_ISREG(status.st_mode):
                         continue
                     try:
                         os.unlink(name, dir_fd=here)
@@ -119,7 +119,7 @@ class ScanServer:
                         problems.append(f"{directory}/{name}: {error.strerror}")
                 for name in names:
                     path = os.path.normpath(os.path.join(root, directory, name))
-                    if path not in self.origin_directories:
+                    if path not in origin.directories:
                         try:
                             os.rmdir(name, dir_fd=here)
                         except OSError:
@@ -128,12 +128,30 @@ class ScanServer:
         return {"removed": removed, "freed_bytes": freed, "problems": problems[:20]}
 
 
-def _directories(roots: list[str]) -> list[str]:
-    found: list[str] = []
-    for root in roots:
-        for directory, names, _ in os.walk(root, followlinks=False):
-            found.extend(os.path.join(directory, name) for name in names)
-    return found
+class Origin:
+    """What stood below some directories, ignored files included: inode numbers by device, 8 bytes each, and directories.
+
+    Args:
+        roots: absolute paths.
+    """
+
+    def __init__(self, roots: list[str]) -> None:
+        self.inodes: dict[int, array[int]] = {}
+        self.directories: set[str] = set()
+        for root in roots:
+            inodes = self.inodes.setdefault(os.stat(root).st_dev, array("Q"))
+            pending = [root]
+            while pending:
+                try:
+                    with os.scandir(pending.pop()) as entries:
+                        for entry in entries:
+                            if entry.is_dir(follow_symlinks=False):
+                                self.directories.add(entry.path)
+                                pending.append(entry.path)
+                            else:
+                                inodes.append(entry.inode())
+                except OSError:
+                    continue  # what cannot be listed cannot be cleaned either
 
 
 def _entry(record: FileRecord) -> dict[str, Any]:
