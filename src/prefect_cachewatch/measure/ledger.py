@@ -450,7 +450,7 @@ class Ledger:
 class AgeClock:
     """Turns change times of files that grew in a scan into ages; where clocks disagree an age is taken as 0.
 
-    What grew in this scan changed after the last one began. An older date, or a step of the wall clock in
+    What grew in this scan changed after the last full one began. An older date, or a step of the wall clock in
     between, says that the clocks of the file system and of this process are not one.
 
     Example:
@@ -464,9 +464,10 @@ class AgeClock:
     def __init__(self) -> None:
         self._offset_ns: int | None = None
         self._began_ns = 0
+        self._stepped = False
 
     def ages_s(
-        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None]
+        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None], full: bool = True
     ) -> list[float | None]:
         """Say how long ago files changed.
 
@@ -475,12 +476,15 @@ class AgeClock:
             monotonic_ns: the monotonic clock at its end.
             began_ns: the monotonic clock at its beginning.
             changed_ns: change times by the file system's clock; None where there is none.
+            full: whether the scan saw everything, so that nothing that the next one finds can be older.
 
         Returns:
             Seconds before the end, in the same order.
         """
         offset_ns = wall_ns - monotonic_ns
-        unknown = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        unknown = self._stepped or (self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS)
         oldest_ns = wall_ns - (monotonic_ns - self._began_ns) - _STEP_NS
-        self._offset_ns, self._began_ns = offset_ns, began_ns
+        self._offset_ns, self._stepped = offset_ns, unknown and not full
+        if full:
+            self._began_ns = began_ns
         return [None if t is None else 0.0 if unknown or t < oldest_ns else (wall_ns - t) / 1e9 for t in changed_ns]

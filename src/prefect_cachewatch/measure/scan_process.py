@@ -15,16 +15,18 @@ import os
 import stat
 import time
 from array import array
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Growth, Ledger
-from prefect_cachewatch.measure.snapshot import Walk, walk_directories
+from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
+from prefect_cachewatch.measure.snapshot import walk_directories
+from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 __all__ = ["main"]
 
 _AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
 _AT_STATX_DONT_SYNC = 0x4000
+_links_of, _size_of, _blocks_of = attrgetter("st_nlink"), attrgetter("st_size"), attrgetter("st_blocks")
 
 
 class ScanServer:
@@ -36,32 +38,30 @@ class ScanServer:
         self.identities: dict[str, tuple[int, int]] = {}
         self.origin: Origin | None = None
         self.ledger = Ledger(birth_ns)
+        self.tree = Tree([], [], self.ledger)
         self.age_clock = AgeClock()
 
     def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
         self.roots, self.ignore = roots, ignore
         self.ledger = Ledger(birth_ns)
+        self.tree = Tree(roots, ignore, self.ledger)
         answer = self.scan()
         if self.origin is None:  # what stood here before the first attempt belongs to somebody else
             self.origin = Origin(roots)
         return answer
 
-    def scan(self) -> dict[str, Any]:
+    def scan(self, full: bool = True, budget_s: float = 1.0) -> dict[str, Any]:
         began = time.perf_counter()
-        self.ledger.begin()
-        walk = walk_directories(self.roots, self.ignore, self.ledger.see)
-        for problem in walk.roots:
-            if problem.missing or problem.error:
-                # Half a look is none: files that could not be seen are not deleted files.
-                return self._answer(None, walk, began)
-        return self._answer(self.ledger.end(), walk, began)
+        return self._answer(self.tree.full_scan() if full else self.tree.partial_scan(budget_s), began)
 
-    def _answer(self, growth: Growth | None, walk: Walk, began: float) -> dict[str, Any]:
+    def _answer(self, made: TreeScan, began: float) -> dict[str, Any]:
+        growth, walk = made.growth, made.walk
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         answer: dict[str, Any] = {
             "roots": [vars(root) for root in walk.roots],
             "directories": walk.directories,
             "errors": walk.errors,
+            "full": made.full,
         }
         if growth is not None:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
@@ -69,7 +69,7 @@ class ScanServer:
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(
-                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns]
+                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns], made.full
             )
             answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
@@ -237,6 +237,11 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
 
     def visit(directory: str, rank: int, names: list[str], stats: list[os.stat_result]) -> None:
         nonlocal size, blocks, files
+        if max(map(_links_of, stats)) == 1:
+            size += sum(map(_size_of, stats))
+            blocks += sum(map(_blocks_of, stats))
+            files += len(stats)
+            return
         for status in stats:
             if status.st_nlink > 1:
                 key = (rank, status.st_ino)
@@ -276,7 +281,7 @@ def main(fd: int) -> None:
             if operation == "begin":
                 answer = server.begin(**request)
             elif operation == "scan":
-                answer = server.scan()
+                answer = server.scan(**request)
             elif operation == "listing":
                 answer = server.listing(**request)
             elif operation == "check":
