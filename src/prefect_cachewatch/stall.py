@@ -128,13 +128,15 @@ class StallRule:
 
     @property
     def window_s(self) -> float:
-        """The window in force: before the first byte, or the (perhaps extended) stall window."""
+        """The window in force: before the first byte, or the (perhaps extended) stall window; and the attribute cache."""
+        # A file that grew elsewhere is seen when this host's view of it expires: silence begins that much later.
+        unseen_s = self.policy.attribute_cache_s or 0.0
         if self.first_write_s is None:
-            return self.policy.first_write_within_s
+            return self.policy.first_write_within_s + unseen_s
         window = self.policy.stall_after_s
         if self.policy.adaptive == "extend":
-            return min(4 * window, max(window, 3 * self.longest_pause_s))
-        return window
+            window = min(4 * window, max(window, 3 * self.longest_pause_s))
+        return window + unseen_s
 
     @property
     def suspect_after_s(self) -> float:

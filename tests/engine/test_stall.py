@@ -584,3 +584,21 @@ def test_churning_is_decided_on_a_full_scan_only():
         if verdict.final:
             break
     assert (verdict.kind, full) == ("churning", True)
+
+
+def test_the_windows_allow_for_an_attribute_cache():
+    rule = partial_rule(attribute_cache_s=60, first_write_within_s=500)
+    assert rule.window_s == 560
+    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
+    assert (rule.window_s, rule.suspect_after_s) == (160, 96)
+    t = 10
+    while not (verdict := rule.observe(t, t, Measurement(8192, 8192, 8192, 8192))).final:
+        t += rule.next_delay_s()
+    assert (t, verdict.window_s) == (170, 160)
+
+
+def test_the_attribute_cache_comes_on_top_of_an_extended_window():
+    rule = partial_rule(attribute_cache_s=60, adaptive="extend")
+    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
+    rule.longest_pause_s = 50
+    assert rule.window_s == 150 + 60

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prefect_cachewatch.measure.latency import StatCalls
+
 __all__ = [
     "OPEN_DIRECTORY", "RACES", "IgnoreTest", "Note", "RootScan", "StatLike", "Visit", "Walk", "compile_ignore",
     "list_directory", "note_error", "walk_below", "walk_directories",
@@ -72,6 +74,7 @@ class Walk:
     errors: list[str] = field(default_factory=list)
     entered: set[tuple[int, int]] = field(default_factory=set)
     """Device and inode of each directory, so that one that is there twice (a nested root, a bind mount) counts once."""
+    calls: StatCalls = field(default_factory=StatCalls)
 
 
 class IgnoreTest:
@@ -187,6 +190,7 @@ def walk_directories(
             walk.roots.append(RootScan(root, error=os.strerror(error.errno or 0)))
         else:
             walk.roots.append(RootScan(root, status.st_dev, status.st_ino))
+    walk.calls.close()
     os.chdir("/")
     return walk
 
@@ -299,11 +303,10 @@ def _stat_all(
     subdirectories: list[str],
     walk: Walk,
 ) -> tuple[list[str], list[os.stat_result]]:
-    lstat = os.lstat
     # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
     if ignored is None or not ignored.may_match(listed):
         try:
-            stats = list(map(lstat, listed))
+            stats = walk.calls.all(listed)
         except OSError:
             pass  # one of them vanished, or cannot be read: one by one, then
         else:
@@ -311,11 +314,9 @@ def _stat_all(
                 return listed, stats
     names: list[str] = []
     stats = []
-    for name in listed:
-        try:
-            status = lstat(name)
-        except OSError as error:
-            note_error(walk, here + name, error)
+    for name, status in zip(listed, walk.calls.each(listed), strict=True):
+        if isinstance(status, OSError):
+            note_error(walk, here + name, status)
             continue
         kind = status.st_mode & 0o170000
         if kind == 0o100000:

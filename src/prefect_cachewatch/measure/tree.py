@@ -124,6 +124,7 @@ class Tree:
         self.ledger.begin(full=False)
         first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
         self._look_at_directories(known, first, stop_s, walk)
+        walk.calls.close()
         os.chdir("/")
         growth = self.ledger.end()
         known.update(self._new)
