@@ -14,8 +14,10 @@ from tests.benchmarks.measuring import CACHEWATCH, cpu_seconds, helpers_of, memo
 
 WATCHES = 100
 POLL_S, STALL_S, STEADY_S = 15.0, 45.0, 60.0
-# One shell a generation: 8 KiB a second until a file says that it is enough, then silence. Costs next to nothing itself.
-GENERATOR = "while [ ! -e {stop} ]; do head -c 8192 /dev/zero >> {cache}/weights.bin; sleep 5; done; exec sleep 3600"
+# One shell a generation: 8 KiB now and then until a file says that it is enough, then silence. Costs next to nothing itself.
+GENERATOR = (
+    "while [ ! -e {stop} ]; do head -c 8192 /dev/zero >> {cache}/weights.bin; sleep {pause_s}; done; exec sleep 3600"
+)
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
@@ -92,7 +94,7 @@ def _start(directory: Path, stop: Path, poll_s: float, stall_s: float) -> subpro
     argv = [
         CACHEWATCH, "exec", "--quiet", "--no-bundle", "--cache-dir", str(cache), "--report", str(directory / "report.json"),
         "--poll", f"{poll_s}s", "--stall-after", f"{stall_s}s", "--grace", "1s", "--", "sh", "-c",
-        GENERATOR.format(stop=stop, cache=cache),
+        GENERATOR.format(stop=stop, cache=cache, pause_s=round(stall_s / 9, 2)),
     ]  # fmt: skip
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(0.05)
