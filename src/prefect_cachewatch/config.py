@@ -147,6 +147,13 @@ class StallPolicy(_Input):
         description="A cache directory that cannot be measured for this long (hung file system, lost permission, "
         "directory gone) ends the run; default stall_after_s.",
     )
+    attribute_cache_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86400,
+        description="On a network file system, how old this host's view of a file's size may be (NFS acregmax: 60 s); "
+        "the stall windows are longer by as much. Default none.",
+    )
 
 
 class StopPolicy(_Input):

@@ -23,6 +23,10 @@ _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator ha
 _LAST_SCAN_S = 5.0
 _SHORTEST_DEADLINE_S = 3.0
 _SCANNER_RESTARTS = 3
+# A full scan that takes more than this share of the poll interval is made at each tenth poll only, or less often still,
+# so that full scans take at most a tenth of the time; and the others stop where they would take more than this share.
+_FULL_SHARE = 0.05
+_FULL_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class GrowthMonitor:
         self.notes: list[str] = []
         self.verdict = Verdict("growing")
         self.scan_s = float(baseline["scan_s"])
+        """How long the last full scan took."""
+        self._partial_scans = 0
         self.samples: list[Sample] = []
         self._clock = clock
         self._offset = Growth()
@@ -122,7 +128,7 @@ class GrowthMonitor:
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
-        """Make one full scan and judge it.
+        """Make one scan, a partial one where full ones are dear and nothing hangs on it, and judge it.
 
         Args:
             ended: whether the work has ended, which cuts the wait for a slow scan short.
@@ -134,7 +140,8 @@ class GrowthMonitor:
         self.began_s = began_s = self._clock()
         deadline_s = self._deadline_s()
         try:
-            answer = self._scan(deadline_s, ended)
+            full = self._must_be_full(ended)
+            answer = self._scan(deadline_s, ended, full)
         except ScanTimeout as error:
             self.problem = error.message
             self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
@@ -145,7 +152,10 @@ class GrowthMonitor:
             self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
             return self.verdict
         ended_s = self._clock()
-        self.scan_s = float(answer["scan_s"])
+        full = bool(answer.get("full", True))
+        self._partial_scans = 0 if full else self._partial_scans + 1
+        if full:
+            self.scan_s = float(answer["scan_s"])
         bad = [root for root in answer["roots"] if root["missing"] or root["error"]]
         if bad:
             self.problem = f"{bad[0]['path']}: {bad[0]['error']}"
@@ -168,7 +178,7 @@ class GrowthMonitor:
         self.problem = None
         touched = self.growth.touched_ns is not None
         self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
-        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer), late_s)
+        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer), late_s, full=full)
         self._add_sample(ended_s)
         return self.verdict
 
@@ -191,7 +201,18 @@ class GrowthMonitor:
         least = min(self.site.scanner.deadline_s, max(limit, _SHORTEST_DEADLINE_S))
         return max(least, 5 * self.site.scanner.last_scan_s)
 
-    def _scan(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
+    def _must_be_full(self, ended: Callable[[], bool]) -> bool:
+        share = self.scan_s / self.rule.poll_s
+        return (
+            share <= _FULL_SHARE
+            or self._partial_scans + 1 >= _FULL_EVERY * max(1.0, share)
+            or self.problem is not None
+            or self._begin_anew
+            or ended()
+            or self.rule.needs_full(self.began_s)
+        )
+
+    def _scan(self, deadline_s: float, ended: Callable[[], bool], full: bool) -> dict[str, Any]:
         scanner = self.site.scanner
         stop_s = self._clock() + deadline_s
         if scanner.pending:
@@ -202,8 +223,10 @@ class GrowthMonitor:
             self._begin_anew = False
             # A new ledger begins at zero: what was counted so far is carried over.
             self._offset = self.growth
-        else:
+        elif full:
             scanner.send("scan")
+        else:
+            scanner.send("scan", full=False, budget_s=_FULL_SHARE * self.rule.poll_s)
         return self._receive(stop_s, ended)
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:

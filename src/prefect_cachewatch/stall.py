@@ -2,7 +2,8 @@
 
 Stall time is accumulated observed time, at most two polls a tick and nothing for the time by which a
 wait ended late, so that a paused machine or a late scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
-is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines.
+is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines. Scans in between may be
+partial (`needs_full`): what such a scan misses delays a suspicion, since neither that nor a verdict rests on it.
 """
 
 from __future__ import annotations
@@ -123,6 +124,10 @@ class StallRule:
         self._gaps = 0
         self._tick_s = started_s
         self._stood_still = False
+        self._confirm = False
+        self._full = True
+        # Since then each scan's dates can be believed, and what grew before it has been seen: the last full scan's begin.
+        self._seen_all_s = started_s
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
         self._blind_missing = False
@@ -133,13 +138,15 @@ class StallRule:
 
     @property
     def window_s(self) -> float:
-        """The window in force: before the first byte, or the (perhaps extended) stall window."""
+        """The window in force: before the first byte, or the (perhaps extended) stall window; and the attribute cache."""
+        # A file that grew elsewhere is seen when this host's view of it expires: silence begins that much later.
+        unseen_s = self.policy.attribute_cache_s or 0.0
         if self.first_write_s is None:
-            return self.policy.first_write_within_s
+            return self.policy.first_write_within_s + unseen_s
         window = self.policy.stall_after_s
         if self.policy.adaptive == "extend":
-            return min(4 * window, max(window, 3 * self.longest_pause_s))
-        return window
+            window = min(4 * window, max(window, 3 * self.longest_pause_s))
+        return window + unseen_s
 
     @property
     def suspect_after_s(self) -> float:
@@ -149,8 +156,22 @@ class StallRule:
             return limit
         return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
 
-    def observe(self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0) -> Verdict:
-        """Take in one full scan.
+    def needs_full(self, now_s: float) -> bool:
+        """Say whether a scan that begins now must be a full one, since more than "growing" may come of it.
+
+        Args:
+            now_s: monotonic time.
+
+        Returns:
+            Whether a pause may have become a suspicion by then, or a verdict is due, or nothing could be seen before.
+        """
+        pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
+        return self._confirm or self._blind_s > 0 or pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
+
+    def observe(
+        self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0, *, full: bool = True
+    ) -> Verdict:
+        """Take in one scan.
 
         Args:
             began_s: monotonic time at which the scan began.
@@ -158,6 +179,8 @@ class StallRule:
             seen: its counters.
             late_s: by how much it began later than it was due; more than a timer's error means that the
                 machine or this process stood still.
+            full: whether it saw everything. If not, its growth counts and its silence counts as time, but nothing
+                is suspected or decided; `needs_full` says that the next one is to look again.
 
         Returns:
             The verdict.
@@ -170,19 +193,28 @@ class StallRule:
         if age_s is None:
             self.pause_s += credit
         else:
-            # Growth is dated by the file's own change time, within this tick: never before the last scan. If something
-            # stood still in between, its date says nothing, and it is taken as new.
-            grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, began_s - credit), ended_s)
-            gap_s = self.pause_s + credit - max(0.0, began_s - grew_s)
+            # Growth is dated by the file's own change time, never before the last full scan. If something stood still
+            # in between, its date says nothing, and it is taken as new.
+            oldest_s = min(began_s - credit, self._seen_all_s)
+            grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, oldest_s), ended_s)
+            pause_s = min(max(0.0, began_s - grew_s), self.pause_s + credit)
+            gap_s = self.pause_s + credit - pause_s
             if self.first_write_s is not None and wrote:
                 self._writing_s += min(gap_s, self.policy.stall_after_s)
-            self._note_progress(grew_s, gap_s, seen)
-            self.pause_s = max(0.0, began_s - grew_s)
-        if self._churning(seen) and wrote:
+            self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
+            self.pause_s = pause_s
+        churning = self._churning(seen)
+        self._full = full
+        if full:
+            self._seen_all_s = began_s
+        self._confirm = churning
+        if churning and wrote and full:
             return self._verdict("stalled", "churning")
-        if age_s is None and self.pause_s >= self.window_s - _EPSILON_S:
+        if not full:
+            self._confirm = churning or self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
+        elif age_s is None and self.pause_s >= self.window_s - _EPSILON_S:
             return self._verdict("stalled", "no_growth" if self.first_write_s is not None else "never_started")
-        return self._open_verdict(ended_s)
+        return self._open_verdict(ended_s, full)
 
     def observe_blind(self, now_s: float, tick_limit_s: float, missing: bool) -> Verdict:
         """Take in that a scan failed or did not answer: neither bytes nor silence.
@@ -197,7 +229,7 @@ class StallRule:
         """
         elapsed = max(0.0, now_s - self._tick_s)
         self.reading = Reading(now_s, None, missing=missing)
-        self._tick_s = now_s
+        self._tick_s = self._seen_all_s = now_s
         self._blind_s += min(elapsed, max(2 * self.poll_s, tick_limit_s + self.poll_s))
         self._blind_missing = missing
         limit = self.policy.unresponsive_after_s or self.policy.stall_after_s
@@ -218,6 +250,8 @@ class StallRule:
         suspect_in = self.suspect_after_s - self.pause_s
         if suspect_in > _EPSILON_S:
             due.append(suspect_in)
+        if self._confirm and self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S and not self._full:
+            return 0.0
         return max(0.0, min(due))
 
     def _credit(self, now_s: float, late_s: float) -> float:
@@ -229,6 +263,8 @@ class StallRule:
         credit = min(elapsed, 2 * self.poll_s)
         if self._blind_s:  # what was blind until now has been counted as such
             credit = min(credit, self.poll_s)
+        if self._stood_still or credit < elapsed:
+            self._seen_all_s = now_s
         return credit
 
     def _has_written(self, seen: Measurement) -> bool:
@@ -292,11 +328,11 @@ class StallRule:
             part(mark.allocated_written, first.allocated_written, now.allocated_written),
         )
 
-    def _open_verdict(self, now_s: float) -> Verdict:
+    def _open_verdict(self, now_s: float, full: bool = True) -> Verdict:
         limit = self.policy.max_duration_s
         if limit is not None and now_s - self.started_s >= limit - _EPSILON_S:
             return self._verdict("deadline_exceeded")
-        if self.pause_s >= self.suspect_after_s - _EPSILON_S and not self._blind_s:
+        if self.pause_s >= self.suspect_after_s - _EPSILON_S and not self._blind_s and full:
             if not self.suspicions or self.suspicions[-1].cleared_at_s is not None:
                 self.suspicions.append(Suspicion(now_s - self.started_s, self.pause_s, self._why()))
             return self._verdict("suspected")

@@ -24,6 +24,7 @@ PURE = [
     "text",
     "stall",
     "messages",
+    "measure.folder",
     "measure.ledger",
     "postmortem.listing",
 ]

@@ -84,3 +84,25 @@ def test_jitter_stays_within_its_share(attempt, random):
     policy = RetryPolicy()
     plain = min(600, 30 * 2 ** min(attempt - 2, 200))
     assert 0.8 * plain <= policy.backoff_before(attempt, random) <= 1.2 * plain
+
+
+def test_an_attribute_cache_is_asked_for_on_the_command_line_and_bounded():
+    import click
+    from click.testing import CliRunner
+
+    from prefect_cachewatch.cli.options import guard_options, stall_from
+    from prefect_cachewatch.errors import InputError
+
+    made = []
+
+    @click.command()
+    @guard_options
+    def command(**options):
+        made.append(stall_from(options).attribute_cache_s)
+
+    for argv in ([], ["--attribute-cache", "60s"]):
+        assert CliRunner().invoke(command, argv).exit_code == 0
+    assert made == [None, 60]
+    refused = CliRunner().invoke(command, ["--attribute-cache", "2d"]).exception
+    assert isinstance(refused, InputError)
+    assert refused.message == "--attribute-cache 2 days is out of range: give at most 24 h"

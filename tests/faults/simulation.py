@@ -82,7 +82,7 @@ class World:
         self.ledger, self.ages = Ledger(), AgeClock()
         # What is seen of the scanner and of the site:
         self.pending, self.last_scan_s, self.deadline_s, self.on_network = False, 0.0, 10.0, False
-        self.scanner = self
+        self.scanner, self.full = self, True
         self.paths = ["/cache"]
 
     def clock(self) -> float:
@@ -115,8 +115,9 @@ class World:
                 self.wall_offset_s += self.random.choice([-3600.0, 3600.0])
         return False
 
-    def send(self, operation: str) -> None:
+    def send(self, operation: str, full: bool = True, budget_s: float = 0.0) -> None:
         assert operation == "scan"
+        self.full = full
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         scan_s = self.random.uniform(0, self.scan_max_s)
@@ -127,17 +128,20 @@ class World:
         stamps = [answer["growth"][name] for name in ("newest_changed_ns", "touched_ns")]
         wall_ns, monotonic_ns = (round(t * 1e9) for t in (self.now_s + self.wall_offset_s, self.now_s))
         answer["newest_changed_age_s"], answer["touched_age_s"] = self.ages.ages_s(
-            wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps
+            wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps, self.full
         )
         return answer
 
     def scan(self) -> dict[str, Any]:
-        self.ledger.begin()
-        self.ledger.see("/cache/", 0, list(self.files), list(self.files.values()))
+        # A partial scan is as blind as it may be: it sees the directory, or nothing.
+        self.ledger.begin(self.full)
+        if self.full or self.random.random() < 0.3:
+            self.ledger.see("/cache/", 0, list(self.files), list(self.files.values()))
         growth = self.ledger.end()
         return {
             "roots": [{"path": "/cache", "inode": 1, "missing": False, "error": None}],
             "directories": 1,
+            "full": self.full,
             "errors": [],
             "scan": self.ledger.scans - 1,
             "growth": vars(growth),

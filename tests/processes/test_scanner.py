@@ -86,6 +86,28 @@ def test_a_real_sparse_file_is_followed_by_its_blocks(scanner, tmp_path):
     assert filled["last_path"] == str(tmp_path / "sparse")
 
 
+def test_a_partial_scan_is_asked_for_and_says_so(scanner, tmp_path):
+    assert scanner.request("begin", roots=[str(tmp_path)], ignore=[])["full"]
+    (tmp_path / "new").write_bytes(b"x" * 500)
+    answer = scanner.request("scan", full=False, budget_s=10.0)
+    assert (answer["full"], answer["growth"]["bytes_written"], answer["scan"]) == (False, 500, 1)
+    assert scanner.last_scan_s > 0
+    before_s = scanner.last_scan_s
+    scanner.request("scan", full=False, budget_s=10.0)
+    assert scanner.last_scan_s == before_s  # the deadline rests on full scans
+    tmp_path.rename(tmp_path.parent / "away")
+    gone = scanner.request("scan", full=False, budget_s=10.0)
+    assert (gone["full"], "growth" in gone, gone["roots"][0]["missing"]) == (True, False, True)
+
+
+def test_clean_spares_what_is_ignored_and_stood_there_before(scanner, tmp_path):
+    (tmp_path / "before.log").write_bytes(b"x")
+    scanner.request("begin", roots=[str(tmp_path)], ignore=["*.log"])
+    (tmp_path / "after.log").write_bytes(b"x")
+    assert scanner.request("clean", PATIENCE_S)["removed"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["before.log"]
+
+
 def test_a_missing_directory_is_no_deletion(scanner, tmp_path):
     directory = tmp_path / "c"
     directory.mkdir()

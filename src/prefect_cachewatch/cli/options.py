@@ -47,6 +47,7 @@ _OPTION_OF = {
     "min_growth_bytes": "--min-growth",
     "churn_after_s": "--churn-after",
     "max_duration_s": "--max-duration",
+    "attribute_cache_s": "--attribute-cache",
     "grace_s": "--grace",
     "attempts": "--attempts",
     "backoff_s": "--backoff",
@@ -104,6 +105,11 @@ _RULE_OPTIONS = [
         "--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."
     ),
     click.option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
+    click.option(
+        "--attribute-cache",
+        type=DURATION,
+        help="Network file system: sizes may be this old; windows are longer by it.",
+    ),
     click.option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
 ]
 
@@ -286,6 +292,7 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
         progress=options["progress"],
         churn_after_s=options["churn_after"],
         max_duration_s=options["max_duration"],
+        attribute_cache_s=options["attribute_cache"],
         adaptive="extend" if options["adaptive"] else "off",
     )
 

@@ -3,46 +3,30 @@
 Per inode it keeps the high-water of apparent size and of allocated blocks. A rename carries the
 credit along, a hard link counts once, a deletion subtracts nothing, a path that is written anew
 counts only what goes beyond what was counted for it, and what was there at the start is no growth
-(though overwriting it is, once).
+(though overwriting it is, once). A scan is of everything, or of some directories and files.
 It does not decide anything: see `prefect_cachewatch.stall`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count
 
+from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, read_facts, read_listing
 from prefect_cachewatch.measure.snapshot import StatLike
 
-__all__ = ["AgeClock", "FileRecord", "Growth", "Ledger"]
+__all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
 
 # Deleted paths whose high-water is remembered. Beyond it the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000
+_MOVED_MAX = 10_000
 _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
-
-class FileRecord(NamedTuple):
-    """What the ledger knows of one inode; sizes in bytes, times in nanoseconds of the file system's clock."""
-
-    directory: str
-    name: str
-    size_bytes: int
-    blocks: int
-    high_bytes: int
-    high_blocks: int
-    modified_ns: int
-    changed_ns: int
-    written_bytes: int
-    written_blocks: int
-    grown_scan: int
-    original: bool
-    """Whether it stood there at the start and nothing of it has been counted."""
-
-    @property
-    def path(self) -> str:
-        return self.directory + self.name
+# A directory's path; with a number, a further part of a large one.
+_Key = str | tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -66,6 +50,31 @@ class Growth:
     last_path: str | None = None
 
 
+class Files(Mapping[int, FileRecord]):
+    """The records by inode number, with the rank of the device above it; each is made when it is asked for."""
+
+    def __init__(self, folders: Mapping[_Key, Folder]) -> None:
+        self._folders = folders
+
+    def __len__(self) -> int:
+        return sum(map(len, self._folders.values()))
+
+    def __iter__(self) -> Iterator[int]:
+        for folder in self._folders.values():
+            yield from folder.keys()
+
+    def __getitem__(self, key: int) -> FileRecord:
+        for folder in self._folders.values():
+            for found, record in zip(folder.keys(), folder.records(), strict=True):
+                if found == key:
+                    return record
+        raise KeyError(key)
+
+    def folders(self) -> Iterable[Folder]:
+        """The directories, or parts of large ones, in which they are kept."""
+        return self._folders.values()
+
+
 class Ledger:
     """Counts growth over scans; feed each scan between `begin` and `end`.
 
@@ -81,32 +90,46 @@ class Ledger:
     """
 
     def __init__(self, birth_ns: Callable[[str], int | None] = lambda path: None) -> None:
-        self.files: dict[int, FileRecord] = {}
         self.scans = 0
+        self.moved: list[tuple[str, str]] = []
+        """Directory and name of what grew or was written to in the last scan."""
+        self.doubtful: set[str] = set()
+        """Directories of which two named the same file in the last scan: it was moved meanwhile, or has two names."""
         self._birth_ns = birth_ns
+        self._folders: dict[_Key, Folder] = {}
         self._retired: dict[str, tuple[int, int]] = {}
-        self._seen: dict[int, FileRecord] = {}
-        self._fresh: list[tuple[int, str, str, StatLike]] = []
-        self._old_count = 0
+        # What partial scans found gone may be where they did not look: until the next full scan it is taken up again.
+        self._limbo: dict[int, FileRecord] = {}
+        self._full = True
+        self._parts: dict[str, int] = {}
+        self._same: set[_Key] = set()
+        self._staged: dict[_Key, Listing] = {}
+        self._patches: list[tuple[Folder, int, StatLike]] = []
+        self._looks: list[tuple[Folder, int, StatLike]] = []
         self._bytes_written = self._blocks_written = 0
         self._bytes_kept = self._blocks_kept = 0
-        self._bytes_present = self._blocks_present = 0
+        self._bytes_present = self._blocks_present = self._files_present = 0
         self._newest: FileRecord | None = None
         self._touched_ns: int | None = None
         self._grown_bytes = self._grown_blocks = 0
 
-    def begin(self) -> None:
-        """Begin a scan; one that was begun and never ended leaves no trace."""
-        self._seen = {}
-        self._grown_bytes = self._grown_blocks = 0
-        self._fresh = []
-        self._old_count = 0
-        self._bytes_present = self._blocks_present = 0
-        self._newest = None
-        self._touched_ns = None
+    @property
+    def files(self) -> Files:
+        """All that is known of files that were present in the last scan."""
+        return Files(self._folders)
+
+    def begin(self, full: bool = True) -> None:
+        """Begin a scan; one that was begun and never ended leaves no trace.
+
+        Args:
+            full: whether every directory will be seen. If not, nothing is said about a directory that
+                is neither seen nor dropped, but for the files in it that are looked at.
+        """
+        self._full = full
+        self._parts, self._same, self._staged, self._patches, self._looks = {}, set(), {}, [], []
 
     def see(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> None:
-        """Take in the regular files of one directory.
+        """Take in the regular files of one directory; a large one may come in several parts.
 
         Args:
             directory: its path with a trailing slash.
@@ -114,34 +137,59 @@ class Ledger:
             names: file names.
             stats: their stat results, in the same order.
         """
-        files, seen, fresh = self.files, self._seen, self._fresh
-        high_rank = rank << 64
-        present = blocks_present = 0
-        for name, status in zip(names, stats, strict=True):
-            key = status.st_ino | high_rank
-            if key in seen:  # a further name of an inode that was counted, or a directory watched twice
+        part = self._parts.get(directory, 0)
+        self._parts[directory] = part + 1
+        if not names:
+            return
+        key = (directory, part) if part else directory
+        joined, facts = "/".join(names), read_facts(stats)
+        folder = self._folders.get(key)
+        if folder is not None and folder.rank == rank:
+            if folder.is_as_listed(joined, facts):
+                self._same.add(key)
+                return
+            if folder.has_the_same_files(joined, facts):
+                # The usual change: something grew. A file that got a second name is worth a closer look.
+                changed = folder.changed_indices(facts)
+                if all(stats[index].st_nlink == 1 for index in changed):
+                    self._same.add(key)
+                    self._patches += [(folder, index, stats[index]) for index in changed]
+                    return
+        self._staged[key] = read_listing(directory, rank, joined, stats, facts)
+
+    def drop(self, directory: str) -> None:
+        """Say in a partial scan that a directory is gone, or has no regular file.
+
+        Args:
+            directory: its path with a trailing slash.
+        """
+        self._parts.setdefault(directory, 0)
+
+    def look(self, directory: str, looks: Mapping[str, StatLike]) -> bool:
+        """Take in some files of a directory that is not seen as a whole in this partial scan.
+
+        Args:
+            directory: its path with a trailing slash.
+            looks: file names and their stat results.
+
+        Returns:
+            Whether they are the files that are known by these names; if not, the directory is to be seen.
+        """
+        missing = len(looks)
+        for key in self._keys_of(directory):
+            folder = self._folders[key]
+            if folder.linked:
                 continue
-            size, blocks = status.st_size, status.st_blocks
-            record = files.get(key)
-            if record is None:
-                seen[key] = _PENDING
-                fresh.append((key, directory, name, status))
-            elif record.changed_ns == status.st_ctime_ns and record.size_bytes == size and record.blocks == blocks:
-                if record.directory != directory and status.st_nlink == 1:
-                    # A directory above was renamed, which changes no time of the file.
-                    record = record._replace(directory=directory, name=name)
-                seen[key] = record
-                self._old_count += 1
-            elif self._is_another_file(record, directory, name, status):
-                seen[key] = _PENDING
-                fresh.append((key, directory, name, status))
-            else:
-                seen[key] = self._changed(record, directory, name, status)
-                self._old_count += 1
-            present += size
-            blocks_present += blocks
-        self._bytes_present += present
-        self._blocks_present += blocks_present
+            for index, name in enumerate(folder.names.split("/")):
+                status = looks.get(name)
+                if status is None:
+                    continue
+                if status.st_ino != folder.facts[index] or status.st_nlink != 1:
+                    return False
+                missing -= 1
+                if folder.differs(index, status):
+                    self._looks.append((folder, index, status))
+        return missing == 0
 
     def end(self) -> Growth:
         """End the scan.
@@ -149,15 +197,21 @@ class Ledger:
         Returns:
             The totals. The first scan is the start: whatever it saw is no growth.
         """
-        seen = self._seen
-        if self._old_count < len(self.files):
-            fresh_keys = {key for key, *_ in self._fresh}
-            for key, record in self.files.items():
-                if key not in seen or key in fresh_keys:
-                    self._retire(record)
-        for key, directory, name, status in self._fresh:
-            seen[key] = self._new(directory, name, status)
-        self.files, self._seen, self._fresh = seen, {}, []
+        self._newest, self._touched_ns, self.moved, self.doubtful = None, None, [], set()
+        self._grown_bytes = self._grown_blocks = 0
+        if self.scans == 0:
+            self._take_the_start()
+        looks = [look for look in self._looks if look[0].directory not in self._parts]
+        for folder, index, status in self._patches + looks:
+            name = folder.name_at(index)
+            before = folder.bytes_present, folder.blocks_present
+            folder.put(index, self._changed(folder.record(index, name), folder.directory, name, status))
+            self._bytes_present += folder.bytes_present - before[0]
+            self._blocks_present += folder.blocks_present - before[1]
+        self._take_staged(self._pool())
+        if self._full:
+            self._limbo = {}
+        self.begin()
         self._bytes_written += self._grown_bytes
         self._blocks_written += self._grown_blocks
         self._bytes_kept += self._grown_bytes
@@ -171,11 +225,170 @@ class Ledger:
             allocated_kept=self._blocks_kept * 512,
             bytes_present=self._bytes_present,
             allocated_present=self._blocks_present * 512,
-            files_present=len(seen),
+            files_present=self._files_present,
             touched_ns=self._touched_ns,
             newest_changed_ns=newest.changed_ns if newest else None,
             last_path=newest.path if newest else None,
         )
+
+    def newest(self, limit: int) -> list[FileRecord]:
+        """Say which files were modified last.
+
+        Args:
+            limit: the most that are given.
+
+        Returns:
+            Their records, the last first.
+        """
+        folders = list(self._folders.values())
+        found = heapq.nlargest(
+            limit, ((when, n, i) for n, folder in enumerate(folders) for i, when in enumerate(folder.modified))
+        )
+        return [folders[n].record(i, folders[n].name_at(i)) for _, n, i in found]
+
+    def _keys_of(self, directory: str) -> Iterator[_Key]:
+        for part in count():
+            key: _Key = (directory, part) if part else directory
+            if key in self._folders:
+                yield key
+            elif part > self._parts.get(directory, 0):
+                return
+
+    def _add(self, key: _Key, folder: Folder) -> None:
+        self._folders[key] = folder
+        self._files_present += len(folder)
+        self._bytes_present += folder.bytes_present
+        self._blocks_present += folder.blocks_present
+
+    def _take_the_start(self) -> None:
+        # Nothing to compare with, and perhaps a million files: no record is made of any.
+        inodes: set[int] = set()
+        for key, listing in list(self._staged.items()):
+            if isinstance(key, str):
+                inodes = set()
+            if listing.links is None and (isinstance(key, str) or inodes.isdisjoint(listing.inodes())):
+                self._add(key, Folder(self._staged.pop(key)))
+            inodes.update(listing.inodes())
+
+    def _pool(self) -> dict[int, FileRecord]:
+        """Take away the folders that are no longer as they were; returns their records by inode."""
+        if self._full:
+            stale = [key for key in self._folders if key not in self._same] if self.scans else []
+        else:
+            stale = [key for name in self._parts for key in list(self._keys_of(name)) if key not in self._same]
+        pool: dict[int, FileRecord] = {}
+        for key in stale:
+            folder = self._folders.pop(key)
+            self._files_present -= len(folder)
+            self._bytes_present -= folder.bytes_present
+            self._blocks_present -= folder.blocks_present
+            pool.update(zip(folder.keys(), folder.records(), strict=True))
+        return pool
+
+    def _take_staged(self, pool: dict[int, FileRecord]) -> None:
+        # A name that an inode had before and still has is the one that stays; others are its further names.
+        steady: set[int] = set()
+        unknown: set[int] = set()
+        for listing in self._staged.values():
+            names = listing.names.split("/")
+            for index, key in enumerate(listing.keys()):
+                record = pool.get(key)
+                if record is None:
+                    unknown.add(key)
+                elif record.name == names[index] and record.directory == listing.directory:
+                    steady.add(key)
+        # What was seen elsewhere in this very scan, or is known from where this one did not look, is no new file.
+        elsewhere = self._known(unknown)
+        taken = set(elsewhere)
+        found: list[tuple[_Key, Listing, list[int], list[FileRecord | None]]] = []
+        for place, listing in self._staged.items():
+            indices, records = [], []
+            names = listing.names.split("/")
+            for index, key in enumerate(listing.keys()):
+                if key in taken:
+                    if key in elsewhere:
+                        self.doubtful.add(listing.directory)
+                    continue
+                record, status = pool.get(key), listing.seen(index)
+                if (
+                    record is not None
+                    and key in steady
+                    and status.st_nlink > 1
+                    and (record.name != names[index] or record.directory != listing.directory)
+                ):
+                    continue
+                taken.add(key)
+                indices.append(index)
+                records.append(self._claim(pool, key, listing.directory, names[index], status))
+            found.append((place, listing, indices, records))
+        for key, record in pool.items():
+            self._retire(record)
+            if not self._full and len(self._limbo) < _RETIRED_MAX:
+                self._limbo[key] = record
+        for place, listing, indices, records in found:
+            if not indices:
+                continue
+            names = listing.names.split("/")
+            made = [
+                record if record is not None else self._new(listing.directory, names[index], listing.seen(index))
+                for index, record in zip(indices, records, strict=True)
+            ]
+            kept = listing if len(indices) == len(listing) else listing.only(indices)
+            # One with further names is compared anew in each scan, since any of its names may go.
+            self._add(place, Folder.of_records(kept, made, linked=listing.links is not None))
+
+    def _known(self, keys: set[int]) -> set[int]:
+        """Say which of some inodes stand in the folders."""
+        found: set[int] = set()
+        if not keys or not self._folders:
+            return found
+        ranks: dict[int, set[int]] = {}
+        for key in keys:
+            ranks.setdefault(key >> 64, set()).add(key & ((1 << 64) - 1))
+        bounds = {rank: (min(inodes), max(inodes)) for rank, inodes in ranks.items()}
+        for folder in self._folders.values():
+            least, most = bounds.get(folder.rank, (1, 0))
+            if least <= folder.highest and folder.lowest <= most:
+                here = ranks[folder.rank].intersection(folder.inodes())
+                if here:
+                    self.doubtful.add(folder.directory)
+                    found.update(inode | folder.rank << 64 for inode in here)
+        return found
+
+    def _claim(
+        self, pool: dict[int, FileRecord], key: int, directory: str, name: str, status: StatLike
+    ) -> FileRecord | None:
+        """Find the record of a file, taking it out of the pool; None if it is a new file."""
+        record = pool.get(key)
+        if record is None:
+            record = self._limbo.get(key)
+            if record is None or not self._is_surely(record, directory + name, status):
+                return None
+            del self._limbo[key]
+            self._bytes_kept += record.written_bytes
+            self._blocks_kept += record.written_blocks
+            if self._retired.get(record.path) == (record.high_bytes, record.high_blocks):
+                del self._retired[record.path]
+        elif record.changed_ns == status.st_ctime_ns and (record.size_bytes, record.blocks) == (
+            status.st_size,
+            status.st_blocks,
+        ):
+            pass  # at most a directory above was renamed, which changes no time of the file
+        elif self._is_another_file(record, directory, name, status):
+            return None
+        pool.pop(key, None)
+        if record.changed_ns == status.st_ctime_ns and (record.size_bytes, record.blocks) == (
+            status.st_size,
+            status.st_blocks,
+        ):
+            return record._replace(directory=directory, name=name)
+        return self._changed(record, directory, name, status)
+
+    def _is_surely(self, record: FileRecord, path: str, status: StatLike) -> bool:
+        if status.st_nlink > 1:
+            return True
+        born = self._birth_ns(path)
+        return born is not None and born <= record.changed_ns
 
     def _is_another_file(self, record: FileRecord, directory: str, name: str, status: StatLike) -> bool:
         if (name == record.name and directory == record.directory) or status.st_nlink > 1:
@@ -204,9 +417,6 @@ class Ledger:
         grown = max(0, size - high_bytes)
         grown_blocks = max(0, blocks - high_blocks)
         has_grown = grown > 0 or grown_blocks > 0
-        same_place = name == record.name and directory == record.directory
-        if not same_place and status.st_nlink > 1:  # another link was listed first; the name stays
-            directory, name = record.directory, record.name
         after = FileRecord(
             directory, name, size, blocks,
             max(size, high_bytes), max(blocks, high_blocks),
@@ -220,8 +430,11 @@ class Ledger:
             self._grown_blocks += grown_blocks
             if self._newest is None or after.changed_ns >= self._newest.changed_ns:
                 self._newest = after
-        if self.scans and (after.modified_ns != record.modified_ns or record.changed_ns == 0):
-            self._touched_ns = max(self._touched_ns or 0, after.changed_ns)
+        if self.scans and (after.modified_ns != record.modified_ns or record.changed_ns == 0 or has_grown):
+            if after.modified_ns != record.modified_ns or record.changed_ns == 0:
+                self._touched_ns = max(self._touched_ns or 0, after.changed_ns)
+            if len(self.moved) < _MOVED_MAX:
+                self.moved.append((directory, name))
         return after
 
     def _retire(self, record: FileRecord) -> None:
@@ -237,7 +450,7 @@ class Ledger:
 class AgeClock:
     """Turns change times of files that grew in a scan into ages; where clocks disagree an age is taken as 0.
 
-    What grew in this scan changed after the last one began. An older date, or a step of the wall clock in
+    What grew in this scan changed after the last full one began. An older date, or a step of the wall clock in
     between, says that the clocks of the file system and of this process are not one.
 
     Example:
@@ -251,9 +464,10 @@ class AgeClock:
     def __init__(self) -> None:
         self._offset_ns: int | None = None
         self._began_ns = 0
+        self._stepped = False
 
     def ages_s(
-        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None]
+        self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None], full: bool = True
     ) -> list[float | None]:
         """Say how long ago files changed.
 
@@ -262,15 +476,15 @@ class AgeClock:
             monotonic_ns: the monotonic clock at its end.
             began_ns: the monotonic clock at its beginning.
             changed_ns: change times by the file system's clock; None where there is none.
+            full: whether the scan saw everything, so that nothing that the next one finds can be older.
 
         Returns:
             Seconds before the end, in the same order.
         """
         offset_ns = wall_ns - monotonic_ns
-        unknown = self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS
+        unknown = self._stepped or (self._offset_ns is not None and abs(offset_ns - self._offset_ns) > _STEP_NS)
         oldest_ns = wall_ns - (monotonic_ns - self._began_ns) - _STEP_NS
-        self._offset_ns, self._began_ns = offset_ns, began_ns
+        self._offset_ns, self._stepped = offset_ns, unknown and not full
+        if full:
+            self._began_ns = began_ns
         return [None if t is None else 0.0 if unknown or t < oldest_ns else (wall_ns - t) / 1e9 for t in changed_ns]
-
-
-_PENDING = FileRecord("", "", 0, 0, 0, 0, 0, 0, 0, 0, -1, False)

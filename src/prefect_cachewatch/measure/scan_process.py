@@ -14,16 +14,19 @@ import json
 import os
 import stat
 import time
-from operator import itemgetter
+from array import array
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Growth, Ledger
-from prefect_cachewatch.measure.snapshot import Walk, walk_directories
+from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
+from prefect_cachewatch.measure.snapshot import walk_directories
+from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 __all__ = ["main"]
 
 _AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
 _AT_STATX_DONT_SYNC = 0x4000
+_links_of, _size_of, _blocks_of = attrgetter("st_nlink"), attrgetter("st_size"), attrgetter("st_blocks")
 
 
 class ScanServer:
@@ -33,36 +36,32 @@ class ScanServer:
         self.roots: list[str] = []
         self.ignore: list[str] = []
         self.identities: dict[str, tuple[int, int]] = {}
-        self.origin: frozenset[int] | None = None
-        self.origin_directories: frozenset[str] = frozenset()
+        self.origin: Origin | None = None
         self.ledger = Ledger(birth_ns)
+        self.tree = Tree([], [], self.ledger)
         self.age_clock = AgeClock()
 
     def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
         self.roots, self.ignore = roots, ignore
         self.ledger = Ledger(birth_ns)
+        self.tree = Tree(roots, ignore, self.ledger)
         answer = self.scan()
         if self.origin is None:  # what stood here before the first attempt belongs to somebody else
-            self.origin = frozenset(self.ledger.files)
-            self.origin_directories = frozenset(_directories(roots))
+            self.origin = Origin(roots)
         return answer
 
-    def scan(self) -> dict[str, Any]:
+    def scan(self, full: bool = True, budget_s: float = 1.0) -> dict[str, Any]:
         began = time.perf_counter()
-        self.ledger.begin()
-        walk = walk_directories(self.roots, self.ignore, self.ledger.see)
-        for problem in walk.roots:
-            if problem.missing or problem.error:
-                # Half a look is none: files that could not be seen are not deleted files.
-                return self._answer(None, walk, began)
-        return self._answer(self.ledger.end(), walk, began)
+        return self._answer(self.tree.full_scan() if full else self.tree.partial_scan(budget_s), began)
 
-    def _answer(self, growth: Growth | None, walk: Walk, began: float) -> dict[str, Any]:
+    def _answer(self, made: TreeScan, began: float) -> dict[str, Any]:
+        growth, walk = made.growth, made.walk
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         answer: dict[str, Any] = {
             "roots": [vars(root) for root in walk.roots],
             "directories": walk.directories,
             "errors": walk.errors,
+            "full": made.full,
         }
         if growth is not None:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
@@ -70,26 +69,28 @@ class ScanServer:
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(
-                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns]
+                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns], made.full
             )
             answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
         return answer
 
     def listing(self, limit: int) -> dict[str, Any]:
-        records = self.ledger.files.values()
-        newest = heapq.nlargest(limit, records, key=lambda record: record.modified_ns)
-        shown = {id(record) for record in newest}
+        folders = list(self.ledger.files.folders())
+        newest = self.ledger.newest(limit)
         rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
-        for record in records:
-            total += record.size_bytes
-            allocated += record.blocks * 512
-            if id(record) not in shown:
-                files, size = rest.get(record.directory, (0, 0))
-                rest[record.directory] = (files + 1, size + record.size_bytes)
+        for folder in folders:
+            total += folder.bytes_present
+            allocated += folder.blocks_present * 512
+            files, size = rest.get(folder.directory, (0, 0))
+            rest[folder.directory] = (files + len(folder), size + folder.bytes_present)
+        for record in newest:
+            files, size = rest[record.directory]
+            rest[record.directory] = (files - 1, size - record.size_bytes)
+        rest = {directory: left for directory, left in rest.items() if left[0]}
         return {
-            "total_files": len(records),
+            "total_files": sum(map(len, folders)),
             "total_bytes": total,
             "allocated_bytes": allocated,
             "scan": self.ledger.scans - 1,
@@ -101,16 +102,15 @@ class ScanServer:
         """Remove what was not there before the first attempt: files by inode, then directories left empty."""
         removed = freed = 0
         problems: list[str] = []
-        origin = self.origin or frozenset()
-        ranks: dict[int, int] = {}
+        origin = self.origin or Origin([])
         for root in self.roots:
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             device = os.fstat(fd).st_dev
-            rank = ranks.setdefault(device, len(ranks)) << 64
+            inodes = frozenset(origin.inodes.get(device, ()))
             for directory, names, files, here in os.fwalk(".", topdown=False, dir_fd=fd, follow_symlinks=False):
                 for name in files:
                     status = os.stat(name, dir_fd=here, follow_symlinks=False)
-                    if status.st_dev != device or status.st_ino | rank in origin or not stat.S_ISREG(status.st_mode):
+                    if status.st_dev != device or status.st_ino in inodes or not stat.S_ISREG(status.st_mode):
                         continue
                     try:
                         os.unlink(name, dir_fd=here)
@@ -119,7 +119,7 @@ class ScanServer:
                         problems.append(f"{directory}/{name}: {error.strerror}")
                 for name in names:
                     path = os.path.normpath(os.path.join(root, directory, name))
-                    if path not in self.origin_directories:
+                    if path not in origin.directories:
                         try:
                             os.rmdir(name, dir_fd=here)
                         except OSError:
@@ -128,12 +128,30 @@ class ScanServer:
         return {"removed": removed, "freed_bytes": freed, "problems": problems[:20]}
 
 
-def _directories(roots: list[str]) -> list[str]:
-    found: list[str] = []
-    for root in roots:
-        for directory, names, _ in os.walk(root, followlinks=False):
-            found.extend(os.path.join(directory, name) for name in names)
-    return found
+class Origin:
+    """What stood below some directories, ignored files included: inode numbers by device, 8 bytes each, and directories.
+
+    Args:
+        roots: absolute paths.
+    """
+
+    def __init__(self, roots: list[str]) -> None:
+        self.inodes: dict[int, array[int]] = {}
+        self.directories: set[str] = set()
+        for root in roots:
+            inodes = self.inodes.setdefault(os.stat(root).st_dev, array("Q"))
+            pending = [root]
+            while pending:
+                try:
+                    with os.scandir(pending.pop()) as entries:
+                        for entry in entries:
+                            if entry.is_dir(follow_symlinks=False):
+                                self.directories.add(entry.path)
+                                pending.append(entry.path)
+                            else:
+                                inodes.append(entry.inode())
+                except OSError:
+                    continue  # what cannot be listed cannot be cleaned either
 
 
 def _entry(record: FileRecord) -> dict[str, Any]:
@@ -219,6 +237,11 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
 
     def visit(directory: str, rank: int, names: list[str], stats: list[os.stat_result]) -> None:
         nonlocal size, blocks, files
+        if max(map(_links_of, stats)) == 1:
+            size += sum(map(_size_of, stats))
+            blocks += sum(map(_blocks_of, stats))
+            files += len(stats)
+            return
         for status in stats:
             if status.st_nlink > 1:
                 key = (rank, status.st_ino)
@@ -258,7 +281,7 @@ def main(fd: int) -> None:
             if operation == "begin":
                 answer = server.begin(**request)
             elif operation == "scan":
-                answer = server.scan()
+                answer = server.scan(**request)
             elif operation == "listing":
                 answer = server.listing(**request)
             elif operation == "check":

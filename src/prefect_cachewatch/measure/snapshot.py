@@ -15,12 +15,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-__all__ = ["IgnoreTest", "RootScan", "StatLike", "Walk", "compile_ignore", "walk_directories"]
+from prefect_cachewatch.measure.latency import StatCalls
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+__all__ = [
+    "OPEN_DIRECTORY", "RACES", "IgnoreTest", "Note", "RootScan", "StatLike", "Visit", "Walk", "compile_ignore",
+    "list_directory", "note_error", "walk_below", "walk_directories",
+]  # fmt: skip
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
-_RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
+RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _MAX_ERRORS = 20
+# A directory of 200,000 files is taken in parts, so that their stat results need not all be in memory at once.
+_PART = 4096
 _mode_of = operator.attrgetter("st_mode")
 
 
@@ -43,6 +50,8 @@ class StatLike(Protocol):
 
 # (directory path with a trailing slash, rank of its device, file names, their stat results)
 Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
+# (directory path with a trailing slash, its stat result from before it was listed, names of its subdirectories)
+Note = Callable[[str, os.stat_result, list[str]], None]
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,9 @@ class Walk:
     roots: list[RootScan] = field(default_factory=list)
     directories: int = 0
     errors: list[str] = field(default_factory=list)
+    entered: set[tuple[int, int]] = field(default_factory=set)
+    """Device and inode of each directory, so that one that is there twice (a nested root, a bind mount) counts once."""
+    calls: StatCalls = field(default_factory=StatCalls)
 
 
 class IgnoreTest:
@@ -137,7 +149,9 @@ def compile_ignore(globs: Iterable[str]) -> IgnoreTest | None:
     return IgnoreTest(tuple(suffixes), tuple(prefixes), by_name, by_path)
 
 
-def walk_directories(roots: Sequence[str], ignore: Iterable[str], visit: Visit) -> Walk:
+def walk_directories(
+    roots: Sequence[str], ignore: Iterable[str], visit: Visit, note: Note = lambda path, status, below: None
+) -> Walk:
     """Stat every regular file below some directories once, one directory at a time.
 
     It changes the working directory of the process while it walks (a stat by bare name is the
@@ -146,8 +160,9 @@ def walk_directories(roots: Sequence[str], ignore: Iterable[str], visit: Visit) 
     Args:
         roots: absolute paths of directories; none is followed if it is a symbolic link.
         ignore: globs of files to leave out (see `compile_ignore`).
-        visit: called once a directory with its path, its device's rank, the names of its regular
-            files and their stat results. Memory stays that of the largest directory.
+        visit: called for a directory with its path, its device's rank, the names of its regular files
+            and their stat results; more than once for a large one.
+        note: called once a directory with its path, its own stat result and its subdirectories' names.
 
     Returns:
         What became of the roots. One that is missing or unreadable is said in its `RootScan`, an
@@ -162,37 +177,52 @@ def walk_directories(roots: Sequence[str], ignore: Iterable[str], visit: Visit) 
     ranks: dict[int, int] = {}
     for root in roots:
         try:
-            fd = os.open(root, _OPEN_DIRECTORY)
+            fd = os.open(root, OPEN_DIRECTORY)
         except OSError as error:
-            walk.roots.append(RootScan(root, missing=error.errno in _RACES, error=os.strerror(error.errno or 0)))
+            walk.roots.append(RootScan(root, missing=error.errno in RACES, error=os.strerror(error.errno or 0)))
             continue
         try:
             status = os.fstat(fd)
             rank = ranks.setdefault(status.st_dev, len(ranks))
-            _walk(fd, root.rstrip("/") + "/", status.st_dev, rank, ignored, visit, walk)
+            path = root.rstrip("/") + "/"
+            walk_below(fd, path, len(path), rank, ignored, visit, note, walk)
         except OSError as error:
             walk.roots.append(RootScan(root, error=os.strerror(error.errno or 0)))
         else:
             walk.roots.append(RootScan(root, status.st_dev, status.st_ino))
+    walk.calls.close()
     os.chdir("/")
     return walk
 
 
-def _walk(
-    root_fd: int,
-    root: str,
-    device: int,
-    rank: int,
-    ignored: IgnoreTest | None,
-    visit: Visit,
-    walk: Walk,
+def walk_below(
+    top_fd: int, top: str, root_length: int, rank: int, ignored: IgnoreTest | None, visit: Visit, note: Note, walk: Walk
 ) -> None:
+    """Walk an open directory and all below it on its device; changes the working directory.
+
+    Args:
+        top_fd: its descriptor, which is closed.
+        top: its path with a trailing slash.
+        root_length: of the watched directory's path, to which ignore globs are relative.
+        rank: of its device.
+        ignored: which files to leave out.
+        visit: see `walk_directories`.
+        note: see `walk_directories`.
+        walk: takes the count, and what could not be read.
+
+    Raises:
+        OSError: the directory itself cannot be listed.
+    """
     # Depth first with one open descriptor a level; the descriptor pins the directory against renames and links.
     stack: list[tuple[int, str, list[str]]] = []
-    opened = [root_fd]
+    opened = [top_fd]
     try:
-        subdirectories = _visit_directory(root_fd, root, len(root), device, rank, ignored, visit, walk)
-        stack.append((root_fd, root, subdirectories))
+        status = os.fstat(top_fd)
+        device = status.st_dev
+        if (device, status.st_ino) in walk.entered:
+            return
+        below = list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk)
+        stack.append((top_fd, top, below))
         while stack:
             parent, here, pending = stack[-1]
             if not pending:
@@ -201,17 +231,18 @@ def _walk(
                 continue
             path = here + pending.pop()
             try:
-                fd = os.open(path.rpartition("/")[2], _OPEN_DIRECTORY, dir_fd=parent)
+                fd = os.open(path.rpartition("/")[2], OPEN_DIRECTORY, dir_fd=parent)
             except OSError as error:
-                _note(walk, path, error)
+                note_error(walk, path, error)
                 continue
             opened.append(fd)
+            status = os.fstat(fd)
             # A mount may have come between the stat and the open.
-            if os.fstat(fd).st_dev == device:
+            if status.st_dev == device and (device, status.st_ino) not in walk.entered:
                 try:
-                    below = _visit_directory(fd, path + "/", len(root), device, rank, ignored, visit, walk)
+                    below = list_directory(fd, path + "/", status, root_length, rank, ignored, visit, note, walk)
                 except OSError as error:
-                    _note(walk, path, error)
+                    note_error(walk, path, error)
                     below = []
                 stack.append((fd, path + "/", below))
             else:
@@ -221,40 +252,71 @@ def _walk(
             os.close(fd)
 
 
-def _visit_directory(
+def list_directory(
     fd: int,
     here: str,
+    own: os.stat_result,
     root_length: int,
-    device: int,
     rank: int,
     ignored: IgnoreTest | None,
     visit: Visit,
+    note: Note,
     walk: Walk,
 ) -> list[str]:
-    lstat = os.lstat
+    """Visit the files of one open directory, which becomes the working directory.
+
+    Args:
+        fd: its descriptor.
+        here: its path with a trailing slash.
+        own: its stat result, read before.
+        root_length: see `walk_below`, as the others.
+        rank: of its device.
+        ignored: which files to leave out.
+        visit: gets the files.
+        note: gets the directory.
+        walk: takes the count, and what could not be read.
+
+    Returns:
+        Names of the subdirectories on the same device.
+    """
     relative = here[root_length:]
     os.fchdir(fd)
     walk.directories += 1
+    walk.entered.add((own.st_dev, own.st_ino))
     listed = os.listdir(fd)
+    subdirectories: list[str] = []
+    for start in range(0, len(listed), _PART):
+        part = listed if len(listed) <= _PART else listed[start : start + _PART]
+        names, stats = _stat_all(part, here, relative, own.st_dev, ignored, subdirectories, walk)
+        if names:
+            visit(here, rank, names, stats)
+    note(here, own, list(subdirectories))
+    return subdirectories
+
+
+def _stat_all(
+    listed: list[str],
+    here: str,
+    relative: str,
+    device: int,
+    ignored: IgnoreTest | None,
+    subdirectories: list[str],
+    walk: Walk,
+) -> tuple[list[str], list[os.stat_result]]:
     # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
     if ignored is None or not ignored.may_match(listed):
         try:
-            stats = list(map(lstat, listed))
+            stats = walk.calls.all(listed)
         except OSError:
             pass  # one of them vanished, or cannot be read: one by one, then
         else:
             if all(mode & 0o170000 == 0o100000 for mode in set(map(_mode_of, stats))):
-                if listed:
-                    visit(here, rank, listed, stats)
-                return []
+                return listed, stats
     names: list[str] = []
     stats = []
-    subdirectories: list[str] = []
-    for name in listed:
-        try:
-            status = lstat(name)
-        except OSError as error:
-            _note(walk, here + name, error)
+    for name, status in zip(listed, walk.calls.each(listed), strict=True):
+        if isinstance(status, OSError):
+            note_error(walk, here + name, status)
             continue
         kind = status.st_mode & 0o170000
         if kind == 0o100000:
@@ -263,11 +325,10 @@ def _visit_directory(
                 stats.append(status)
         elif kind == 0o040000 and status.st_dev == device:
             subdirectories.append(name)
-    if names:
-        visit(here, rank, names, stats)
-    return subdirectories
+    return names, stats
 
 
-def _note(walk: Walk, path: str, error: OSError) -> None:
-    if error.errno not in _RACES and len(walk.errors) < _MAX_ERRORS:
+def note_error(walk: Walk, path: str, error: OSError) -> None:
+    """Keep what could not be read, unless it is what a tree that is written to does all the time."""
+    if error.errno not in RACES and len(walk.errors) < _MAX_ERRORS:
         walk.errors.append(f"{path}: {os.strerror(error.errno or 0)}")

@@ -1,0 +1,294 @@
+"""What is known of the files of one directory, packed into columns: about 65 bytes a file. Pure; standard library only.
+
+A record is made on demand and never kept: a million of them would take half a gigabyte. It counts
+nothing (see `ledger`).
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from prefect_cachewatch.measure.snapshot import StatLike
+
+__all__ = ["FileRecord", "Folder", "Listing", "Seen", "read_listing"]
+
+_MASK = (1 << 64) - 1
+_ORIGINAL = -2  # in place of the scan it grew in: stood there at the start, and nothing of it has been counted
+_inode_of = operator.attrgetter("st_ino")
+_size_of = operator.attrgetter("st_size")
+_blocks_of = operator.attrgetter("st_blocks")
+_changed_of = operator.attrgetter("st_ctime_ns")
+_modified_of = operator.attrgetter("st_mtime_ns")
+_links_of = operator.attrgetter("st_nlink")
+
+
+class FileRecord(NamedTuple):
+    """What the ledger knows of one inode; sizes in bytes, times in nanoseconds of the file system's clock."""
+
+    directory: str
+    name: str
+    size_bytes: int
+    blocks: int
+    high_bytes: int
+    high_blocks: int
+    modified_ns: int
+    changed_ns: int
+    written_bytes: int
+    written_blocks: int
+    grown_scan: int
+    original: bool
+    """Whether it stood there at the start and nothing of it has been counted."""
+
+    @property
+    def path(self) -> str:
+        return self.directory + self.name
+
+
+class Seen(NamedTuple):
+    """One file of a listing, with the names that `os.stat_result` gives them."""
+
+    st_ino: int
+    st_nlink: int
+    st_size: int
+    st_blocks: int
+    st_mtime_ns: int
+    st_ctime_ns: int
+
+
+class Listing(NamedTuple):
+    """Some files of a directory as a scan saw them."""
+
+    directory: str
+    rank: int
+    names: str
+    facts: array[int]
+    """Inode numbers, then sizes, blocks and change times: whatever happens to a file moves one of them."""
+    modified: array[int]
+    links: array[int] | None
+    """Link counts, where any file has more than one name."""
+
+    def __len__(self) -> int:
+        return len(self.modified)
+
+    def seen(self, index: int) -> Seen:
+        """The file at an index."""
+        count, facts = len(self.modified), self.facts
+        return Seen(
+            facts[index], 1 if self.links is None else self.links[index], facts[count + index],
+            facts[2 * count + index], self.modified[index], _signed(facts[3 * count + index]),
+        )  # fmt: skip
+
+    def inodes(self) -> array[int]:
+        """The inode numbers."""
+        return self.facts[: len(self.modified)]
+
+    def keys(self) -> list[int]:
+        """The inode numbers, each with its device's rank above it."""
+        high = self.rank << 64
+        return [inode | high for inode in self.inodes()]
+
+    def only(self, indices: Sequence[int]) -> Listing:
+        """The listing without the other files."""
+        count, names = len(self.modified), self.names.split("/")
+        return Listing(
+            self.directory, self.rank, "/".join(names[i] for i in indices),
+            array("Q", [self.facts[start + i] for start in range(0, 4 * count, count) for i in indices]),
+            array("q", [self.modified[i] for i in indices]),
+            None if self.links is None else array("Q", [self.links[i] for i in indices]),
+        )  # fmt: skip
+
+
+def read_facts(stats: Sequence[StatLike]) -> array[int]:
+    """Pack inode numbers, sizes, blocks and change times, column after column."""
+    values = [*map(_inode_of, stats), *map(_size_of, stats), *map(_blocks_of, stats), *map(_changed_of, stats)]
+    try:
+        return array("Q", values)
+    except OverflowError:  # a date before 1970
+        return array("Q", [value & _MASK for value in values])
+
+
+def read_listing(
+    directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: array[int] | None = None
+) -> Listing:
+    """Pack what a scan saw.
+
+    Args:
+        directory: path with a trailing slash.
+        rank: of its device.
+        names: file names, joined by slashes.
+        stats: their stat results.
+        facts: of `read_facts`, if they were read already.
+
+    Returns:
+        The listing.
+
+    Example:
+        >>> read_listing("/c/", 0, "a", [Seen(7, 1, 512, 1, 20, 30)]).seen(0)
+        Seen(st_ino=7, st_nlink=1, st_size=512, st_blocks=1, st_mtime_ns=20, st_ctime_ns=30)
+    """
+    links = list(map(_links_of, stats))
+    return Listing(
+        directory, rank, names, read_facts(stats) if facts is None else facts,
+        array("q", list(map(_modified_of, stats))), array("Q", links) if max(links, default=1) > 1 else None,
+    )  # fmt: skip
+
+
+class Folder:
+    """The records of one directory, or of a part of a large one.
+
+    Args:
+        listing: its files.
+        linked: whether one of them has further names, so that its inode may be found elsewhere too.
+    """
+
+    __slots__ = (
+        "blocks_present", "bytes_present", "codes", "directory", "extra", "facts", "highest", "linked", "lowest",
+        "modified", "names", "rank",
+    )  # fmt: skip
+
+    def __init__(self, listing: Listing, linked: bool = False) -> None:
+        self.directory, self.rank, self.names = listing.directory, listing.rank, listing.names
+        self.facts, self.modified = listing.facts, listing.modified
+        self.linked = linked
+        # Where all files agree, which is the rule, one number stands for the column.
+        self.codes: array[int] | int = _ORIGINAL
+        # High-water and written bytes and blocks follow from size and blocks but for files that shrank or were taken over.
+        self.extra: array[int] | None = None
+        count = len(listing)
+        inodes = self.facts[:count]
+        self.lowest, self.highest = min(inodes), max(inodes)
+        self.bytes_present, self.blocks_present = (
+            sum(self.facts[count : 2 * count]),
+            sum(self.facts[2 * count : 3 * count]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.modified)
+
+    @classmethod
+    def of_records(cls, listing: Listing, records: Sequence[FileRecord], linked: bool) -> Folder:
+        """Make one from records in the listing's order."""
+        folder = cls(listing, linked)
+        folder.codes = array("i", [_code(record) for record in records])
+        for index, record in enumerate(records):
+            folder._set_extra(index, record)
+        if len(set(folder.codes)) == 1:
+            folder.codes = folder.codes[0]
+        return folder
+
+    def is_as_listed(self, names: str, facts: array[int]) -> bool:
+        """Whether nothing has changed."""
+        return not self.linked and self.facts == facts and self.names == names
+
+    def has_the_same_files(self, names: str, facts: array[int]) -> bool:
+        """Whether the same inodes have the same names, in the same order."""
+        count = len(self.modified)
+        return (
+            not self.linked
+            and len(facts) == len(self.facts)
+            and self.names == names
+            and self.facts[:count] == facts[:count]
+        )
+
+    def changed_indices(self, facts: array[int]) -> list[int]:
+        """Say which files differ, of a listing with the same files."""
+        count, old = len(self.modified), self.facts
+        found: set[int] = set()
+        for start in (count, 2 * count, 3 * count):
+            if old[start : start + count] != facts[start : start + count]:
+                found.update(i for i in range(count) if old[start + i] != facts[start + i])
+        return sorted(found)
+
+    def name_at(self, index: int) -> str:
+        return self.names.split("/")[index]
+
+    def differs(self, index: int, status: StatLike) -> bool:
+        """Whether a file with the same inode has changed."""
+        count, facts = len(self.modified), self.facts
+        return (
+            facts[count + index] != status.st_size
+            or facts[2 * count + index] != status.st_blocks
+            or _signed(facts[3 * count + index]) != status.st_ctime_ns
+        )
+
+    def inodes(self) -> array[int]:
+        """The inode numbers."""
+        return self.facts[: len(self.modified)]
+
+    def keys(self) -> list[int]:
+        """The inode numbers, each with its device's rank above it."""
+        high = self.rank << 64
+        return [inode | high for inode in self.facts[: len(self.modified)]]
+
+    def records(self) -> Iterator[FileRecord]:
+        """All records, in order."""
+        for index, name in enumerate(self.names.split("/")):
+            yield self.record(index, name)
+
+    def record(self, index: int, name: str) -> FileRecord:
+        """The record at an index."""
+        count, facts, extra = len(self.modified), self.facts, self.extra
+        size, blocks = facts[count + index], facts[2 * count + index]
+        code = self.codes if isinstance(self.codes, int) else self.codes[index]
+        original = code == _ORIGINAL
+        high = (size, blocks, 0, 0) if original else (size, blocks, size, blocks)
+        if extra is not None:
+            high = (extra[index], extra[count + index], extra[2 * count + index], extra[3 * count + index])
+        return FileRecord(
+            self.directory, name, size, blocks, high[0], high[1], self.modified[index],
+            _signed(facts[3 * count + index]), high[2], high[3], -1 if original else code, original,
+        )  # fmt: skip
+
+    def put(self, index: int, record: FileRecord) -> None:
+        """Replace the record at an index; same inode, same name."""
+        count, facts = len(self.modified), self.facts
+        self.bytes_present += record.size_bytes - facts[count + index]
+        self.blocks_present += record.blocks - facts[2 * count + index]
+        if self.extra is None and not _is_plain(record):
+            self._make_extra()
+        facts[count + index], facts[2 * count + index] = record.size_bytes, record.blocks
+        facts[3 * count + index] = record.changed_ns & _MASK
+        self.modified[index] = record.modified_ns
+        code = _code(record)
+        if isinstance(self.codes, int) and self.codes != code:
+            self.codes = array("i", [self.codes]) * count
+        if not isinstance(self.codes, int):
+            self.codes[index] = code
+        self._set_extra(index, record)
+
+    def _make_extra(self) -> None:
+        made = array("q", bytes(32 * len(self)))
+        for index in range(len(self)):
+            made_of = self.record(index, "")
+            for column, value in enumerate(_highs(made_of)):
+                made[column * len(self) + index] = value
+        self.extra = made
+
+    def _set_extra(self, index: int, record: FileRecord) -> None:
+        if self.extra is None:
+            if _is_plain(record):
+                return
+            self._make_extra()
+        assert self.extra is not None
+        for column, value in enumerate(_highs(record)):
+            self.extra[column * len(self) + index] = value
+
+
+def _highs(record: FileRecord) -> tuple[int, int, int, int]:
+    return record.high_bytes, record.high_blocks, record.written_bytes, record.written_blocks
+
+
+def _is_plain(record: FileRecord) -> bool:
+    size, blocks = record.size_bytes, record.blocks
+    return _highs(record) == ((size, blocks, 0, 0) if record.original else (size, blocks, size, blocks))
+
+
+def _code(record: FileRecord) -> int:
+    return _ORIGINAL if record.original else record.grown_scan
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

@@ -1,0 +1,290 @@
+"""Full and partial scans of the same directories into one ledger; standard library only.
+
+A partial scan looks at the files that moved lately, stats the known directories and lists those
+that changed. It may miss what happens to other files until the next full scan, so no verdict
+rests on it (see `prefect_cachewatch.stall`); it never counts anything that a full scan would not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from prefect_cachewatch.measure.ledger import Growth, Ledger
+from prefect_cachewatch.measure.snapshot import (
+    OPEN_DIRECTORY,
+    RACES,
+    RootScan,
+    Walk,
+    compile_ignore,
+    list_directory,
+    note_error,
+    walk_below,
+    walk_directories,
+)
+
+__all__ = ["Tree", "TreeScan"]
+
+HOT_SCANS = 10  # a file that moved within so many scans is looked at in each
+HOT_NEWEST = 100  # and so are those that moved last, however long ago that is
+_ROUNDS = 8  # directories that have been quiet are all looked at within so many partial scans
+_QUIET_MIN = 1000
+# A directory's date may be as coarse as this: one that changed so shortly before it was listed may change again unseen.
+_COARSE_NS = 2_000_000_000
+
+
+class _Directory(NamedTuple):
+    device: int
+    inode: int
+    modified_ns: int
+    changed_ns: int
+    below: list[str]
+
+
+class TreeScan(NamedTuple):
+    """One scan: the ledger's totals, None if a watched directory could not be read, and what the walk met."""
+
+    growth: Growth | None
+    walk: Walk
+    full: bool
+
+
+class Tree:
+    """Watched directories and what is known of them.
+
+    Args:
+        roots: absolute paths.
+        ignore: globs of files to leave out.
+        ledger: takes what is seen.
+        wall_ns: the wall clock.
+    """
+
+    def __init__(
+        self, roots: Sequence[str], ignore: Sequence[str], ledger: Ledger, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self.roots, self.ignore, self.ledger = list(roots), list(ignore), ledger
+        self._wall_ns = wall_ns
+        self._ignored = compile_ignore(ignore)
+        self._known: dict[str, _Directory] = {}
+        self._root_of: dict[str, tuple[RootScan, int]] = {}
+        self._hot: dict[tuple[str, str], int] = {}
+        self._quiet: list[str] = []
+        self._new: dict[str, _Directory] = {}
+        self._path_of: dict[tuple[int, ...], str] = {}
+        self._doubtful: set[str] = set()
+        """Directories whose date says nothing, to be listed in the next partial scan."""
+
+    def full_scan(self) -> TreeScan:
+        """See everything.
+
+        Returns:
+            The scan.
+        """
+        self._new, self._doubtful = {}, set()
+        self.ledger.begin()
+        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note)
+        known, self._known = self._new, {}
+        if any(root.missing or root.error for root in walk.roots):
+            # Half a look is none: files that could not be seen are not deleted files.
+            return TreeScan(None, walk, True)
+        growth = self.ledger.end()
+        self._known, self._quiet, self._new = known, [], {}
+        ranks: dict[int, int] = {}
+        self._root_of = {r.path: (r, ranks.setdefault(r.device, len(ranks))) for r in walk.roots}
+        if self.ledger.scans == 1:
+            self._hot = {(file.directory, file.name): 0 for file in reversed(self.ledger.newest(HOT_NEWEST))}
+        self._after()
+        return TreeScan(growth, walk, True)
+
+    def partial_scan(self, budget_s: float) -> TreeScan:
+        """See what moved lately, and what directories say; everything if nothing is known yet.
+
+        Args:
+            budget_s: after this time nothing further is looked at; files that moved lately come first.
+
+        Returns:
+            The scan; a full one where a partial one is not possible.
+        """
+        walk = Walk()
+        for root, _ in self._root_of.values() if self._known else ():
+            try:
+                status = os.lstat(root.path)
+            except OSError:
+                break
+            if (status.st_dev, status.st_ino) != (root.device, root.inode):
+                break
+            walk.roots.append(root)
+        if not self._known or len(walk.roots) < len(self._root_of):
+            return self.full_scan()
+        stop_s = time.monotonic() + budget_s
+        known, self._new = self._known, {}
+        self._known = {}  # an error on the way makes the next scan a full one
+        self.ledger.begin(full=False)
+        first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
+        self._look_at_directories(known, first, stop_s, walk)
+        walk.calls.close()
+        os.chdir("/")
+        growth = self.ledger.end()
+        known.update(self._new)
+        self._known, self._new = known, {}
+        self._after()
+        return TreeScan(growth, walk, False)
+
+    def _after(self) -> None:
+        scan = self.ledger.scans
+        for place in self.ledger.moved:
+            self._hot.pop(place, None)
+            self._hot[place] = scan
+        cold = [place for place, moved in self._hot.items() if moved < scan - HOT_SCANS]
+        for place in cold[: max(0, len(self._hot) - HOT_NEWEST)]:
+            del self._hot[place]
+        for directory in self.ledger.doubtful:
+            if directory in self._known:
+                self._known[directory] = self._known[directory]._replace(modified_ns=-1)
+                self._doubtful.add(directory)
+
+    def _note(self, path: str, status: os.stat_result, below: list[str]) -> None:
+        modified_ns = status.st_mtime_ns if status.st_mtime_ns < self._wall_ns() - _COARSE_NS else -1
+        self._new[path] = _Directory(status.st_dev, status.st_ino, modified_ns, status.st_ctime_ns, below)
+        if modified_ns == -1:
+            self._doubtful.add(path)
+
+    def _look_at_hot_files(self, known: dict[str, _Directory], stop_s: float, walk: Walk) -> list[str]:
+        """Stat the files that moved lately, the last first; returns their directories."""
+        hot: dict[str, list[str]] = {}
+        for directory, name in reversed(self._hot):
+            hot.setdefault(directory, []).append(name)
+        first = []
+        for directory, names in hot.items():
+            if time.monotonic() > stop_s:
+                break
+            looks = {}
+            for name in names:
+                try:
+                    looks[name] = os.lstat(directory + name)
+                except OSError as error:
+                    note_error(walk, directory + name, error)
+                    del self._hot[directory, name]
+            if directory in known:
+                if len(looks) < len(names) or not self.ledger.look(directory, looks):
+                    known[directory] = known[directory]._replace(modified_ns=-1)
+                    self._doubtful.add(directory)
+                first.append(directory)
+        return first
+
+    def _look_at_directories(self, known: dict[str, _Directory], first: list[str], stop_s: float, walk: Walk) -> None:
+        if not self._quiet:
+            self._quiet = list(known)
+        doubtful = [path for path in self._doubtful if path in known]
+        self._doubtful.clear()
+        roots = [root.path.rstrip("/") + "/" for root in walk.roots]
+        queue = list(dict.fromkeys([*reversed(first), *doubtful, *roots]))
+        left = max(_QUIET_MIN, -(-len(known) // _ROUNDS))
+        checked: set[str] = set()
+        self._path_of = {}
+        lstat, steps = os.lstat, 0
+        while True:
+            steps += 1
+            # A clock that is read at each step costs as much as a stat does.
+            if steps % 8 == 1 and time.monotonic() > stop_s:
+                self._doubtful.update(path for path in queue if path in known and known[path].modified_ns == -1)
+                return
+            if queue:
+                path = queue.pop()
+            elif left and self._quiet:
+                path, left = self._quiet.pop(), left - 1
+            else:
+                return
+            directory = known.get(path)
+            if path in checked or path in self._new or directory is None:
+                continue
+            checked.add(path)
+            try:
+                now = lstat(path[:-1])
+            except OSError as error:
+                if error.errno in RACES:
+                    self._drop(known, path)
+                    queue.append(_parent(path))
+                else:
+                    note_error(walk, path, error)
+                continue
+            if (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns) != directory[:4]:
+                queue += self._list(known, path, walk)
+
+    def _list(self, known: dict[str, _Directory], path: str, walk: Walk) -> list[str]:
+        """List a directory anew, and walk what is new below it; returns the directories to look at because of it."""
+        root, rank = next(entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/"))
+        root_path = root.path.rstrip("/") + "/"
+        before = known[path].below
+        try:
+            fd = _open_below(root_path, path)
+        except OSError as error:
+            note_error(walk, path, error)
+            if error.errno in RACES:
+                self._drop(known, path)
+            return [_parent(path)]
+        args = len(root_path), rank, self._ignored, self.ledger.see, self._note, walk
+        queue = []
+        try:
+            status = os.fstat(fd)
+            if status.st_dev != root.device:
+                self._drop(known, path)
+                return []
+            self.ledger.drop(path)  # should it have no file any more
+            below = list_directory(fd, path, status, *args)
+            for name in set(before) - set(below):
+                self._drop(known, path + name + "/")
+            for name in below:
+                inner = path + name + "/"
+                here, old = os.stat(name, dir_fd=fd, follow_symlinks=False), known.get(inner)
+                if old is not None and (here.st_dev, here.st_ino) == old[:2]:
+                    queue.append(inner)
+                    continue
+                if old is not None:
+                    self._drop(known, inner)
+                came = set(self._new)
+                walk_below(os.open(name, OPEN_DIRECTORY, dir_fd=fd), inner, *args)
+                queue += self._former_paths(known, self._new.keys() - came)
+        except OSError as error:  # what is new below may have gone again: the directory is listed once more
+            note_error(walk, path, error)
+            if path in self._new:
+                self._new[path] = self._new[path]._replace(modified_ns=-1)
+                self._doubtful.add(path)
+        finally:
+            os.close(fd)
+        return queue
+
+    def _former_paths(self, known: dict[str, _Directory], new: Iterable[str]) -> list[str]:
+        """Where directories that came up were known before: one that was renamed is gone from there."""
+        if not self._path_of:
+            self._path_of = {directory[:2]: path for path, directory in known.items()}
+        return [former for path in new if (former := self._path_of.get(self._new[path][:2])) is not None]
+
+    def _drop(self, known: dict[str, _Directory], path: str) -> None:
+        """Forget a directory and all below it, but for what was seen in this scan."""
+        pending = [path]
+        while pending:
+            here = pending.pop()
+            directory = known.pop(here, None)
+            if directory is not None:
+                if here not in self._new:
+                    self.ledger.drop(here)
+                pending += [here + name + "/" for name in directory.below]
+
+
+def _parent(path: str) -> str:
+    return path[: path.rstrip("/").rfind("/") + 1]
+
+
+def _open_below(root: str, path: str) -> int:
+    """Open a directory below a root, following no symbolic link on the way."""
+    fd = os.open(root, OPEN_DIRECTORY)
+    for name in path[len(root) :].split("/")[:-1]:
+        above = fd
+        try:
+            fd = os.open(name, OPEN_DIRECTORY, dir_fd=above)
+        finally:
+            os.close(above)
+    return fd

@@ -1,0 +1,14 @@
+"""A handful of watches side by side, as in the benchmark of a hundred: bounded, and each with its own verdict in time."""
+
+from __future__ import annotations
+
+from tests.benchmarks.many import watch_many
+
+
+def test_some_watches_side_by_side_are_bounded_and_decide_each_for_itself():
+    rows = {row["name"].partition(": ")[2]: row["ours"] for row in watch_many(4, poll_s=1.0, stall_s=3.0, steady_s=3.0)}
+    assert rows["descriptors of each, the most"] <= 80
+    assert rows["threads of each, the most"] <= 12
+    assert rows["memory of each (PSS)"] < 60
+    # Loosely, on a machine that may be busy: the window has passed, and no further poll was waited for.
+    assert 0 <= rows["decision late by, 95th percentile"] < 10

@@ -1,0 +1,70 @@
+"""A file server on which each stat takes a millisecond: simulated with a shim that is compiled here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import unavailable
+
+SCRIPT = """
+import json, os, sys, threading, time
+from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.tree import Tree
+root, hot = sys.argv[1], sys.argv[2:]
+began = time.perf_counter(); os.lstat(root); one_s = time.perf_counter() - began
+tree = Tree([root], [], Ledger(), lambda: 2**62)
+began = time.perf_counter(); first = tree.full_scan(); full_s = time.perf_counter() - began
+for path in hot:
+    with open(path, "ab") as file: file.write(b"x" * 1000)
+tree.full_scan()
+for path in hot:
+    with open(path, "ab") as file: file.write(b"x" * 1000)
+began = time.perf_counter(); part = tree.partial_scan(0.3); part_s = time.perf_counter() - began
+print(json.dumps({"one_s": one_s, "full_s": full_s, "files": first.growth.files_present, "threaded": first.walk.calls.threaded,
+    "threads_left": threading.active_count() - 1, "part_s": part_s, "part_full": part.full, "written": part.growth.bytes_written}))
+"""
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        unavailable("there is no C compiler for the slow stat")
+    path = tmp_path_factory.mktemp("shim") / "slow_stat.so"
+    source = Path(__file__).with_name("slow_stat.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", path, source, "-ldl"], check=True)
+    return path
+
+
+def look(root: Path, hot: list[Path], preload: Path | None) -> dict:
+    environ = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
+    argv = [sys.executable, "-c", SCRIPT, str(root), *map(str, hot)]
+    return json.loads(subprocess.run(argv, env=environ, capture_output=True, text=True, check=True).stdout)
+
+
+def test_slow_stats_are_made_by_threads_and_a_partial_scan_stays_in_its_budget(tmp_path, shim):
+    hot = []
+    for number in range(40):
+        directory = tmp_path / f"c/d{number}"
+        directory.mkdir(parents=True)
+        for name in range(50):
+            (directory / f"f{name}").write_bytes(b"x")
+        hot.append(directory / "f0")
+    hot = hot[:10]
+    slow = look(tmp_path / "c", hot, shim)
+    if slow["one_s"] < 0.001:
+        unavailable("the C library's stat cannot be replaced here")
+    assert (slow["files"], slow["threaded"], slow["threads_left"]) == (2000, True, 0)
+    # 2,040 stats one after the other would take two seconds at the very least.
+    assert slow["full_s"] < 1.5 + 20 * (slow["one_s"] - 0.001)
+    assert (slow["part_full"], slow["written"]) == (False, 20_000)
+    assert slow["part_s"] < 1.5
+    fast = look(tmp_path / "c", hot, None)
+    assert (fast["files"], fast["threaded"], fast["written"]) == (2000, False, 20_000)
