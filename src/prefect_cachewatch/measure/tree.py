@@ -84,7 +84,7 @@ class Tree:
         """
         self._new, self._doubtful = {}, set()
         self.ledger.begin()
-        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note)
+        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note, self.ledger.is_same)
         known, self._known = self._new, {}
         if any(root.missing or root.error for root in walk.roots):
             # Half a look is none: files that could not be seen are not deleted files.
@@ -107,7 +107,7 @@ class Tree:
         Returns:
             The scan; a full one where a partial one is not possible.
         """
-        walk = Walk()
+        walk = Walk(same=self.ledger.is_same)
         for root, _ in self._root_of.values() if self._known else ():
             try:
                 status = os.lstat(root.path)
