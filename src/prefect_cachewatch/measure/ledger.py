@@ -128,6 +128,29 @@ class Ledger:
         self._full = full
         self._parts, self._same, self._staged, self._patches, self._looks = {}, set(), {}, [], []
 
+    def is_same(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> bool:
+        """Take in all entries of a directory, or of a part of it, if they are those of the last time.
+
+        Args:
+            directory: its path with a trailing slash.
+            rank: number of its device within the scan.
+            names: names of whatever is in it.
+            stats: their stat results, in the same order.
+
+        Returns:
+            Whether they are; if not, nothing was taken in.
+        """
+        part = self._parts.get(directory, 0)
+        key = (directory, part) if part else directory
+        folder = self._folders.get(key)
+        if folder is None or folder.rank != rank or len(folder) != len(names):
+            return False
+        if not folder.is_as_listed("/".join(names), read_facts(stats)):
+            return False
+        self._parts[directory] = part + 1
+        self._same.add(key)
+        return True
+
     def see(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> None:
         """Take in the regular files of one directory; a large one may come in several parts.
 

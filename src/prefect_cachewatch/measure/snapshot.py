@@ -52,6 +52,8 @@ class StatLike(Protocol):
 Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
 # (directory path with a trailing slash, its stat result from before it was listed, names of its subdirectories)
 Note = Callable[[str, os.stat_result, list[str]], None]
+# Whether a directory's entries, and their stat results, are those of the last time; if so it is not visited.
+Same = Callable[[str, int, list[str], list[os.stat_result]], bool]
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Walk:
     entered: set[tuple[int, int]] = field(default_factory=set)
     """Device and inode of each directory, so that one that is there twice (a nested root, a bind mount) counts once."""
     calls: StatCalls = field(default_factory=StatCalls)
+    same: Same = lambda directory, rank, names, stats: False
 
 
 class IgnoreTest:
@@ -150,7 +153,11 @@ def compile_ignore(globs: Iterable[str]) -> IgnoreTest | None:
 
 
 def walk_directories(
-    roots: Sequence[str], ignore: Iterable[str], visit: Visit, note: Note = lambda path, status, below: None
+    roots: Sequence[str],
+    ignore: Iterable[str],
+    visit: Visit,
+    note: Note = lambda path, status, below: None,
+    same: Same = lambda directory, rank, names, stats: False,
 ) -> Walk:
     """Stat every regular file below some directories once, one directory at a time.
 
@@ -163,6 +170,8 @@ def walk_directories(
         visit: called for a directory with its path, its device's rank, the names of its regular files
             and their stat results; more than once for a large one.
         note: called once a directory with its path, its own stat result and its subdirectories' names.
+        same: asked for each directory, or part of one, with all its entries; what is the same as the last time
+            needs neither to be sorted by kind nor held against the globs, and is not visited.
 
     Returns:
         What became of the roots. One that is missing or unreadable is said in its `RootScan`, an
@@ -172,7 +181,7 @@ def walk_directories(
         >>> walk_directories(["/proc/self/nowhere"], [], lambda *_: None).roots[0].missing
         True
     """
-    walk = Walk()
+    walk = Walk(same=same)
     ignored = compile_ignore(ignore)
     ranks: dict[int, int] = {}
     for root in roots:
@@ -287,15 +296,22 @@ def list_directory(
     subdirectories: list[str] = []
     for start in range(0, len(listed), _PART):
         part = listed if len(listed) <= _PART else listed[start : start + _PART]
-        names, stats = _stat_all(part, here, relative, own.st_dev, ignored, subdirectories, walk)
+        try:
+            everything = walk.calls.all(part)
+        except OSError:  # one of them vanished, or cannot be read: one by one, then
+            everything = None
+        if everything is not None and walk.same(here, rank, part, everything):
+            continue
+        names, stats = _regular_files(part, everything, here, relative, own.st_dev, ignored, subdirectories, walk)
         if names:
             visit(here, rank, names, stats)
     note(here, own, list(subdirectories))
     return subdirectories
 
 
-def _stat_all(
+def _regular_files(
     listed: list[str],
+    everything: list[os.stat_result] | None,
     here: str,
     relative: str,
     device: int,
@@ -304,17 +320,15 @@ def _stat_all(
     walk: Walk,
 ) -> tuple[list[str], list[os.stat_result]]:
     # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
-    if ignored is None or not ignored.may_match(listed):
-        try:
-            stats = walk.calls.all(listed)
-        except OSError:
-            pass  # one of them vanished, or cannot be read: one by one, then
-        else:
-            if all(mode & 0o170000 == 0o100000 for mode in set(map(_mode_of, stats))):
-                return listed, stats
+    if (
+        everything is not None
+        and (ignored is None or not ignored.may_match(listed))
+        and all(mode & 0o170000 == 0o100000 for mode in set(map(_mode_of, everything)))
+    ):
+        return listed, everything
     names: list[str] = []
-    stats = []
-    for name, status in zip(listed, walk.calls.each(listed), strict=True):
+    stats: list[os.stat_result] = []
+    for name, status in zip(listed, everything or walk.calls.each(listed), strict=True):
         if isinstance(status, OSError):
             note_error(walk, here + name, status)
             continue

@@ -72,6 +72,7 @@ class Tree:
         self._hot: dict[tuple[str, str], int] = {}
         self._quiet: list[str] = []
         self._new: dict[str, _Directory] = {}
+        self._settled_ns = 0
         self._path_of: dict[tuple[int, ...], str] = {}
         self._doubtful: set[str] = set()
         """Directories whose date says nothing, to be listed in the next partial scan."""
@@ -83,8 +84,9 @@ class Tree:
             The scan.
         """
         self._new, self._doubtful = {}, set()
+        self._settled_ns = self._wall_ns() - _COARSE_NS
         self.ledger.begin()
-        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note)
+        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note, self.ledger.is_same)
         known, self._known = self._new, {}
         if any(root.missing or root.error for root in walk.roots):
             # Half a look is none: files that could not be seen are not deleted files.
@@ -107,7 +109,7 @@ class Tree:
         Returns:
             The scan; a full one where a partial one is not possible.
         """
-        walk = Walk()
+        walk = Walk(same=self.ledger.is_same)
         for root, _ in self._root_of.values() if self._known else ():
             try:
                 status = os.lstat(root.path)
@@ -120,6 +122,7 @@ class Tree:
             return self.full_scan()
         stop_s = time.monotonic() + budget_s
         known, self._new = self._known, {}
+        self._settled_ns = self._wall_ns() - _COARSE_NS
         self._known = {}  # an error on the way makes the next scan a full one
         self.ledger.begin(full=False)
         first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
@@ -146,7 +149,7 @@ class Tree:
                 self._doubtful.add(directory)
 
     def _note(self, path: str, status: os.stat_result, below: list[str]) -> None:
-        modified_ns = status.st_mtime_ns if status.st_mtime_ns < self._wall_ns() - _COARSE_NS else -1
+        modified_ns = status.st_mtime_ns if status.st_mtime_ns < self._settled_ns else -1
         self._new[path] = _Directory(status.st_dev, status.st_ino, modified_ns, status.st_ctime_ns, below)
         if modified_ns == -1:
             self._doubtful.add(path)
