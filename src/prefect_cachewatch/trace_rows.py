@@ -131,7 +131,8 @@ class TraceFiles:
         files = [
             _File(_MARKER, 0, 0, touched_ns),
             _File(_START, self._start_bytes, 0, 1),
-            _File(_STAYING, size, alloc // _BLOCK_BYTES, changed_ns),
+            # No file is smaller than nothing, whatever the totals of a trace say.
+            _File(_STAYING, max(0, size), max(0, alloc // _BLOCK_BYTES), changed_ns),
         ]
         files += self._pieces.get(state, ())
         return files
