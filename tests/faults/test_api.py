@@ -73,15 +73,15 @@ def test_a_server_that_is_down_in_mid_run_and_back_changes_nothing(
     front: Front, own_sandbox: Sandbox, fault: Fault
 ) -> None:
     row = fault(
-        SECTION, "down in mid-run", "connections cut and refused for 30 s of a run", "Completed, artifact there, exit 0"
+        SECTION, "down in mid-run", "connections cut and refused for 90 s of a run", "Completed, artifact there, exit 0"
     )
     name = "mid-run"
-    tag, command = own_sandbox.tree("plain", writes=220, interval_s=0.2, life_s=47)
+    tag, command = own_sandbox.tree("plain", writes=520, interval_s=0.2, life_s=107)
     process = generate(own_sandbox, front.proxy.url, name, command, "--expect", "4MB", window="20s")
     until(lambda: living(tag), 90, "the generator runs")
     time.sleep(4)
     front.proxy.down()
-    time.sleep(30)
+    time.sleep(90)
     assert living(tag), "the generator ended with its server"
     front.proxy.up()
     assert process.wait(120) == 0, own_sandbox.stderr()
