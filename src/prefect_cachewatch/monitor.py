@@ -190,11 +190,6 @@ class GrowthMonitor:
         recent = [scan for at, scan in self._scan_times if at >= limit]
         return recent[0] if recent else self._scan_times[-1][1]
 
-    @property
-    def last_growth_scan(self) -> int:
-        """Number of the last scan in which anything grew; 0 if none."""
-        return self._scan_times[-1][1] if self._scan_times else 0
-
     def _deadline_s(self) -> float:
         # A short window for blindness shortens the deadline too, down to what a loaded machine needs for a small scan.
         limit = self.rule.policy.unresponsive_after_s or self.rule.policy.stall_after_s

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -116,7 +115,6 @@ class Watch:
         self._clock = clock
         self._on_sample = on_sample
         self._before_stop = before_stop
-        self._ended = threading.Event()
         self._cancel_grace_s: float | None = None
 
     @property
@@ -182,14 +180,10 @@ class Watch:
             GuardError: the guards died and what is left could not be found out.
         """
         guard = self._running_guard()
-        try:
-            while (report := guard.wait(_GUARD_WAIT_S)) is None:
-                if guard.gone.is_set():
-                    raise GuardError("the guard processes ended without a report: look for leftovers of the command")
-            return report
-        finally:
+        while (report := guard.wait(_GUARD_WAIT_S)) is None:
             if guard.gone.is_set():
-                self._ended.set()
+                raise GuardError("the guard processes ended without a report: look for leftovers of the command")
+        return report
 
     def monitor(self) -> Verdict:
         """Measure until the generator ends or a verdict falls; on a verdict, have the tree stopped.

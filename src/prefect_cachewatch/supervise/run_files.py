@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
+from prefect_cachewatch.supervise.run_updates import MAX_TREE
 
 __all__ = [
     "SUFFIX",
@@ -35,7 +36,6 @@ __all__ = [
 SCHEMA = 1
 SUFFIX = ".run"
 _MAX_BYTES = 1 << 20
-_MAX_TREE = 4096
 _COOKIE = re.compile(r"[0-9a-f]{32}")
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hold us
 
@@ -219,7 +219,7 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
     if not isinstance(cookie, str) or not _COOKIE.fullmatch(cookie) or name != cookie + SUFFIX:
         raise RunFileRefused("its name is not that of the run it describes")
     tree = []
-    for line in rest.split(b"\n")[: _MAX_TREE + 1]:
+    for line in rest.split(b"\n")[: MAX_TREE + 1]:
         with contextlib.suppress(ValueError, RecursionError):
             if (found := _identity(json.loads(line))) is not None:
                 tree.append(found)

@@ -11,9 +11,9 @@ TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["update_run_file"]
+__all__ = ["MAX_TREE", "update_run_file"]
 
-_MAX_TREE = 4096
+MAX_TREE = 4096
 
 
 def update_run_file(fd: int, header_bytes: int, tree: Iterable[tuple[int, int]]) -> None:
@@ -24,7 +24,7 @@ def update_run_file(fd: int, header_bytes: int, tree: Iterable[tuple[int, int]])
         header_bytes: length of its first line.
         tree: (pid, start time) of each process; the first 4,096 are kept.
     """
-    lines = [f"[{pid}, {ticks}]\n" for pid, ticks in list(tree)[:_MAX_TREE]]
+    lines = [f"[{pid}, {ticks}]\n" for pid, ticks in list(tree)[:MAX_TREE]]
     data = "".join(lines).encode()
     # A writer that is killed in between leaves a mix of old and new lines, each of them true or cut, none invented.
     os.pwrite(fd, data, header_bytes)
