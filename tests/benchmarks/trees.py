@@ -47,14 +47,15 @@ def run(quick: bool) -> list[dict[str, Any]]:
     for per_directory in (10, 100):
         with scratch() as root:
             tree = root / "tree"
-            _make(tree, 10_000 // less, per_directory)
+            make_tree(tree, 10_000 // less, per_directory)
             rows += _scans(tree, 5)
             if per_directory == 10:
                 rows += _slow(root, tree)
     return rows
 
 
-def _make(tree: Path, directories: int, per_directory: int) -> None:
+def make_tree(tree: Path, directories: int, per_directory: int) -> None:
+    """Fill a directory with empty files, in directories of which a hundred each lie in one."""
     for number in range(directories):
         directory = tree / f"{number // 100:03d}/{number % 100:02d}"
         directory.mkdir(parents=True)

@@ -61,6 +61,7 @@ class PlainLedger:
         self._birth_ns = birth_ns
         self._retired: dict[str, tuple[int, int]] = {}
         self._seen: dict[int, FileRecord] = {}
+        self._places: dict[int, list[tuple[str, str]]] = {}
         self._fresh: list[tuple[int, str, str, StatLike]] = []
         self._old_count = 0
         self._bytes_written = self._blocks_written = 0
@@ -72,7 +73,7 @@ class PlainLedger:
 
     def begin(self) -> None:
         """Begin a scan; one that was begun and never ended leaves no trace."""
-        self._seen = {}
+        self._seen, self._places = {}, {}
         self._grown_bytes = self._grown_blocks = 0
         self._fresh = []
         self._old_count = 0
@@ -94,6 +95,7 @@ class PlainLedger:
         present = blocks_present = 0
         for name, status in zip(names, stats, strict=True):
             key = status.st_ino | high_rank
+            self._places.setdefault(key, []).append((directory, name))
             if key in seen:  # a further name of an inode that was counted, or a directory watched twice
                 continue
             size, blocks = status.st_size, status.st_blocks
@@ -132,6 +134,10 @@ class PlainLedger:
                     self._retire(record)
         for key, directory, name, status in self._fresh:
             seen[key] = self._new(directory, name, status)
+        for key, record in seen.items():
+            # Of a file with several names the one that was known before stays, if the file still has it.
+            if (record.directory, record.name) not in self._places[key]:
+                seen[key] = record._replace(directory=self._places[key][0][0], name=self._places[key][0][1])
         self.files, self._seen, self._fresh = seen, {}, []
         self._bytes_written += self._grown_bytes
         self._blocks_written += self._grown_blocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -151,7 +150,7 @@ class Twins(RuleBasedStateMachine):
         if ended:
             packed, plain = (ledger.end() for ledger in self.twins)
             # Of two files that changed at once either may be called the last; a linked one has several paths.
-            assert replace(packed, last_path=None) == replace(plain, last_path=None)
+            assert packed._replace(last_path=None) == plain._replace(last_path=None)
             assert packed.last_path is None or packed.last_path in self.names
             ours, theirs = (dict(ledger.files) for ledger in self.twins)
             assert {k: r[2:] for k, r in ours.items()} == {k: r[2:] for k, r in theirs.items()}

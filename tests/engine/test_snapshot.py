@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefect_cachewatch.measure import latency
 from prefect_cachewatch.measure.snapshot import Walk, compile_ignore, walk_directories
 from support import needs_root, unavailable
 
@@ -263,3 +264,11 @@ def test_ignored_files_are_not_seen(tmp_path):
     put(tmp_path / "c/a.log", 9), put(tmp_path / "c/sub/b.log", 9), put(tmp_path / "c/sub/c.bin", 2)
     seen, _ = look(tmp_path / "c", ignore=("*.log",))
     assert list(seen.values()) == [2]
+
+
+def test_calls_that_take_long_because_the_host_is_busy_are_made_by_no_threads(monkeypatch):
+    monkeypatch.setattr(latency, "_WAITING_S", -1.0)  # whatever they take is long, but none of them waits for anybody
+    calls = latency.StatCalls()
+    assert len(calls.all(["/"] * 200)) == 200
+    assert (calls.threaded, calls.settled) == (False, True)
+    calls.close()

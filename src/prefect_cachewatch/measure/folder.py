@@ -9,9 +9,14 @@ from __future__ import annotations
 import operator
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from prefect_cachewatch.measure.snapshot import StatLike
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import NamedTuple
+
+    from prefect_cachewatch.measure.snapshot import StatLike
+else:
+    from prefect_cachewatch.measure.tuples import NamedTuple
 
 __all__ = ["FileRecord", "Folder", "Listing", "Seen", "read_listing"]
 
@@ -66,24 +71,26 @@ class Listing(NamedTuple):
     names: str
     facts: array[int]
     """Inode numbers, then sizes, blocks and change times: whatever happens to a file moves one of them."""
-    modified: array[int]
+    modified: array[int] | None
+    """Modification times, where any is not the change time."""
     links: array[int] | None
     """Link counts, where any file has more than one name."""
 
     def __len__(self) -> int:
-        return len(self.modified)
+        return len(self.facts) // 4
 
     def seen(self, index: int) -> Seen:
         """The file at an index."""
-        count, facts = len(self.modified), self.facts
+        count, facts = len(self), self.facts
+        changed_ns = _signed(facts[3 * count + index])
         return Seen(
             facts[index], 1 if self.links is None else self.links[index], facts[count + index],
-            facts[2 * count + index], self.modified[index], _signed(facts[3 * count + index]),
+            facts[2 * count + index], changed_ns if self.modified is None else self.modified[index], changed_ns,
         )  # fmt: skip
 
     def inodes(self) -> array[int]:
         """The inode numbers."""
-        return self.facts[: len(self.modified)]
+        return self.facts[: len(self)]
 
     def keys(self) -> list[int]:
         """The inode numbers, each with its device's rank above it."""
@@ -92,11 +99,11 @@ class Listing(NamedTuple):
 
     def only(self, indices: Sequence[int]) -> Listing:
         """The listing without the other files."""
-        count, names = len(self.modified), self.names.split("/")
+        count, names = len(self), self.names.split("/")
         return Listing(
             self.directory, self.rank, "/".join(names[i] for i in indices),
             array("Q", [self.facts[start + i] for start in range(0, 4 * count, count) for i in indices]),
-            array("q", [self.modified[i] for i in indices]),
+            None if self.modified is None else array("q", [self.modified[i] for i in indices]),
             None if self.links is None else array("Q", [self.links[i] for i in indices]),
         )  # fmt: skip
 
@@ -129,10 +136,11 @@ def read_listing(
         >>> read_listing("/c/", 0, "a", [Seen(7, 1, 512, 1, 20, 30)]).seen(0)
         Seen(st_ino=7, st_nlink=1, st_size=512, st_blocks=1, st_mtime_ns=20, st_ctime_ns=30)
     """
-    links = list(map(_links_of, stats))
+    links, modified = list(map(_links_of, stats)), list(map(_modified_of, stats))
     return Listing(
         directory, rank, names, read_facts(stats) if facts is None else facts,
-        array("q", list(map(_modified_of, stats))), array("Q", links) if max(links, default=1) > 1 else None,
+        None if modified == list(map(_changed_of, stats)) else array("q", modified),
+        array("Q", links) if max(links, default=1) > 1 else None,
     )  # fmt: skip
 
 
@@ -145,28 +153,38 @@ class Folder:
     """
 
     __slots__ = (
-        "blocks_present", "bytes_present", "codes", "directory", "extra", "facts", "highest", "linked", "lowest",
-        "modified", "names", "rank",
+        "codes", "directory", "extra", "facts", "highest", "linked", "lowest", "modified", "names", "rank", "seen_in",
     )  # fmt: skip
 
     def __init__(self, listing: Listing, linked: bool = False) -> None:
         self.directory, self.rank, self.names = listing.directory, listing.rank, listing.names
         self.facts, self.modified = listing.facts, listing.modified
         self.linked = linked
+        self.seen_in = 0
+        """The number of the scan in which it was last found to be as it was."""
         # Where all files agree, which is the rule, one number stands for the column.
         self.codes: array[int] | int = _ORIGINAL
         # High-water and written bytes and blocks follow from size and blocks but for files that shrank or were taken over.
         self.extra: array[int] | None = None
-        count = len(listing)
-        inodes = self.facts[:count]
+        inodes = listing.inodes()
         self.lowest, self.highest = min(inodes), max(inodes)
-        self.bytes_present, self.blocks_present = (
-            sum(self.facts[count : 2 * count]),
-            sum(self.facts[2 * count : 3 * count]),
-        )
 
     def __len__(self) -> int:
-        return len(self.modified)
+        return len(self.facts) // 4
+
+    @property
+    def bytes_present(self) -> int:
+        """Apparent size of all its files."""
+        return sum(self.facts[len(self) : 2 * len(self)])
+
+    @property
+    def blocks_present(self) -> int:
+        """Blocks of all its files."""
+        return sum(self.facts[2 * len(self) : 3 * len(self)])
+
+    def modified_ns(self, index: int) -> int:
+        """When a file was modified."""
+        return _signed(self.facts[3 * len(self) + index]) if self.modified is None else self.modified[index]
 
     @classmethod
     def of_records(cls, listing: Listing, records: Sequence[FileRecord], linked: bool) -> Folder:
@@ -185,7 +203,7 @@ class Folder:
 
     def has_the_same_files(self, names: str, facts: array[int]) -> bool:
         """Whether the same inodes have the same names, in the same order."""
-        count = len(self.modified)
+        count = len(self)
         return (
             not self.linked
             and len(facts) == len(self.facts)
@@ -195,7 +213,7 @@ class Folder:
 
     def changed_indices(self, facts: array[int]) -> list[int]:
         """Say which files differ, of a listing with the same files."""
-        count, old = len(self.modified), self.facts
+        count, old = len(self), self.facts
         found: set[int] = set()
         for start in (count, 2 * count, 3 * count):
             if old[start : start + count] != facts[start : start + count]:
@@ -207,7 +225,7 @@ class Folder:
 
     def differs(self, index: int, status: StatLike) -> bool:
         """Whether a file with the same inode has changed."""
-        count, facts = len(self.modified), self.facts
+        count, facts = len(self), self.facts
         return (
             facts[count + index] != status.st_size
             or facts[2 * count + index] != status.st_blocks
@@ -216,12 +234,12 @@ class Folder:
 
     def inodes(self) -> array[int]:
         """The inode numbers."""
-        return self.facts[: len(self.modified)]
+        return self.facts[: len(self)]
 
     def keys(self) -> list[int]:
         """The inode numbers, each with its device's rank above it."""
         high = self.rank << 64
-        return [inode | high for inode in self.facts[: len(self.modified)]]
+        return [inode | high for inode in self.inodes()]
 
     def records(self) -> Iterator[FileRecord]:
         """All records, in order."""
@@ -230,7 +248,7 @@ class Folder:
 
     def record(self, index: int, name: str) -> FileRecord:
         """The record at an index."""
-        count, facts, extra = len(self.modified), self.facts, self.extra
+        count, facts, extra = len(self), self.facts, self.extra
         size, blocks = facts[count + index], facts[2 * count + index]
         code = self.codes if isinstance(self.codes, int) else self.codes[index]
         original = code == _ORIGINAL
@@ -238,20 +256,21 @@ class Folder:
         if extra is not None:
             high = (extra[index], extra[count + index], extra[2 * count + index], extra[3 * count + index])
         return FileRecord(
-            self.directory, name, size, blocks, high[0], high[1], self.modified[index],
+            self.directory, name, size, blocks, high[0], high[1], self.modified_ns(index),
             _signed(facts[3 * count + index]), high[2], high[3], -1 if original else code, original,
         )  # fmt: skip
 
     def put(self, index: int, record: FileRecord) -> None:
         """Replace the record at an index; same inode, same name."""
-        count, facts = len(self.modified), self.facts
-        self.bytes_present += record.size_bytes - facts[count + index]
-        self.blocks_present += record.blocks - facts[2 * count + index]
+        count, facts = len(self), self.facts
         if self.extra is None and not _is_plain(record):
             self._make_extra()
         facts[count + index], facts[2 * count + index] = record.size_bytes, record.blocks
         facts[3 * count + index] = record.changed_ns & _MASK
-        self.modified[index] = record.modified_ns
+        if self.modified is None and record.modified_ns != record.changed_ns:
+            self.modified = array("q", [_signed(changed) for changed in facts[3 * count :]])
+        if self.modified is not None:
+            self.modified[index] = record.modified_ns
         code = _code(record)
         if isinstance(self.codes, int) and self.codes != code:
             self.codes = array("i", [self.codes]) * count

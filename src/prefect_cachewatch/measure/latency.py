@@ -7,9 +7,13 @@ only where calls are seen to wait rather than to work.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["StatCalls"]
 
@@ -29,9 +33,12 @@ class StatCalls:
     """
 
     def __init__(self) -> None:
+        self.settled = False
+        """Whether calls were seen to be quick: one after the other is best."""
         self._pool: Any = None
         self._calls = 0
         self._waited_s = 0.0
+        self._waits_before = _voluntary_waits()
 
     @property
     def threaded(self) -> bool:
@@ -50,7 +57,7 @@ class StatCalls:
         Raises:
             OSError: one of them cannot be read.
         """
-        if self._calls >= _SAMPLE and self._pool is None:
+        if self.settled:
             return list(map(os.lstat, names))
         found = self.each(names)
         for status in found:
@@ -79,16 +86,26 @@ class StatCalls:
             found += _stat_each([name])
             self._waited_s += time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
             self._calls += 1
-            if self._calls == _SAMPLE and self._waited_s > _SAMPLE * _WAITING_S:
+            if self._calls == _SAMPLE and self._do_wait():
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a megabyte that most scans never need
 
                 self._pool = ThreadPoolExecutor(THREADS, "stat")
+            self.settled = self._calls >= _SAMPLE and self._pool is None
         return found
+
+    def _do_wait(self) -> bool:
+        # On a busy host time passes outside of calls that are quick: then the thread was put aside, it did not wait.
+        waits = _voluntary_waits() - self._waits_before
+        return self._waited_s > _SAMPLE * _WAITING_S and waits >= _SAMPLE // 2
 
     def close(self) -> None:
         """Let the threads end."""
         if self._pool is not None:
             self._pool.shutdown()
+
+
+def _voluntary_waits() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def _stat_each(names: Sequence[str]) -> list[os.stat_result | OSError]:

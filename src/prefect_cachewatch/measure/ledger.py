@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, read_facts, read_listing
-from prefect_cachewatch.measure.snapshot import StatLike
+from prefect_cachewatch.measure.growth import Growth
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from prefect_cachewatch.measure.snapshot import StatLike
 
 __all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
 
@@ -27,27 +30,6 @@ _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 # A directory's path; with a number, a further part of a large one.
 _Key = str | tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The ledger's totals after a scan; all bytes.
-
-    `bytes_written` and `allocated_written` count growth since the start and never fall;
-    `bytes_kept` and `allocated_kept` are their part in files that still exist.
-    `newest_changed_ns` is the change time of the file that grew last in this scan, None if none did.
-    """
-
-    bytes_written: int = 0
-    allocated_written: int = 0
-    bytes_kept: int = 0
-    allocated_kept: int = 0
-    bytes_present: int = 0
-    allocated_present: int = 0
-    files_present: int = 0
-    touched_ns: int | None = None
-    newest_changed_ns: int | None = None
-    last_path: str | None = None
 
 
 class Files(Mapping[int, FileRecord]):
@@ -101,8 +83,10 @@ class Ledger:
         # What partial scans found gone may be where they did not look: until the next full scan it is taken up again.
         self._limbo: dict[int, FileRecord] = {}
         self._full = True
+        self._begun = 0
+        # How many parts of a directory have come; in a full scan only of those whose first part is not as it was.
         self._parts: dict[str, int] = {}
-        self._same: set[_Key] = set()
+        self._start: dict[str, Folder] = {}
         self._staged: dict[_Key, Listing] = {}
         self._patches: list[tuple[Folder, int, StatLike]] = []
         self._looks: list[tuple[Folder, int, StatLike]] = []
@@ -126,7 +110,8 @@ class Ledger:
                 is neither seen nor dropped, but for the files in it that are looked at.
         """
         self._full = full
-        self._parts, self._same, self._staged, self._patches, self._looks = {}, set(), {}, [], []
+        self._begun += 1
+        self._parts, self._start, self._staged, self._patches, self._looks = {}, {}, {}, [], []
 
     def is_same(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> bool:
         """Take in all entries of a directory, or of a part of it, if they are those of the last time.
@@ -140,16 +125,26 @@ class Ledger:
         Returns:
             Whether they are; if not, nothing was taken in.
         """
-        part = self._parts.get(directory, 0)
-        key = (directory, part) if part else directory
-        folder = self._folders.get(key)
-        if folder is None or folder.rank != rank or len(folder) != len(names):
+        folder, part = self._folders.get(directory), 0
+        if folder is None:
             return False
-        if not folder.is_as_listed("/".join(names), read_facts(stats)):
+        if folder.seen_in == self._begun or directory in self._parts:
+            part = self._part_of(directory)
+            folder = self._folders.get((directory, part) if part else directory)
+            if folder is None:
+                return False
+        # This is where a full scan spends what it does not spend in the kernel.
+        if folder.linked or folder.rank != rank or folder.facts != read_facts(stats) or folder.names != "/".join(names):
             return False
-        self._parts[directory] = part + 1
-        self._same.add(key)
+        folder.seen_in = self._begun
+        if part or not self._full:
+            self._parts[directory] = part + 1
         return True
+
+    def has_found_same(self, directory: str) -> bool:
+        """Say whether the first part of a directory was found to be as it was, in this scan so far."""
+        folder = self._folders.get(directory)
+        return folder is not None and folder.seen_in == self._begun
 
     def see(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> None:
         """Take in the regular files of one directory; a large one may come in several parts.
@@ -160,7 +155,7 @@ class Ledger:
             names: file names.
             stats: their stat results, in the same order.
         """
-        part = self._parts.get(directory, 0)
+        part = self._part_of(directory)
         self._parts[directory] = part + 1
         if not names:
             return
@@ -169,16 +164,20 @@ class Ledger:
         folder = self._folders.get(key)
         if folder is not None and folder.rank == rank:
             if folder.is_as_listed(joined, facts):
-                self._same.add(key)
+                folder.seen_in = self._begun
                 return
             if folder.has_the_same_files(joined, facts):
                 # The usual change: something grew. A file that got a second name is worth a closer look.
                 changed = folder.changed_indices(facts)
                 if all(stats[index].st_nlink == 1 for index in changed):
-                    self._same.add(key)
+                    folder.seen_in = self._begun
                     self._patches += [(folder, index, stats[index]) for index in changed]
                     return
-        self._staged[key] = read_listing(directory, rank, joined, stats, facts)
+        listing = read_listing(directory, rank, joined, stats, facts)
+        if self.scans == 0 and not part and listing.links is None:
+            self._start[directory] = Folder(listing)  # nothing to compare with, and perhaps a million files
+        else:
+            self._staged[key] = listing
 
     def drop(self, directory: str) -> None:
         """Say in a partial scan that a directory is gone, or has no regular file.
@@ -227,10 +226,11 @@ class Ledger:
         looks = [look for look in self._looks if look[0].directory not in self._parts]
         for folder, index, status in self._patches + looks:
             name = folder.name_at(index)
-            before = folder.bytes_present, folder.blocks_present
-            folder.put(index, self._changed(folder.record(index, name), folder.directory, name, status))
-            self._bytes_present += folder.bytes_present - before[0]
-            self._blocks_present += folder.blocks_present - before[1]
+            before = folder.record(index, name)
+            after = self._changed(before, folder.directory, name, status)
+            folder.put(index, after)
+            self._bytes_present += after.size_bytes - before.size_bytes
+            self._blocks_present += after.blocks - before.blocks
         self._take_staged(self._pool())
         if self._full:
             self._limbo = {}
@@ -265,9 +265,16 @@ class Ledger:
         """
         folders = list(self._folders.values())
         found = heapq.nlargest(
-            limit, ((when, n, i) for n, folder in enumerate(folders) for i, when in enumerate(folder.modified))
+            limit, ((folder.modified_ns(i), n, i) for n, folder in enumerate(folders) for i in range(len(folder)))
         )
         return [folders[n].record(i, folders[n].name_at(i)) for _, n, i in found]
+
+    def _part_of(self, directory: str) -> int:
+        """Say how many parts of a directory have come in this scan."""
+        part = self._parts.get(directory)
+        if part is None:
+            part = 1 if self.has_found_same(directory) else 0
+        return part
 
     def _keys_of(self, directory: str) -> Iterator[_Key]:
         for part in count():
@@ -284,21 +291,27 @@ class Ledger:
         self._blocks_present += folder.blocks_present
 
     def _take_the_start(self) -> None:
-        # Nothing to compare with, and perhaps a million files: no record is made of any.
-        inodes: set[int] = set()
+        for directory, folder in self._start.items():
+            self._add(directory, folder)
+        # Further parts of large directories: no record is made of any file, unless one was seen in two parts.
+        of, inodes = "", set[int]()
         for key, listing in list(self._staged.items()):
-            if isinstance(key, str):
-                inodes = set()
-            if listing.links is None and (isinstance(key, str) or inodes.isdisjoint(listing.inodes())):
+            directory, part = (key, 0) if isinstance(key, str) else key
+            if directory != of:
+                of, inodes = directory, set(self._start[directory].inodes() if directory in self._start else ())
+            if part and listing.links is None and inodes.isdisjoint(listing.inodes()):
                 self._add(key, Folder(self._staged.pop(key)))
             inodes.update(listing.inodes())
 
     def _pool(self) -> dict[int, FileRecord]:
         """Take away the folders that are no longer as they were; returns their records by inode."""
         if self._full:
-            stale = [key for key in self._folders if key not in self._same] if self.scans else []
+            stale = (
+                [key for key, folder in self._folders.items() if folder.seen_in != self._begun] if self.scans else []
+            )
         else:
-            stale = [key for name in self._parts for key in list(self._keys_of(name)) if key not in self._same]
+            known = [key for name in self._parts for key in list(self._keys_of(name))]
+            stale = [key for key in known if self._folders[key].seen_in != self._begun]
         pool: dict[int, FileRecord] = {}
         for key in stale:
             folder = self._folders.pop(key)

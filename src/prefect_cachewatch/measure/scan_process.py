@@ -16,11 +16,14 @@ import stat
 import time
 from array import array
 from operator import attrgetter, itemgetter
-from typing import Any
 
 from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
 from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.tree import Tree, TreeScan
+
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["main"]
 
@@ -58,14 +61,14 @@ class ScanServer:
         growth, walk = made.growth, made.walk
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
         answer: dict[str, Any] = {
-            "roots": [vars(root) for root in walk.roots],
+            "roots": [root._asdict() for root in walk.roots],
             "directories": walk.directories,
             "errors": walk.errors,
             "full": made.full,
         }
         if growth is not None:
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
-            answer["growth"] = vars(growth)
+            answer["growth"] = growth._asdict()
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(
@@ -103,6 +106,7 @@ class ScanServer:
         removed = freed = 0
         problems: list[str] = []
         origin = self.origin or Origin([])
+        directories = frozenset(origin.directories)
         for root in self.roots:
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             device = os.fstat(fd).st_dev
@@ -119,7 +123,7 @@ class ScanServer:
                         problems.append(f"{directory}/{name}: {error.strerror}")
                 for name in names:
                     path = os.path.normpath(os.path.join(root, directory, name))
-                    if path not in origin.directories:
+                    if hash(path) not in directories:
                         try:
                             os.rmdir(name, dir_fd=here)
                         except OSError:
@@ -129,7 +133,7 @@ class ScanServer:
 
 
 class Origin:
-    """What stood below some directories, ignored files included: inode numbers by device, 8 bytes each, and directories.
+    """What stood below some directories, ignored files included, 8 bytes each: inode numbers by device, and directories.
 
     Args:
         roots: absolute paths.
@@ -137,7 +141,8 @@ class Origin:
 
     def __init__(self, roots: list[str]) -> None:
         self.inodes: dict[int, array[int]] = {}
-        self.directories: set[str] = set()
+        self.directories = array("q")
+        """Hashes of their paths, whose text would take ten times as much."""
         for root in roots:
             inodes = self.inodes.setdefault(os.stat(root).st_dev, array("Q"))
             pending = [root]
@@ -146,7 +151,7 @@ class Origin:
                     with os.scandir(pending.pop()) as entries:
                         for entry in entries:
                             if entry.is_dir(follow_symlinks=False):
-                                self.directories.add(entry.path)
+                                self.directories.append(hash(entry.path))
                                 pending.append(entry.path)
                             else:
                                 inodes.append(entry.inode())
@@ -187,13 +192,14 @@ def birth_ns(path: str) -> int | None:
     return seconds * 1_000_000_000 + int.from_bytes(buffer.raw[88:92], "little")
 
 
-def check_directory(path: str, create: bool, count: bool = False) -> dict[str, Any]:
+def check_directory(path: str, create: bool, count: bool = False, writable: bool = True) -> dict[str, Any]:
     """Look at one directory before the start: resolve it, create it, say whether it can be watched and written.
 
     Args:
         path: absolute path; symbolic links in it are resolved once, here.
         create: whether a missing one is made.
         count: whether the bytes that are there already are counted, at the price of a scan.
+        writable: whether this process has to be able to write to it.
 
     Returns:
         `path` (resolved), `error` (one sentence or None), `free_bytes`, `free_inodes`, `created`.
@@ -218,7 +224,7 @@ def check_directory(path: str, create: bool, count: bool = False) -> dict[str, A
         return answer | {"error": f"cache directory {path} is not a directory: name the directory the files go to"}
     if not os.access(resolved, os.R_OK | os.X_OK):
         return answer | {"error": f"cache directory {path} cannot be read: Permission denied"}
-    if not os.access(resolved, os.W_OK):
+    if writable and not os.access(resolved, os.W_OK):
         space = os.statvfs(resolved)
         why = "its file system is read-only" if space.f_flag & os.ST_RDONLY else "Permission denied"
         return answer | {"error": f"cache directory {path} cannot be written to: {why}"}
@@ -227,6 +233,46 @@ def check_directory(path: str, create: bool, count: bool = False) -> dict[str, A
     answer["free_bytes"] = space.f_bavail * space.f_frsize
     answer["free_inodes"] = space.f_favail if space.f_files else None
     return answer
+
+
+def write_marker(path: str, text: str, unless: str | None = None) -> dict[str, Any]:
+    """Write a small file whole, by a temporary one beside it; not at all where another one is there.
+
+    Args:
+        path: absolute path of the file.
+        text: what stands in it.
+        unless: absolute path of the other file.
+
+    Returns:
+        `written`.
+    """
+    if unless is not None and os.path.exists(unless):
+        return {"written": False}
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return {"written": True}
+
+
+def identify(paths: list[str]) -> dict[str, Any]:
+    """Say of each file whether it is there, and which one it is: a file that is written anew is another one.
+
+    Args:
+        paths: absolute paths.
+
+    Returns:
+        `files`: path to [inode, size, modification and change time], or None where there is none.
+    """
+    files: dict[str, list[int] | None] = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            files[path] = None
+        else:
+            files[path] = [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return {"files": files}
 
 
 def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
@@ -259,17 +305,19 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
         "files": files,
         "directories": walk.directories,
         "errors": walk.errors,
-        "roots": [vars(root) for root in walk.roots],
+        "roots": [root._asdict() for root in walk.roots],
         "scan_s": time.perf_counter() - began,
     }
 
 
-def main(fd: int) -> None:
+def main(fd: int, answers_fd: int | None = None) -> None:
     """Serve requests on a connected stream socket until it ends.
 
     Args:
         fd: descriptor of the socket.
+        answers_fd: where answers go; default to the same socket.
     """
+    target = fd if answers_fd is None else answers_fd
     gc.disable()  # no cycles are made here, and walking the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
@@ -286,8 +334,12 @@ def main(fd: int) -> None:
                 answer = server.listing(**request)
             elif operation == "check":
                 answer = check_directory(**request)
+            elif operation == "identify":
+                answer = identify(**request)
             elif operation == "measure":
                 answer = measure(**request)
+            elif operation == "mark":
+                answer = write_marker(**request)
             elif operation == "clean":
                 answer = server.clean()
             else:
@@ -298,4 +350,4 @@ def main(fd: int) -> None:
             answer = {"failure": f"{type(error).__name__}: {error}"}
         data = json.dumps(answer).encode() + b"\n"
         while data:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(target, data) :]

@@ -158,7 +158,7 @@ class DirectoryScanner:
         """Send a request and wait for its answer.
 
         Args:
-            operation: what to do: begin, scan, listing, check, clean.
+            operation: what to do: begin, scan, listing, check, identify, clean.
             timeout_s: the longest wait; default `deadline_s`.
             arguments: of the operation.
 

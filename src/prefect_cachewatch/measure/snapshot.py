@@ -11,16 +11,25 @@ import fnmatch
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from prefect_cachewatch.measure.latency import StatCalls
 
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import NamedTuple, Protocol
+else:
+    from prefect_cachewatch.measure.tuples import NamedTuple
+
+    Protocol = object
+
 __all__ = [
-    "OPEN_DIRECTORY", "RACES", "IgnoreTest", "Note", "RootScan", "StatLike", "Visit", "Walk", "compile_ignore",
-    "list_directory", "note_error", "walk_below", "walk_directories",
+    "DEFAULT_IGNORE", "EVERYTHING", "OPEN_DIRECTORY", "RACES", "IgnoreTest", "Note", "RootScan", "StatLike", "Visit", "Walk",
+    "compile_ignore", "list_directory", "note_error", "walk_below", "walk_directories",
 ]  # fmt: skip
+
+# What grows beside a cache without being of it.
+DEFAULT_IGNORE = ("*.log", "*.lock", ".nfs*")
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
@@ -51,13 +60,14 @@ class StatLike(Protocol):
 # (directory path with a trailing slash, rank of its device, file names, their stat results)
 Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
 # (directory path with a trailing slash, its stat result from before it was listed, names of its subdirectories)
-Note = Callable[[str, os.stat_result, list[str]], None]
+Note = Callable[[str, os.stat_result, tuple[str, ...]], None]
+# Names of the subdirectories on the same device, and their stat results where these were kept.
+Subdirectories = list["tuple[str, os.stat_result | None]"]
 # Whether a directory's entries, and their stat results, are those of the last time; if so it is not visited.
 Same = Callable[[str, int, list[str], list[os.stat_result]], bool]
 
 
-@dataclass(frozen=True)
-class RootScan:
+class RootScan(NamedTuple):
     """What became of one watched directory: its identity, or why it could not be read."""
 
     path: str
@@ -67,17 +77,33 @@ class RootScan:
     error: str | None = None
 
 
-@dataclass
-class Walk:
-    """One walk over all watched directories; what it saw of files went to the visitor."""
+class _Everything:
+    def __contains__(self, path: object) -> bool:
+        return True
 
-    roots: list[RootScan] = field(default_factory=list)
-    directories: int = 0
-    errors: list[str] = field(default_factory=list)
-    entered: set[tuple[int, int]] = field(default_factory=set)
-    """Device and inode of each directory, so that one that is there twice (a nested root, a bind mount) counts once."""
-    calls: StatCalls = field(default_factory=StatCalls)
-    same: Same = lambda directory, rank, names, stats: False
+
+EVERYTHING: Container[str] = _Everything()
+
+
+class Walk:
+    """One walk over all watched directories; what it saw of files went to the visitor.
+
+    Args:
+        same: see `walk_directories`.
+        to_note: likewise.
+    """
+
+    def __init__(
+        self, same: Same = lambda directory, rank, names, stats: False, to_note: Container[str] = EVERYTHING
+    ) -> None:
+        self.roots: list[RootScan] = []
+        self.directories = 0
+        self.errors: list[str] = []
+        self.entered: set[int] = set()
+        """Inode number of each directory, the rank of its device above it: one that is there twice (a nested root, a
+        bind mount) counts once."""
+        self.calls = StatCalls()
+        self.same, self.to_note = same, to_note
 
 
 class IgnoreTest:
@@ -158,6 +184,7 @@ def walk_directories(
     visit: Visit,
     note: Note = lambda path, status, below: None,
     same: Same = lambda directory, rank, names, stats: False,
+    to_note: Container[str] = EVERYTHING,
 ) -> Walk:
     """Stat every regular file below some directories once, one directory at a time.
 
@@ -169,9 +196,10 @@ def walk_directories(
         ignore: globs of files to leave out (see `compile_ignore`).
         visit: called for a directory with its path, its device's rank, the names of its regular files
             and their stat results; more than once for a large one.
-        note: called once a directory with its path, its own stat result and its subdirectories' names.
+        note: called with the path of a directory, its own stat result and its subdirectories' names.
         same: asked for each directory, or part of one, with all its entries; what is the same as the last time
             needs neither to be sorted by kind nor held against the globs, and is not visited.
+        to_note: directories that are noted even if they are the same as the last time.
 
     Returns:
         What became of the roots. One that is missing or unreadable is said in its `RootScan`, an
@@ -181,7 +209,7 @@ def walk_directories(
         >>> walk_directories(["/proc/self/nowhere"], [], lambda *_: None).roots[0].missing
         True
     """
-    walk = Walk(same=same)
+    walk = Walk(same, to_note)
     ignored = compile_ignore(ignore)
     ranks: dict[int, int] = {}
     for root in roots:
@@ -223,12 +251,13 @@ def walk_below(
         OSError: the directory itself cannot be listed.
     """
     # Depth first with one open descriptor a level; the descriptor pins the directory against renames and links.
-    stack: list[tuple[int, str, list[str]]] = []
+    stack: list[tuple[int, str, Subdirectories]] = []
     opened = [top_fd]
+    entered, high = walk.entered, rank << 64
     try:
         status = os.fstat(top_fd)
         device = status.st_dev
-        if (device, status.st_ino) in walk.entered:
+        if status.st_ino | high in entered:
             return
         below = list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk)
         stack.append((top_fd, top, below))
@@ -238,24 +267,26 @@ def walk_below(
                 stack.pop()
                 os.close(opened.pop())
                 continue
-            path = here + pending.pop()
+            name, own = pending.pop()
             try:
-                fd = os.open(path.rpartition("/")[2], OPEN_DIRECTORY, dir_fd=parent)
+                fd = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
             except OSError as error:
-                note_error(walk, path, error)
+                note_error(walk, here + name, error)
                 continue
             opened.append(fd)
-            status = os.fstat(fd)
-            # A mount may have come between the stat and the open.
-            if status.st_dev == device and (device, status.st_ino) not in walk.entered:
+            if own is None:
+                own = os.fstat(fd)
+            if own.st_dev == device and own.st_ino | high not in entered:
+                path = f"{here}{name}/"
                 try:
-                    below = list_directory(fd, path + "/", status, root_length, rank, ignored, visit, note, walk)
+                    below = list_directory(fd, path, own, root_length, rank, ignored, visit, note, walk)
                 except OSError as error:
-                    note_error(walk, path, error)
-                    below = []
-                stack.append((fd, path + "/", below))
-            else:
-                os.close(opened.pop())
+                    note_error(walk, here + name, error)
+                else:
+                    if below:
+                        stack.append((fd, path, below))
+                        continue
+            os.close(opened.pop())
     finally:
         for fd in opened:
             os.close(fd)
@@ -271,13 +302,13 @@ def list_directory(
     visit: Visit,
     note: Note,
     walk: Walk,
-) -> list[str]:
+) -> Subdirectories:
     """Visit the files of one open directory, which becomes the working directory.
 
     Args:
         fd: its descriptor.
         here: its path with a trailing slash.
-        own: its stat result, read before.
+        own: its stat result, read before it was opened or since.
         root_length: see `walk_below`, as the others.
         rank: of its device.
         ignored: which files to leave out.
@@ -286,27 +317,40 @@ def list_directory(
         walk: takes the count, and what could not be read.
 
     Returns:
-        Names of the subdirectories on the same device.
+        The subdirectories on the same device.
     """
-    relative = here[root_length:]
     os.fchdir(fd)
-    walk.directories += 1
-    walk.entered.add((own.st_dev, own.st_ino))
     listed = os.listdir(fd)
-    subdirectories: list[str] = []
-    for start in range(0, len(listed), _PART):
-        part = listed if len(listed) <= _PART else listed[start : start + _PART]
+    walk.directories += 1
+    walk.entered.add(own.st_ino | rank << 64)
+    subdirectories: Subdirectories = []
+    for part in (listed,) if len(listed) <= _PART else _parts_of(listed):
         try:
-            everything = walk.calls.all(part)
+            everything = list(map(os.lstat, part)) if walk.calls.settled else walk.calls.all(part)
         except OSError:  # one of them vanished, or cannot be read: one by one, then
             everything = None
+        # A mount may have come between its stat and its opening; all entries are on its device, but for mounts.
+        elsewhere = everything is None or (everything and everything[0].st_dev != own.st_dev)
+        if elsewhere and os.fstat(fd).st_dev != own.st_dev:
+            return []
         if everything is not None and walk.same(here, rank, part, everything):
+            if part is listed and here not in walk.to_note:
+                return []
             continue
-        names, stats = _regular_files(part, everything, here, relative, own.st_dev, ignored, subdirectories, walk)
+        names, stats = _regular_files(
+            part, everything, here, here[root_length:], own.st_dev, ignored, subdirectories, walk
+        )
         if names:
             visit(here, rank, names, stats)
-    note(here, own, list(subdirectories))
+    note(here, own, tuple([name for name, _ in subdirectories]) if subdirectories else ())
+    if len(listed) > _PART:  # so many stat results would take more memory than the ledger; they are read anew
+        return [(name, None) for name, _ in subdirectories]
     return subdirectories
+
+
+def _parts_of(listed: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(listed), _PART):
+        yield listed[start : start + _PART]
 
 
 def _regular_files(
@@ -316,7 +360,7 @@ def _regular_files(
     relative: str,
     device: int,
     ignored: IgnoreTest | None,
-    subdirectories: list[str],
+    subdirectories: Subdirectories,
     walk: Walk,
 ) -> tuple[list[str], list[os.stat_result]]:
     # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
@@ -338,7 +382,7 @@ def _regular_files(
                 names.append(name)
                 stats.append(status)
         elif kind == 0o040000 and status.st_dev == device:
-            subdirectories.append(name)
+            subdirectories.append((name, status))
     return names, stats
 
 

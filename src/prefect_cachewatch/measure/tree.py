@@ -7,13 +7,16 @@ rests on it (see `prefect_cachewatch.stall`); it never counts anything that a fu
 
 from __future__ import annotations
 
+import operator
 import os
+import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
-from prefect_cachewatch.measure.ledger import Growth, Ledger
+from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.snapshot import (
+    EVERYTHING,
     OPEN_DIRECTORY,
     RACES,
     RootScan,
@@ -25,6 +28,12 @@ from prefect_cachewatch.measure.snapshot import (
     walk_directories,
 )
 
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from prefect_cachewatch.measure.tuples import NamedTuple
+
 __all__ = ["Tree", "TreeScan"]
 
 HOT_SCANS = 10  # a file that moved within so many scans is looked at in each
@@ -35,12 +44,26 @@ _QUIET_MIN = 1000
 _COARSE_NS = 2_000_000_000
 
 
-class _Directory(NamedTuple):
-    device: int
-    inode: int
-    modified_ns: int
-    changed_ns: int
-    below: list[str]
+_pack = struct.Struct("QQqq").pack
+_identity_and_times = operator.attrgetter("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns")
+
+
+class _Directory:
+    """A directory as it was when it was listed last: 136 bytes and the names below."""
+
+    __slots__ = ("below", "facts", "seen_in", "settled")
+
+    def __init__(self, facts: bytes, below: tuple[str, ...], settled: bool, seen_in: int) -> None:
+        self.facts = facts
+        """Device, inode, times of modification and change, packed."""
+        self.below, self.settled = below, settled
+        self.seen_in = seen_in
+        """The number of the full scan that noted it last."""
+
+    @property
+    def identity(self) -> bytes:
+        """Device and inode."""
+        return self.facts[:16]
 
 
 class TreeScan(NamedTuple):
@@ -73,7 +96,8 @@ class Tree:
         self._quiet: list[str] = []
         self._new: dict[str, _Directory] = {}
         self._settled_ns = 0
-        self._path_of: dict[tuple[int, ...], str] = {}
+        self._path_of: dict[bytes, str] = {}
+        self._begun = 0
         self._doubtful: set[str] = set()
         """Directories whose date says nothing, to be listed in the next partial scan."""
 
@@ -83,16 +107,26 @@ class Tree:
         Returns:
             The scan.
         """
-        self._new, self._doubtful = {}, set()
+        # What is known of directories is brought up to date in place; an error on the way makes the next scan a full one.
+        # A directory whose files are as they were needs no other date, unless that said nothing.
+        to_note = self._doubtful if self._known else EVERYTHING
+        self._new, self._known, self._doubtful = self._known, {}, set()
         self._settled_ns = self._wall_ns() - _COARSE_NS
+        self._begun += 1
         self.ledger.begin()
-        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note, self.ledger.is_same)
-        known, self._known = self._new, {}
+        walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note, self.ledger.is_same, to_note)
+        known, self._new = self._new, {}
         if any(root.missing or root.error for root in walk.roots):
             # Half a look is none: files that could not be seen are not deleted files.
             return TreeScan(None, walk, True)
+        if len(known) > walk.directories:
+            known = {
+                path: directory
+                for path, directory in known.items()
+                if directory.seen_in == self._begun or self.ledger.has_found_same(path)
+            }
         growth = self.ledger.end()
-        self._known, self._quiet, self._new = known, [], {}
+        self._known, self._quiet = known, []
         ranks: dict[int, int] = {}
         self._root_of = {r.path: (r, ranks.setdefault(r.device, len(ranks))) for r in walk.roots}
         if self.ledger.scans == 1:
@@ -145,13 +179,19 @@ class Tree:
             del self._hot[place]
         for directory in self.ledger.doubtful:
             if directory in self._known:
-                self._known[directory] = self._known[directory]._replace(modified_ns=-1)
+                self._known[directory].settled = False
                 self._doubtful.add(directory)
 
-    def _note(self, path: str, status: os.stat_result, below: list[str]) -> None:
-        modified_ns = status.st_mtime_ns if status.st_mtime_ns < self._settled_ns else -1
-        self._new[path] = _Directory(status.st_dev, status.st_ino, modified_ns, status.st_ctime_ns, below)
-        if modified_ns == -1:
+    def _note(self, path: str, status: os.stat_result, below: tuple[str, ...]) -> None:
+        facts, settled = _pack(*_identity_and_times(status)), status.st_mtime_ns < self._settled_ns
+        directory = self._new.get(path)
+        if directory is None:
+            self._new[path] = _Directory(facts, below, settled, self._begun)
+        else:
+            directory.seen_in = self._begun
+            if directory.facts != facts or directory.below != below or directory.settled != settled:
+                directory.facts, directory.below, directory.settled = facts, below, settled
+        if not settled:
             self._doubtful.add(path)
 
     def _look_at_hot_files(self, known: dict[str, _Directory], stop_s: float, walk: Walk) -> list[str]:
@@ -172,7 +212,7 @@ class Tree:
                     del self._hot[directory, name]
             if directory in known:
                 if len(looks) < len(names) or not self.ledger.look(directory, looks):
-                    known[directory] = known[directory]._replace(modified_ns=-1)
+                    known[directory].settled = False
                     self._doubtful.add(directory)
                 first.append(directory)
         return first
@@ -192,7 +232,7 @@ class Tree:
             steps += 1
             # A clock that is read at each step costs as much as a stat does.
             if steps % 8 == 1 and time.monotonic() > stop_s:
-                self._doubtful.update(path for path in queue if path in known and known[path].modified_ns == -1)
+                self._doubtful.update(path for path in queue if path in known and not known[path].settled)
                 return
             if queue:
                 path = queue.pop()
@@ -213,7 +253,7 @@ class Tree:
                 else:
                     note_error(walk, path, error)
                 continue
-            if (now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns) != directory[:4]:
+            if not directory.settled or _pack(*_identity_and_times(now)) != directory.facts:
                 queue += self._list(known, path, walk)
 
     def _list(self, known: dict[str, _Directory], path: str, walk: Walk) -> list[str]:
@@ -236,13 +276,13 @@ class Tree:
                 self._drop(known, path)
                 return []
             self.ledger.drop(path)  # should it have no file any more
-            below = list_directory(fd, path, status, *args)
+            below = [name for name, _ in list_directory(fd, path, status, *args)]
             for name in set(before) - set(below):
                 self._drop(known, path + name + "/")
             for name in below:
                 inner = path + name + "/"
                 here, old = os.stat(name, dir_fd=fd, follow_symlinks=False), known.get(inner)
-                if old is not None and (here.st_dev, here.st_ino) == old[:2]:
+                if old is not None and _pack(*_identity_and_times(here))[:16] == old.identity:
                     queue.append(inner)
                     continue
                 if old is not None:
@@ -253,7 +293,7 @@ class Tree:
         except OSError as error:  # what is new below may have gone again: the directory is listed once more
             note_error(walk, path, error)
             if path in self._new:
-                self._new[path] = self._new[path]._replace(modified_ns=-1)
+                self._new[path].settled = False
                 self._doubtful.add(path)
         finally:
             os.close(fd)
@@ -262,8 +302,8 @@ class Tree:
     def _former_paths(self, known: dict[str, _Directory], new: Iterable[str]) -> list[str]:
         """Where directories that came up were known before: one that was renamed is gone from there."""
         if not self._path_of:
-            self._path_of = {directory[:2]: path for path, directory in known.items()}
-        return [former for path in new if (former := self._path_of.get(self._new[path][:2])) is not None]
+            self._path_of = {directory.identity: path for path, directory in known.items()}
+        return [former for path in new if (former := self._path_of.get(self._new[path].identity)) is not None]
 
     def _drop(self, known: dict[str, _Directory], path: str) -> None:
         """Forget a directory and all below it, but for what was seen in this scan."""
