@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.messages import signal_name
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.supervise.client import GuardClient
+from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.units import format_duration
 
 __all__ = ["GuardedResult", "run_guarded"]
@@ -81,12 +81,14 @@ def run_guarded(
     out_fd, error_fd = pump.open_pipes()
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     guard = GuardClient(
-        command,
-        env=env,
-        cwd=cwd or os.getcwd(),
-        stdio=(null_fd, out_fd, error_fd),
-        grace_s=grace_s,
-        cookie=uuid.uuid4().hex,
+        Launch(
+            command,
+            env=env,
+            cwd=cwd or os.getcwd(),
+            stdio=(null_fd, out_fd, error_fd),
+            grace_s=grace_s,
+            cookie=os.urandom(16).hex(),
+        )
     )
     started_s = time.monotonic()
     try:

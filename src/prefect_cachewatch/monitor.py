@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.measure.ledger import Growth
+from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import Measurement, StallRule, Verdict
 
@@ -182,6 +182,11 @@ class GrowthMonitor:
         self._add_sample(ended_s)
         return self.verdict
 
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def window_scan(self, window_s: float) -> int:
         """The first scan within the last `window_s` in which something grew; else the last one in which anything did."""
         if not self._scan_times:
@@ -256,8 +261,7 @@ class GrowthMonitor:
     def _offset_growth(self, growth: Growth) -> Growth:
         if self._offset.bytes_written == 0 and self._offset.allocated_written == 0:
             return growth
-        return replace(
-            growth,
+        return growth._replace(
             bytes_written=growth.bytes_written + self._offset.bytes_written,
             allocated_written=growth.allocated_written + self._offset.allocated_written,
             bytes_kept=growth.bytes_kept + self._offset.bytes_kept,
@@ -276,6 +280,7 @@ class GrowthMonitor:
             self.growth.allocated_kept,
             newest,
             touched,
+            self.growth.bytes_present,
         )
 
     def _note_replaced(self, answer: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -10,10 +12,11 @@ from pathlib import Path
 
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["make_run_directory", "prune_run_directories", "slugify", "state_home"]
+__all__ = ["make_run_directory", "prune_run_directories", "release_run_directory", "slugify", "state_home"]
 
 KEEP_RUNS = 200
 KEEP_S = 30 * 86400.0
+_held: dict[Path, int] = {}
 
 
 def state_home() -> Path:
@@ -34,12 +37,13 @@ def slugify(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100].strip("-") or "cache"
 
 
-def make_run_directory(name: str, run_id: str) -> Path:
-    """Make the directory of one run, readable by its owner only, and prune old ones.
+def make_run_directory(name: str, run_id: str, kind: str = "generations") -> Path:
+    """Make the directory of one run, readable by its owner only and held until it is released, and prune old ones.
 
     Args:
         name: of the job.
         run_id: of the run, unique.
+        kind: of run; each kind is pruned for itself.
 
     Returns:
         The directory.
@@ -47,12 +51,13 @@ def make_run_directory(name: str, run_id: str) -> Path:
     Raises:
         InputError: it cannot be made.
     """
-    runs = state_home() / "generations"
+    runs = state_home() / kind
     path = runs / f"{slugify(name)}-{run_id}"
     try:
         runs.mkdir(parents=True, exist_ok=True, mode=0o700)
         prune_run_directories(runs)
         path.mkdir(exist_ok=True, mode=0o700)
+        _hold(path)
     except OSError as error:
         raise InputError(
             f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
@@ -60,8 +65,18 @@ def make_run_directory(name: str, run_id: str) -> Path:
     return path
 
 
+def release_run_directory(path: Path) -> None:
+    """Let a run's directory be pruned from now on; without this, when the process ends.
+
+    Args:
+        path: what `make_run_directory` returned.
+    """
+    if (fd := _held.pop(path, None)) is not None:
+        os.close(fd)
+
+
 def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEEP_S) -> int:
-    """Remove run directories beyond a count or an age, oldest first.
+    """Remove run directories beyond a count or an age, oldest first, but none of a run that is going on.
 
     Args:
         runs: the directory of run directories.
@@ -74,13 +89,40 @@ def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEE
     found = []
     with os.scandir(runs) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+            with contextlib.suppress(FileNotFoundError):  # another run's pruning was quicker
+                if entry.is_dir(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == os.geteuid():
+                        found.append((status.st_mtime, entry.path))
     found.sort(reverse=True)
     oldest_s = time.time() - keep_s
     removed = 0
     for rank, (modified_s, path) in enumerate(found):
-        if rank >= keep or modified_s < oldest_s:
+        if (rank >= keep or modified_s < oldest_s) and not _in_use(path):
             shutil.rmtree(path, ignore_errors=True)
             removed += 1
     return removed
+
+
+def _hold(path: Path) -> None:
+    """Mark a directory as a living run's: a long run outlasts many short ones."""
+    if path not in _held:
+        _held[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks: as if nobody held it
+            fcntl.flock(_held[path], fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _in_use(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.units import format_duration
+from prefect_cachewatch.warmup import Phases, Warmup
+
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import StallPolicy
 
 __all__ = ["Measurement", "Reading", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
 
-Kind = Literal["no_growth", "never_started", "churning", "filesystem_unresponsive", "cache_directory_missing"]
+Kind = Literal[
+    "no_growth", "never_started", "never_ready", "churning", "filesystem_unresponsive", "cache_directory_missing"
+]
 Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
@@ -36,6 +41,7 @@ class Measurement:
     allocated_kept: int = 0
     newest_age_s: float | None = None
     touched_age_s: float | None = None
+    bytes_present: int = 0
 
 
 class Reading(NamedTuple):
@@ -90,6 +96,7 @@ def effective_poll_s(policy: StallPolicy) -> float:
         Seconds.
 
     Example:
+        >>> from prefect_cachewatch.config import StallPolicy
         >>> effective_poll_s(StallPolicy(stall_after_s=10, poll_s=15))
         5.0
     """
@@ -104,15 +111,18 @@ class StallRule:
     Args:
         policy: the windows.
         started_s: monotonic time at which the generator was started.
+        warmup: for a job that starts a server: which silence is its warm-up. None: none is.
 
     Example:
+        >>> from prefect_cachewatch.config import StallPolicy
         >>> rule = StallRule(StallPolicy(stall_after_s=10, first_write_within_s=10, poll_s=5), started_s=0)
         >>> [rule.observe(t, t, Measurement(0, 0)).status for t in (5, 10)]
         ['growing', 'stalled']
     """
 
-    def __init__(self, policy: StallPolicy, started_s: float) -> None:
+    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None = None) -> None:
         self.policy = policy
+        self.phases = Phases(warmup)
         self.poll_s = effective_poll_s(policy)
         self.started_s = started_s
         self.pause_s = 0.0
@@ -138,9 +148,11 @@ class StallRule:
 
     @property
     def window_s(self) -> float:
-        """The window in force: before the first byte, or the (perhaps extended) stall window; and the attribute cache."""
+        """The window in force: before the first byte, the (perhaps extended) stall window, warm-up; and the attribute cache."""
         # A file that grew elsewhere is seen when this host's view of it expires: silence begins that much later.
         unseen_s = self.policy.attribute_cache_s or 0.0
+        if self.phases.now == "warm_up":
+            return self.phases.warmup_window_s + unseen_s
         if self.first_write_s is None:
             return self.policy.first_write_within_s + unseen_s
         window = self.policy.stall_after_s
@@ -150,7 +162,9 @@ class StallRule:
 
     @property
     def suspect_after_s(self) -> float:
-        """From 8 pauses on min(0.6 W, max(4 polls, 3 x the longest pause)), before that 0.6 W."""
+        """From 8 pauses on min(0.6 W, max(4 polls, 3 x the longest pause)), before that 0.6 W; never where silence is warm-up."""
+        if self.phases.silence_expected:
+            return self.window_s
         limit = 0.6 * self.window_s
         if self._gaps < _GAPS_BEFORE_LEARNING:
             return limit
@@ -203,6 +217,7 @@ class StallRule:
                 self._writing_s += min(gap_s, self.policy.stall_after_s)
             self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
             self.pause_s = pause_s
+        self._follow_phase(ended_s, seen)
         churning = self._churning(seen)
         self._full = full
         if full:
@@ -212,8 +227,8 @@ class StallRule:
             return self._verdict("stalled", "churning")
         if not full:
             self._confirm = churning or self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
-        elif age_s is None and self.pause_s >= self.window_s - _EPSILON_S:
-            return self._verdict("stalled", "no_growth" if self.first_write_s is not None else "never_started")
+        elif age_s is None and self._silent_too_long(ended_s, seen):
+            return self._verdict("stalled", self._silent_kind())
         return self._open_verdict(ended_s, full)
 
     def observe_blind(self, now_s: float, tick_limit_s: float, missing: bool) -> Verdict:
@@ -254,6 +269,37 @@ class StallRule:
             return 0.0
         return max(0.0, min(due))
 
+    def _follow_phase(self, now_s: float, seen: Measurement) -> None:
+        marked = self.phases.look(
+            now_s - self.started_s,
+            self.pause_s,
+            has_written=self.first_write_s is not None,
+            bytes_present=seen.bytes_present,
+        )
+        if marked:
+            self._clear_suspicion(now_s)
+
+    def _silent_too_long(self, now_s: float, seen: Measurement) -> bool:
+        if self.pause_s < self.window_s - _EPSILON_S:
+            return False
+        self.phases.note_silence(
+            now_s - self.started_s,
+            self.pause_s,
+            has_written=self.first_write_s is not None,
+            bytes_present=seen.bytes_present,
+        )
+        return self.pause_s >= self.window_s - _EPSILON_S
+
+    def _silent_kind(self) -> Kind:
+        if self.phases.now == "warm_up":
+            return "never_ready"
+        return "never_started" if self.first_write_s is None else "no_growth"
+
+    def _clear_suspicion(self, at_s: float) -> None:
+        if self.suspicions and self.suspicions[-1].cleared_at_s is None:
+            last = self.suspicions[-1]
+            self.suspicions[-1] = Suspicion(last.at_s, last.pause_s, last.message, at_s - self.started_s)
+
     def _credit(self, now_s: float, late_s: float) -> float:
         elapsed = max(0.0, now_s - self._tick_s)
         self._stood_still = late_s > min(_LATE_S, self.poll_s, _LATE_SHARE * self.window_s)
@@ -288,10 +334,9 @@ class StallRule:
             self._gaps += 1
             self.longest_pause_s = max(self.longest_pause_s, gap_s)
         self.last_growth_s = grew_s
+        self.phases.note_growth(grew_s - self.started_s)
         self._progress = seen
-        if self.suspicions and self.suspicions[-1].cleared_at_s is None:
-            last = self.suspicions[-1]
-            self.suspicions[-1] = Suspicion(last.at_s, last.pause_s, last.message, grew_s - self.started_s)
+        self._clear_suspicion(grew_s)
 
     def _churning(self, seen: Measurement) -> bool:
         # Time is counted while something is written: a pause, or the load before the first byte, is no churn.
@@ -332,7 +377,12 @@ class StallRule:
         limit = self.policy.max_duration_s
         if limit is not None and now_s - self.started_s >= limit - _EPSILON_S:
             return self._verdict("deadline_exceeded")
-        if self.pause_s >= self.suspect_after_s - _EPSILON_S and not self._blind_s and full:
+        if (
+            self.pause_s >= self.suspect_after_s - _EPSILON_S
+            and full
+            and not self._blind_s
+            and not self.phases.silence_expected
+        ):
             if not self.suspicions or self.suspicions[-1].cleared_at_s is not None:
                 self.suspicions.append(Suspicion(now_s - self.started_s, self.pause_s, self._why()))
             return self._verdict("suspected")

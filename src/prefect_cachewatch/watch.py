@@ -10,27 +10,33 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import GuardError, InputError, ScanError
-from prefect_cachewatch.measure.ledger import Growth
+from prefect_cachewatch.marking import write_completed, write_started
+from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.messages import describe_growth, describe_stall, signal_name
 from prefect_cachewatch.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
-from prefect_cachewatch.supervise.client import GuardClient, StopReport
+from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
+from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+    from prefect_cachewatch.handover import HandedOver
+    from prefect_cachewatch.serving import Readiness, Serving
+
 __all__ = ["Outcome", "Watch", "run_watch"]
 
-OutcomeName = Literal["completed", "failed", "stalled", "deadline_exceeded", "cancelled"]
+# The last two of adopted processes only: ended, and nobody could say how; still running when the watch was ended.
+OutcomeName = Literal["completed", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"]
 
 _LISTING_TIMEOUT_S = 10.0
 _GUARD_WAIT_S = 0.5
@@ -61,6 +67,7 @@ class Outcome:
     grown_since_scan: int
     paths: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())
+    ready: Readiness | None = None
 
     @property
     def was_stopped(self) -> bool:
@@ -83,6 +90,7 @@ class Watch:
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called once when a stall was decided and before the tree is stopped, with the
             watch and the verdict; bounded by the caller.
+        make_supervisor: makes whoever runs the generator; default a guard on this host.
     """
 
     def __init__(
@@ -98,23 +106,27 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         on_sample: Callable[[Watch], None] | None = None,
         before_stop: Callable[[Watch, Verdict], None] | None = None,
+        make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
     ) -> None:
         self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
         self.output = output or OutputPump()
-        self.run_id = uuid.uuid4().hex
+        self.run_id = os.urandom(16).hex()
         self.verdict: Verdict | None = None
         self.decided_s: float | None = None
         self.cancelled_by: str | None = None
-        self.guard: GuardClient | None = None
+        self.supervisor: Supervisor | None = None
         self.monitor_state: GrowthMonitor | None = None
         self.started_at = 0.0
         self.started_s = 0.0
         self.error: Exception | None = None
+        self.serving: Serving | None = None
+        """For a job that starts a server; made by `start`."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
         self._on_sample = on_sample
         self._before_stop = before_stop
+        self._make_supervisor = make_supervisor
         self._cancel_grace_s: float | None = None
 
     @property
@@ -135,9 +147,9 @@ class Watch:
             cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
         except FileNotFoundError:
             raise InputError("the present working directory has been removed: change to another one") from None
-        # Whoever is left of a dead run may be writing into these very directories.
-        notes = describe_leftovers(clear_leftovers())
+        notes = self._clear_leftovers()
         baseline = self.site.begin()
+        self._prepare_serving()
         out_fd, error_fd = self.output.open_pipes()
         # A number of its own: the guard's 0 is /dev/null, whatever ours is.
         stdin_fd = (
@@ -145,7 +157,7 @@ class Watch:
             if self._stdin_fd is None
             else fcntl.fcntl(self._stdin_fd, fcntl.F_DUPFD_CLOEXEC, 3)
         )
-        self.guard = GuardClient(
+        launch = Launch(
             self.job.command,
             env=self._env,
             cwd=cwd,
@@ -154,21 +166,31 @@ class Watch:
             cookie=self.run_id,
             wait_for=self.job.wait_for,
             hold=self.site.lock_fds,
+            may_release=self.serving is not None and self.serving.ready.then == "leave_running",
         )
+        self.supervisor = self._make_supervisor(launch)
+        notes += write_started(self.site, self.job.markers)
+        running = False
         try:
-            self.guard.start()
+            self.supervisor.start()
+            running = True
         finally:
             for fd in (stdin_fd, out_fd, error_fd):
                 os.close(fd)
             self.output.start()
-            if self.guard.pid is None:
+            if not running:
                 self.output.finish()
+                if self.serving is not None:
+                    self.serving.watcher.close()
         if self.cancelled_by is not None:  # while it was being started
-            self.guard.stop(self._cancel_grace_s)
+            self.cancel(self.cancelled_by, self._cancel_grace_s)
         self.started_at, self.started_s = time.time(), self._clock()
-        rule = StallRule(self.stall, self.started_s)
+        warmup = self.serving.warmup(baseline["growth"]["bytes_present"]) if self.serving is not None else None
+        rule = StallRule(self.stall, self.started_s, warmup)
         self.monitor_state = GrowthMonitor(self.site, rule, self._clock, baseline)
-        self.monitor_state.notes += [*notes, *self.guard.notes]
+        self.monitor_state.notes += [*notes, *self.supervisor.notes]
+        if self.serving is not None and warmup is not None:
+            self.serving.start(self.supervisor, warmup, self._hand_over)
 
     def supervise(self) -> StopReport:
         """Wait until the generator's tree is gone; safe to interrupt and to call again.
@@ -179,10 +201,12 @@ class Watch:
         Raises:
             GuardError: the guards died and what is left could not be found out.
         """
-        guard = self._running_guard()
-        while (report := guard.wait(_GUARD_WAIT_S)) is None:
-            if guard.gone.is_set():
+        supervisor = self._running()
+        while (report := supervisor.wait(_GUARD_WAIT_S)) is None:
+            if supervisor.gone.is_set():
                 raise GuardError("the guard processes ended without a report: look for leftovers of the command")
+        if self.serving is not None:
+            self._settle()
         return report
 
     def monitor(self) -> Verdict:
@@ -191,19 +215,20 @@ class Watch:
         Returns:
             The last verdict: final if the tree was stopped because of it.
         """
-        guard, state = self._running_guard(), self.state
+        supervisor, state = self._running(), self.state
         try:
-            verdict = state.run(guard.gone.wait, guard.gone.is_set, self._sampled)
-            if verdict.final and not guard.gone.is_set():
+            verdict = state.run(supervisor.gone.wait, supervisor.gone.is_set, self._sampled)
+            ready = self.serving is not None and verdict.final and not self.serving.forestall()
+            if verdict.final and not supervisor.gone.is_set() and not ready:
                 self.verdict, self.decided_s = verdict, self._clock()
                 if self._before_stop is not None:
                     self._before_stop(self, verdict)
-                guard.stop()
+                supervisor.stop()
             return verdict
         except Exception as error:
             # A monitor that fails must not leave a generator that nobody watches.
             self.error = error
-            guard.stop()
+            supervisor.stop()
             raise
 
     def cancel(self, why: str, grace_s: float | None = None) -> None:
@@ -214,8 +239,10 @@ class Watch:
             grace_s: overrides the stop policy's grace period.
         """
         self.cancelled_by, self._cancel_grace_s = self.cancelled_by or why, grace_s
-        if self.guard is not None:
-            self.guard.stop(grace_s)
+        if self.serving is not None:
+            self.serving.cancel()
+        if self.supervisor is not None:
+            self.supervisor.stop(grace_s)
 
     def finish(self, listing_limit: int = 1000) -> Outcome:
         """Collect what there is to say after `supervise` and `monitor` have ended.
@@ -226,26 +253,41 @@ class Watch:
         Returns:
             The outcome.
         """
-        guard, state = self._running_guard(), self.state
-        self.output.finish()
-        report = guard.report
-        guard.close()
+        supervisor = self._running()
+        self._settle()
+        supervisor.close()
+        self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
+        return self.describe(listing_limit)
+
+    def describe(self, listing_limit: int = 1000) -> Outcome:
+        """Say how things stand, with a listing; the generator may still be running.
+
+        Args:
+            listing_limit: the most files listed one by one.
+
+        Returns:
+            The outcome, as far as it is known.
+        """
+        state, report = self.state, self._running().report
         duration_s = self._clock() - self.started_s
         listing = None
         if not self.site.scanner.pending:
             try:
                 listing = self.site.scanner.request("listing", _LISTING_TIMEOUT_S, limit=listing_limit)
             except ScanError as error:
-                state.notes.append(f"no listing: {error.message}")
+                state.note(f"no listing: {error.message}")
         else:
-            state.notes.append("no listing: the cache directory does not answer")
+            state.note("no listing: the cache directory does not answer")
         name, message = self._conclude(report, state)
+        if name == "completed":
+            for problem in write_completed(self.site, self.job.markers):
+                state.note(problem)
         rule, started = state.rule, self.started_s
         decided = None
         if self.decided_s is not None:
             decided = self.decided_s - (rule.last_growth_s if rule.last_growth_s is not None else started)
         if self.output.log_error:
-            state.notes.append(f"the log is incomplete: {self.output.log_error}")
+            state.note(f"the log is incomplete: {self.output.log_error}")
         verdict = self.verdict
         return Outcome(
             name=name,
@@ -269,40 +311,84 @@ class Watch:
             grown_since_scan=state.window_scan(self.stall.stall_after_s),
             paths=tuple(self.site.paths),
             notes=tuple(state.notes),
+            ready=self.serving.result(started, rule.phases.changes) if self.serving is not None else None,
         )
+
+    def _prepare_serving(self) -> None:
+        if self.job.ready.kind != "exit":
+            from prefect_cachewatch.serving import Serving  # noqa: PLC0415 - most generators are no servers
+
+            self.serving = Serving(self.job, self.stall, self.site.paths[0], clock=self._clock)
+            self.serving.watcher.prepare()
+            self.output.listener = self.serving.watcher.feed
+
+    def _settle(self) -> None:
+        """Read the last of the output, and see what it says of readiness; a hand-over under way needs its pipes before."""
+        if self.serving is not None:
+            self.serving.settle()
+        self.output.finish()
+        if self.serving is not None:
+            self.serving.finish(self._running().report)
+
+    def _hand_over(self, ready: str) -> HandedOver | None:
+        from prefect_cachewatch.handover import hand_over  # noqa: PLC0415 - as above
+
+        return hand_over(
+            self._running(),
+            self.output,
+            name=self.job.name,
+            run_id=self.run_id,
+            cache_dirs=tuple(self.site.paths),
+            locks=tuple(self.site.lock_fds),
+            ready=ready,
+            started_at=self.started_at,
+            stop_grace_s=self.stop_policy.grace_s,
+        )
+
+    def _clear_leftovers(self) -> list[str]:
+        # Whoever is left of a dead run may be writing into these very directories.
+        return describe_leftovers(clear_leftovers())
 
     def _sampled(self) -> None:
         if self._on_sample is not None:
             self._on_sample(self)
 
-    def _running_guard(self) -> GuardClient:
-        assert self.guard is not None, "start() comes first"
-        return self.guard
+    def _running(self) -> Supervisor:
+        assert self.supervisor is not None, "start() comes first"
+        return self.supervisor
 
     def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
         where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
         ended_itself = report is not None and report.why == "exited"
+        if self.serving is not None and (told := self.serving.conclude(report, where, self._clock() - self.started_s)):
+            return told
         if self.verdict is not None and not ended_itself:
             message = describe_stall(
-                self.verdict, self.site.paths, growth, problem=state.problem, touched=state.touched_in_pause
+                self.verdict,
+                self.site.paths,
+                growth,
+                problem=state.problem,
+                touched=state.touched_in_pause,
+                unready=self.serving.unready if self.serving is not None else "",
             )
-            leader = self.guard.leader_exit if self.guard else None
+            leader = self.supervisor.leader_exit if self.supervisor else None
             if leader and leader[0] == 0:
                 message += (
                     " The command itself had ended with exit code 0; processes it left behind were still running."
                 )
             if report and report.survivors:
-                pids = ", ".join(str(who["pid"]) for who in report.survivors[:10])
+                pids = ", ".join(str(who["pid"] or who["argv"][0]) for who in report.survivors[:10])
                 message += f" Could not be killed: pid {pids}."
             return ("deadline_exceeded" if self.verdict.status == "deadline_exceeded" else "stalled"), message
         if self.cancelled_by and not ended_itself:
             return "cancelled", f"Tensor cache generation was cancelled ({self.cancelled_by}); {where}."
         if report is None or not ended_itself:
-            why = {"guard_signalled": "its guard got a signal"}.get(
-                report.why if report else "", "its guard process died"
-            )
-            return "failed", f"Tensor cache generation failed: it was stopped because {why}; {where}."
+            why = {
+                "guard_signalled": "it was stopped because its guard got a signal",
+                "engine_lost": "its container has ended, and the engine does not say how",
+            }.get(report.why if report else "", "it was stopped because its guard process died")
+            return "failed", f"Tensor cache generation failed: {why}; {where}."
         if report.exit_code == 0:
             how = "" if state.growth.bytes_written or state.growth.allocated_written else "; nothing new was written"
             elapsed = format_duration(self._clock() - self.started_s)
@@ -331,6 +417,7 @@ def run_watch(watch: Watch) -> Outcome:
     Example:
         >>> import tempfile
         >>> from pathlib import Path
+        >>> from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
         >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "c"]) as site:
         ...     job = CacheJob(name="x", command=["true"], cache_dirs=site.paths)
         ...     run_watch(Watch(site, job, StallPolicy(), StopPolicy())).name
@@ -342,8 +429,8 @@ def run_watch(watch: Watch) -> Outcome:
         watch.supervise()
     except BaseException as error:
         watch.cancel(type(error).__name__)
-        if watch.guard is not None:
-            watch.guard.wait(watch.stop_policy.grace_s + 12)
-            watch.guard.close()
+        if watch.supervisor is not None:
+            watch.supervisor.wait(watch.stop_policy.grace_s + 12)
+            watch.supervisor.close()
         raise
     return watch.finish()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from prefect_cachewatch.config import StallPolicy
@@ -67,7 +65,7 @@ def answer(written, *, scan=0, age_s=0.0, grown=None, errors=(), scan_s=0.01, fu
                     "/c/f" if grown else None)  # fmt: skip
     return {
         "roots": [ROOT | root], "directories": 1, "errors": list(errors), "scan": scan, "scan_s": scan_s, "full": full,
-        "growth": dataclasses.asdict(growth), "newest_changed_age_s": age_s if grown else None, "touched_age_s": None,
+        "growth": growth._asdict(), "newest_changed_age_s": age_s if grown else None, "touched_age_s": None,
     }  # fmt: skip
 
 

@@ -823,7 +823,7 @@ def test_an_error_of_our_own_is_125_and_asks_for_a_report(tmp_path):
     code = (
         "from prefect_cachewatch.cli import exec as e\n"
         "def broken(*_, **__): raise ZeroDivisionError('x')\n"
-        "e.CacheSite = broken\n"
+        "e.place_job = broken\n"
         "from prefect_cachewatch.cli.main import main\n"
         f"main(['exec', '--cache-dir', {str(tmp_path / 'c')!r}, '--', 'true'])"
     )

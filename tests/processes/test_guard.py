@@ -24,6 +24,7 @@ from prefect_cachewatch.supervise.proc import (
     read_stat,
     send_signal,
 )
+from prefect_cachewatch.supervise.supervisor import Launch
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 
 # Nothing outlives a test by more than this, should the guard fail.
@@ -96,10 +97,10 @@ TREES = {  # name -> (program, at least so many processes)
 def guarded(argv, *, grace_s=0.3, wait_for="tree", env=None, cwd=None):
     """Run a command under guard, its output thrown away; the guard is let go of at the end."""
     null = os.open(os.devnull, os.O_RDWR)
-    guard = GuardClient(
+    guard = GuardClient(Launch(
         argv, env=dict(os.environ) if env is None else env, cwd=cwd, stdio=(null, null, null),
         grace_s=grace_s, cookie=uuid.uuid4().hex, wait_for=wait_for,
-    )  # fmt: skip
+    ))  # fmt: skip
     try:
         guard.start()
         yield guard
@@ -140,11 +141,12 @@ def test_the_death_of_the_flow_process_leaves_nobody(name):
     flow = f"""
         import os, sys, time, uuid
         from prefect_cachewatch.supervise.client import GuardClient
+        from prefect_cachewatch.supervise.supervisor import Launch
         null = os.open(os.devnull, os.O_RDWR)
-        guard = GuardClient([sys.executable, "-I", "-S", "-c", {textwrap.dedent(source)!r}, "{tag}"],
-            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex)
+        guard = GuardClient(Launch([sys.executable, "-I", "-S", "-c", {textwrap.dedent(source)!r}, "{tag}"],
+            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex))
         guard.start()
-        print(*guard.guard_pids, flush=True)
+        print(*guard.root_pids, flush=True)
         time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
     """
     with running([sys.executable, "-c", textwrap.dedent(flow)]) as process:
@@ -167,7 +169,7 @@ def test_the_death_of_one_guard_leaves_nobody(which, name):
     tag = new_tag()
     with guarded(program(source, tag)) as guard:
         assert eventually(lambda: len(tagged(tag)) >= count)
-        os.kill(guard.guard_pids[which == "inner"], signal.SIGKILL)
+        os.kill(guard.root_pids[which == "inner"], signal.SIGKILL)
         assert_none_left(tag)
         report = gone(guard)
     assert report.why == ("outer_guard_died" if which == "outer" else "inner_guard_died")
@@ -177,7 +179,7 @@ def test_the_death_of_both_guards_leaves_nobody_that_carries_the_cookie():
     tag = new_tag()
     with guarded(program(SESSIONS, tag)) as guard:
         assert eventually(lambda: len(tagged(tag)) >= 201)
-        for pid in guard.guard_pids:
+        for pid in guard.root_pids:
             os.kill(pid, signal.SIGKILL)
         assert_none_left(tag)
         report = gone(guard)
@@ -382,7 +384,7 @@ def test_a_guard_that_gets_a_signal_stops_the_tree():
     tag = new_tag()
     with guarded(program(PLAIN, tag)) as guard:
         assert eventually(lambda: tagged(tag))
-        os.kill(guard.guard_pids[1], signal.SIGTERM)
+        os.kill(guard.root_pids[1], signal.SIGTERM)
         report = gone(guard)
     assert report.why == "guard_signalled"
     assert_none_left(tag)

@@ -14,17 +14,17 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
+from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
 from prefect_cachewatch.text import for_terminal
 
-__all__ = ["GuardClient", "StopReport"]
+__all__ = ["GuardClient"]
 
 _START_TIMEOUT_S = 30.0
 _EXEC_HINTS = {
@@ -35,71 +35,41 @@ _EXEC_HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class StopReport:
-    """How the tree ended.
-
-    `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died
-    or guards_died. `terminated` ended after SIGTERM, `killed` needed SIGKILL, `survivors` could not be
-    killed; each entry has pid, start_ticks, state and argv.
-    """
-
-    why: str
-    exit_code: int | None
-    signal: int | None
-    gone_after_s: float
-    terminated: list[dict[str, Any]] = field(default_factory=list)
-    killed: list[dict[str, Any]] = field(default_factory=list)
-    survivors: list[dict[str, Any]] = field(default_factory=list)
-
-
 class GuardClient:
     """One command under guard.
 
     Args:
-        argv: the command, found through PATH of `env`.
-        env: its whole environment.
-        cwd: its working directory, None for `/`.
-        stdio: descriptors for its standard input, output and error.
-        grace_s: seconds between SIGTERM and SIGKILL whenever the tree has to be stopped.
-        cookie: identifier of the run, put into the environment as CACHEWATCH_ID.
-        wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
-        hold: descriptors (locks) that the guard keeps open until the tree is gone.
+        launch: what is started, and how.
     """
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str | None,
-        stdio: tuple[int, int, int],
-        grace_s: float,
-        cookie: str,
-        wait_for: str = "tree",
-        hold: Sequence[int] = (),
-    ) -> None:
-        self.cookie = cookie
+    includes_roots = False  # the guards are no part of the generator
+
+    def __init__(self, launch: Launch) -> None:
+        self.cookie = launch.cookie
         self.pid: int | None = None
-        self.guard_pids: list[int] = []
+        self.root_pids: list[int] = []
         self.leader_exit: tuple[int | None, int | None] | None = None
         self.gone = threading.Event()
         self.report: StopReport | None = None
         self.notes: list[str] = []
+        self._start_ticks = 0
+        self._kept: str | None = None
+        self._answered = threading.Event()
         self._frozen = threading.Event()
         self._frozen_pids: list[int] = []
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
         self._state_path: str | None = None
         self._configuration: dict[str, Any] = {
-            "argv": list(argv),
-            "env": dict(env),
-            "cwd": cwd,
-            "stdio": list(stdio),
-            "grace_s": grace_s,
-            "cookie": cookie,
-            "wait_for": wait_for,
-            "hold": list(hold),
+            "argv": list(launch.argv),
+            "env": dict(launch.env),
+            "cwd": launch.cwd,
+            "stdio": list(launch.stdio),
+            "grace_s": launch.grace_s,
+            "cookie": launch.cookie,
+            "wait_for": launch.wait_for,
+            "hold": list(launch.hold),
+            "may_release": launch.may_release,
             "flow_pid": os.getpid(),
         }
         self._socket: socket.socket | None = None
@@ -187,6 +157,38 @@ class GuardClient:
         self._command({"cmd": "freeze"})
         return self._frozen_pids if self._frozen.wait(timeout_s) else []
 
+    def running(self) -> RunningServer | None:
+        """Say who would go on after a release.
+
+        Returns:
+            The tree, by its first process, or where that has ended already by the first of those that it left behind.
+        """
+        tree = (
+            {pid: found.start_ticks for pid, found in descendants(self.root_pids[-1]).items()} if self.root_pids else {}
+        )
+        if not tree:
+            return None
+        pid = self.pid if self.pid in tree and tree[self.pid] == self._start_ticks else next(iter(tree))
+        return RunningServer("process", pid, tree[pid], tuple(tree.items()))
+
+    def release(self, timeout_s: float) -> str | None:
+        """Have the guards let go of the tree and end; see `Supervisor.release`.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            None when it was let go, else why not.
+        """
+        self._answered.clear()
+        self._command({"cmd": "release"})
+        self._answered.wait(timeout_s)
+        if self.report is not None and self.report.why == "released":
+            return None
+        if self.gone.is_set():
+            return "it has ended"
+        return self._kept or f"its guard did not answer within {timeout_s:.0f} s"
+
     def close(self) -> None:
         """Let go of the guard's process and socket; a tree that still runs is stopped by the guard itself."""
         if self._socket is not None:
@@ -229,11 +231,13 @@ class GuardClient:
             self._mourn()
         self._started.set()
         self.gone.set()
+        self._answered.set()
 
     def _take(self, message: dict[str, Any]) -> None:
         event = message.pop("ev")
         if event == "started":
-            self.pid, self.guard_pids = message["pid"], message["guards"]
+            self.pid, self.root_pids = message["pid"], message["guards"]
+            self._start_ticks = message["start_ticks"]
             self._started.set()
         elif event == "exec_failed":
             self._failure = (message["errno"], message["step"])
@@ -243,10 +247,18 @@ class GuardClient:
         elif event == "frozen":
             self._frozen_pids = message["pids"]
             self._frozen.set()
+        elif event == "kept":
+            self._kept = message["reason"]
+            self._answered.set()
+        elif event == "released":
+            self.report = StopReport("released", None, None, 0.0)
+            self.gone.set()
+            self._answered.set()
         elif event == "gone":
             code, number = _exit_of(message.pop("status"))
             self.report = StopReport(exit_code=code, signal=number, **message)
             self.gone.set()
+            self._answered.set()
 
     def _open_state(self) -> int | None:
         try:

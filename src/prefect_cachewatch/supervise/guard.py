@@ -3,11 +3,12 @@
 Twin guards, each a child subreaper: the outer one watches the inner one, the inner one starts the
 command and watches the flow process by pidfd. Whatever ends the flow process, or either guard, the
 tree is stopped: SIGTERM to every descendant, the grace period, then {walk, SIGSTOP, walk again,
-SIGKILL, reap} until nobody is left, or a deadline after which what is left is named.
+SIGKILL, reap} until nobody is left, or a deadline after which what is left is named. On one path alone
+the tree goes on without them: the living flow process asks for its release (see `Guard.release`).
 Standard library only. It knows nothing of caches and growth.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
-or {"cmd": "freeze"}, {"cmd": "release"}. Out: started, exec_failed, exited, frozen, gone.
+or {"cmd": "freeze"}, {"cmd": "release"}. Out: started, exec_failed, exited, frozen, kept, released, gone.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = ["main"]
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _KILL_DEADLINE_S = 10.0
 _NAMED_MAX = 256
+_RELEASED = 64  # exit status of an inner guard that has let go
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -62,6 +64,31 @@ class Guard:
         self.killed: dict[tuple[int, int], dict[str, Any]] = {}
         self._heard = b""
         self._heard_all = False
+
+    def release(self, state: tuple[int, str] | None, oom_score: bytes) -> None:
+        """Let the tree go and end; returns only if it is kept, because it ends by itself or the state file stays.
+
+        Args:
+            state: descriptor and path of the run's state file.
+            oom_score: what the guards' own oom_score_adj is.
+        """
+        tree = descendants(os.getpid())
+        if not tree:
+            return  # the next turn reports its end
+        for pid in tree:
+            _write_oom_score(str(pid), oom_score)
+        if state is not None:
+            # This is the moment: while the file stands a janitor may stop the tree, and nobody may once it has gone.
+            try:
+                if os.fstat(state[0]).st_nlink:
+                    os.unlink(state[1])
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                self.say("kept", reason=f"its state file {state[1]} cannot be removed: {error.strerror}")
+                return
+        self.say("released")
+        os._exit(_RELEASED)
 
     def say(self, event: str, **data: Any) -> None:
         message = json.dumps({"ev": event, **data}).encode() + b"\n"
@@ -186,6 +213,8 @@ def _guard_outer(guard: Guard, inner: int, state: tuple[int, str] | None) -> Non
             notes = None
     # Only the inner guard is waited for: orphans of the tree become ours only after its death.
     _, status = os.waitpid(inner, 0)
+    if os.waitstatus_to_exitcode(status) == _RELEASED:
+        os._exit(0)
     if os.waitstatus_to_exitcode(status) != 0:
         guard.stop("inner_guard_died", 0.0)
     guard.reap()
@@ -244,7 +273,8 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
         step = "start"
         try:
             os.setsid()
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if not configuration["may_release"]:  # it could not be taken back when the guard lets go and ends
+                _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(98)
             for target, source in enumerate(configuration["stdio"]):
@@ -261,7 +291,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 signal.signal(restored, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
             # If memory runs out, the generator should go before the one who reports it.
-            _write_own("oom_score_adj", b"500")
+            _write_oom_score("self", b"500")
             if configuration["cwd"]:
                 step = "cwd"
                 os.chdir(configuration["cwd"])
@@ -287,9 +317,17 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
     guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])
 
 
-def _write_own(name: str, data: bytes) -> None:
+def _read_oom_score() -> bytes:
     try:
-        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        with open("/proc/self/oom_score_adj", "rb") as file:
+            return file.read().strip() or b"0"
+    except OSError:
+        return b"0"
+
+
+def _write_oom_score(who: str, data: bytes) -> None:
+    try:
+        fd = os.open(f"/proc/{who}/oom_score_adj", os.O_WRONLY)
     except OSError:
         return
     try:
@@ -300,18 +338,21 @@ def _write_own(name: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int) -> None:
+def _guard_inner(
+    guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int, state: tuple[int, str] | None
+) -> None:
     """Run the command and wait for the first reason to end; then see that nothing of it is left."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    oom_score = _read_oom_score()
     _spawn(configuration, guard)
     poll = select.poll()
     for fd in (guard.control, flow_fd, outer_fd, wake_read):
         poll.register(fd, select.POLLIN)
     grace_s, why, buffer = float(configuration["grace_s"]), "", b""
-    said_exit = False
+    said_exit = release_asked = False
     while not why:
         for fd, _ in poll.poll():
             if fd == flow_fd:
@@ -333,6 +374,8 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
                     elif command["cmd"] == "freeze":
                         guard.say("frozen", pids=_freeze())
+                    elif command["cmd"] == "release":
+                        release_asked = True
         anybody = guard.reap()
         if guard.status is not None and not said_exit and not why:
             said_exit = True
@@ -342,8 +385,15 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
             failed = os.waitstatus_to_exitcode(guard.status) != 0
             if not anybody or failed or configuration["wait_for"] == "leader":
                 why = "exited"
+        if release_asked and not why and _is_alive(flow_fd) and _is_alive(outer_fd):
+            release_asked = False
+            guard.release(state, oom_score)
     guard.stop(why, grace_s)
     os._exit(0)
+
+
+def _is_alive(pidfd: int) -> bool:
+    return not select.select([pidfd], [], [], 0)[0]
 
 
 def _read_some(fd: int) -> bytes:
@@ -404,4 +454,4 @@ def main(control: int) -> None:
     if os.getppid() != outer:
         os._exit(97)
     configuration["env"][COOKIE] = configuration["cookie"]
-    _guard_inner(guard, configuration, flow_fd, outer_fd)
+    _guard_inner(guard, configuration, flow_fd, outer_fd, state)

@@ -38,7 +38,15 @@ from prefect_cachewatch.supervise.run_files import (
 )
 from prefect_cachewatch.text import for_terminal, redact_argv
 
-__all__ = ["JanitorReport", "Leftover", "Refusal", "clear_leftovers", "describe_leftovers", "stop_leftovers"]
+__all__ = [
+    "JanitorReport",
+    "Leftover",
+    "Refusal",
+    "clear_leftovers",
+    "describe_leftovers",
+    "living_processes",
+    "stop_leftovers",
+]
 
 _KILL_DEADLINE_S = 10.0
 
@@ -143,13 +151,13 @@ def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s:
     seen: dict[tuple[int, int], Leftover] = {}
     known, nap = set(recorded), 0.002
     while True:
-        living = _living(cookie, known)
+        living = living_processes(cookie, known)
         if not living or time.monotonic() > deadline_s:
             break
         # Frozen first: a process that forks while it is being killed would leave a child behind.
         for pid, status in living.items():
             send_signal(pid, status.start_ticks, signal.SIGSTOP)
-        living |= _living(cookie, known | {(pid, status.start_ticks) for pid, status in living.items()})
+        living |= living_processes(cookie, known | {(pid, status.start_ticks) for pid, status in living.items()})
         for pid, status in living.items():
             identity = (pid, status.start_ticks)
             known.add(identity)
@@ -227,15 +235,23 @@ def _remove(name: str, here: int, dry_run: bool) -> str:
 
 
 def _look(run: RunFile) -> list[Leftover]:
-    living = _living(run.cookie, set(run.tree))
+    living = living_processes(run.cookie, set(run.tree))
     return [
         Leftover(run.cookie, pid, found.start_ticks, found.state, tuple(command_line(pid)[:32]), killed=False)
         for pid, found in living.items()
     ]
 
 
-def _living(cookie: str, known: set[tuple[int, int]]) -> dict[int, ProcessStat]:
-    """Processes with the cookie or a recorded identity, and all their descendants; never ourselves or above."""
+def living_processes(cookie: str, known: set[tuple[int, int]]) -> dict[int, ProcessStat]:
+    """Find the processes of a run: with its cookie or a recorded identity, and all their descendants.
+
+    Args:
+        cookie: the run's identifier.
+        known: (pid, start time) of processes known to belong to it.
+
+    Returns:
+        Pid to reading; never this process or one above it.
+    """
     living = find_by_cookie(cookie)
     for pid, ticks in known:
         if is_alive(pid, ticks) and (found := read_stat(pid)) is not None and found.start_ticks == ticks:

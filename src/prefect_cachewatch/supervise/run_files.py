@@ -24,6 +24,7 @@ __all__ = [
     "SUFFIX",
     "RunFile",
     "RunFileRefused",
+    "create_locked",
     "create_run_file",
     "machine_id",
     "open_runs_directory",
@@ -122,25 +123,41 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
         OSError: it cannot be made.
         RunFileRefused: the directory is not to be trusted.
     """
-    directory = directory or runs_directory()
+    me = os.getpid()
+    mine = read_stat(me)
+    header = {
+        "schema": SCHEMA,
+        "cookie": cookie,
+        "boot_id": boot_id(),
+        "machine": machine_id(),
+        "pid_namespace": pid_namespace(),
+        "flow": [me, mine.start_ticks if mine else 0],
+    }
+    return create_locked(directory or runs_directory(), cookie + SUFFIX, header)
+
+
+def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple[int, str]:
+    """Make a file of one JSON line for a janitor, locked.
+
+    Args:
+        directory: of such files; made if missing.
+        name: of the file, new.
+        header: its line.
+
+    Returns:
+        A descriptor that holds the lock, and the path.
+
+    Raises:
+        OSError: it cannot be made.
+        RunFileRefused: the directory is not to be trusted.
+    """
     os.makedirs(directory, mode=0o700, exist_ok=True)
     here = open_runs_directory(directory)
-    name = cookie + SUFFIX
     try:
         fd = os.open("." + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE, 0o600, dir_fd=here)
         try:
             # Locked and written before it gets its name: a janitor never sees one that is neither.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            me = os.getpid()
-            mine = read_stat(me)
-            header = {
-                "schema": SCHEMA,
-                "cookie": cookie,
-                "boot_id": boot_id(),
-                "machine": machine_id(),
-                "pid_namespace": pid_namespace(),
-                "flow": [me, mine.start_ticks if mine else 0],
-            }
             os.write(fd, json.dumps(header).encode() + b"\n")
             os.rename("." + name, name, src_dir_fd=here, dst_dir_fd=here)
         except BaseException:

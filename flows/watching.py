@@ -1,0 +1,174 @@
+"""`watch_cache`: the watch over a process that somebody else started, as a Prefect flow.
+
+The run lasts as long as the process. Each stall is an event, an artifact and an error in the log at once; the final state
+says the rest: Completed, Completed named `Ended` where nobody can know the exit code, or of type FAILED and named
+`Stalled` (stopped), `StallReported` (left alone), `FilesystemUnresponsive`, `DeadlineExceeded`, `GeneratorFailed` or
+`Refused`. Cancelling the run leaves the process alone.
+"""
+
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
+
+import contextlib
+import queue
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.states import Completed, Failed
+from pydantic import BaseModel, ConfigDict, Field
+
+from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.generation import final_state
+from prefect_cachewatch.report import Report
+from prefect_cachewatch.rundir import make_run_directory, release_run_directory
+from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
+from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.reporter import ExpectedSize, Reporter
+from prefect_cachewatch.tasks.watching import Observation, watch_process
+
+__all__ = ["WatchSummary", "watch_cache"]
+
+_TASK_ENDS_S = 20.0
+_LOOK_S = 0.5
+
+
+class WatchSummary(BaseModel):
+    """The result of a watch that ended without a stall."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(description="Name of the cache.")
+    pid: int | None = Field(description="The process that was watched; of a container null where it is not to be seen.")
+    exit_code: int | None = Field(description="Its exit code; null if nobody but its parent can know it.")
+    bytes_written: int = Field(description="Growth of apparent sizes since the watch began.")
+    bytes_present: int = Field(description="Apparent bytes in the cache directories at the end.")
+    files_present: int = Field(description="Files in them.")
+    duration_s: float = Field(description="Duration of the watch.")
+    cache_dirs: list[str] = Field(description="The directories, resolved.")
+    run_dir: str = Field(description="Where the report lies, on the machine that ran the watch.")
+
+
+@flow(name="watch-cache", flow_run_name="watch-{attach.subject}", validate_parameters=True)
+def watch_cache(
+    attach: AttachJob,
+    stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
+    stop: StopPolicy = StopPolicy(),  # noqa: B008
+    report: Path | None = None,
+    bundle_dir: Path | None = None,
+    bundle: bool = True,
+) -> State[Any]:
+    """Watch a process that runs already on this machine; report a stall, or stop it on one.
+
+    Args:
+        attach: Who is watched, and which directories must grow.
+        stall: When silence is a stall; the first-write window begins with the watch.
+        stop: How the process is stopped, with on_stall stop.
+        report: File for the report as JSON, on the machine that runs the flow; default in the run directory.
+        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
+        bundle: Whether a post-mortem bundle is written.
+    """
+    logger = get_run_logger()
+    outlive_readers()
+    drop_empty_tracebacks()
+    context = FlowRunContext.get()
+    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
+    try:
+        run_dir = make_run_directory(attach.name or attach.cache_dirs[0].name, run_id)
+        with contextlib.ExitStack() as stack:
+            stack.callback(release_run_directory, run_dir)
+            observation = Observation(
+                attach, stall, stop, report=report or run_dir / "report.json", bundles=bundle, bundle_root=bundle_dir
+            )
+            stack.enter_context(observation.run)
+            _observe(observation, logger)
+    except InputError as error:
+        return final_state(Failed(name="Refused", message=error.message))
+    if observation.failure is not None:
+        return final_state(Failed(name="Refused", message=observation.failure.message))
+    return final_state(_conclude(observation, run_dir))
+
+
+def _observe(observation: Observation, logger: AnyLogger) -> None:
+    """Run the task, and tell meanwhile what it reports; the process is let go however this ends."""
+    watch, expected = observation.run.watch, observation.run.watch.attach.expected_bytes
+    reporter = Reporter(watch, logger, expected=ExpectedSize(expected, "") if expected else None)
+    future = watch_process.with_options(task_run_name=f"watch-{watch.attach.subject}").submit(observation)
+    started = False
+    try:
+        while not observation.finished.wait(_LOOK_S):
+            if observation.measured.is_set() and not started:
+                started = True
+                reporter.start()
+            _tell_stalls(observation, logger)
+        future.wait()
+    finally:
+        # Also the way out of a cancellation, which arrives here as a TerminationSignal.
+        reporter.close()
+        if not observation.finished.is_set():
+            watch.cancel("the flow run was cancelled")
+            observation.finished.wait(watch.stop_policy.grace_s + _TASK_ENDS_S)
+        future.wait(_TASK_ENDS_S)
+    _tell_stalls(observation, logger)
+    final = observation.report
+    if final is not None:
+        for problem in (*observation.run.problems, *final.notes):
+            logger.warning(problem)
+        emit_generation_event(*describe_end(final))
+        if final.outcome in ("stalled", "deadline_exceeded", "failed"):
+            _tell_failure(final, logger)
+        else:
+            logger.info(final.message)
+
+
+def _tell_stalls(observation: Observation, logger: AnyLogger) -> None:
+    while True:
+        try:
+            report = observation.reported.get_nowait()
+        except queue.Empty:
+            return
+        emit_generation_event(*describe_end(report))
+        _tell_failure(report, logger)
+
+
+def _tell_failure(report: Report, logger: AnyLogger) -> None:
+    logger.error(report.message)
+    if report.bundle is not None:
+        logger.info("post-mortem: cachewatch report %s", report.bundle)
+    publish_failure(report, logger)
+
+
+def _conclude(observation: Observation, run_dir: Path) -> State[Any]:
+    outcome, stalls = observation.outcome, observation.run.watch.stalls
+    if outcome is None:
+        return Failed(name="GeneratorFailed", message="The watch ended without an outcome; see the log.")
+    if outcome.kind == "filesystem_unresponsive":
+        return Failed(name="FilesystemUnresponsive", message=outcome.message)
+    if outcome.name in ("stalled", "deadline_exceeded"):
+        name = "Stalled" if outcome.name == "stalled" else "DeadlineExceeded"
+        return Failed(name=name, message=outcome.message)
+    if stalls:
+        count = "A stall was" if len(stalls) == 1 else f"{len(stalls)} stalls were"
+        return Failed(name="StallReported", message=f"{count} reported, and it was left alone. {outcome.message}")
+    if outcome.name == "failed":
+        return Failed(name="GeneratorFailed", message=outcome.message)
+    if outcome.name == "detached":
+        return Failed(name="Detached", message=outcome.message)
+    growth = outcome.growth
+    summary = WatchSummary(
+        name=observation.run.watch.job.name,
+        pid=observation.run.watch.subject.pid,
+        exit_code=outcome.exit_code,
+        bytes_written=growth.bytes_written,
+        bytes_present=growth.bytes_present,
+        files_present=growth.files_present,
+        duration_s=round(outcome.duration_s, 3),
+        cache_dirs=list(outcome.paths),
+        run_dir=str(run_dir),
+    )
+    return Completed(name="Ended" if outcome.name == "ended" else None, message=outcome.message, data=summary)

@@ -1,0 +1,135 @@
+"""A command line read in a child process, so that the libraries which check it do not stay in memory for hours.
+
+click and pydantic are half of what a watch would take. The child of `settings_from` reads, checks and
+complains as the command itself would; the parent gets plain values and loads the engine meanwhile.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+
+__all__ = ["ExecSettings", "PlainModel", "settings_from"]
+
+Receive = Callable[["ExecSettings"], int]
+
+
+@dataclass(frozen=True)
+class ExecSettings:
+    """What `cachewatch exec` was asked for, checked; models as such, or as `PlainModel` with the same attributes."""
+
+    job: CacheJob
+    stall: StallPolicy
+    stop: StopPolicy
+    report: Path | None
+    log: Path | None
+    record: Path | None
+    bundle_dir: Path | None
+    bundles: bool
+    create: bool
+    quiet: bool
+    metrics: str | None
+    metrics_linger_s: float
+    note: str | None
+    """What is worth knowing about the options before the start."""
+
+
+class PlainModel(SimpleNamespace):
+    """The values of a checked pydantic model, by attribute and not to be changed; it validates nothing.
+
+    Args:
+        values: of its fields.
+
+    Example:
+        >>> PlainModel(grace_s=10.0).grace_s
+        10.0
+    """
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name} cannot be set: the values of a model are frozen")
+
+
+def settings_from(read: Callable[[Receive], int], meanwhile: Callable[[], object]) -> ExecSettings | int:
+    """Have a command line read in a child process.
+
+    Call it before any thread is started: the child is a fork.
+
+    Args:
+        read: reads it, in the child; hands what was asked for to the function it is given, if that was valid,
+            and returns or raises SystemExit with the exit status.
+        meanwhile: what the parent does until then.
+
+    Returns:
+        What was asked for; or the exit status, where there is nothing to run and everything has been said.
+
+    Raises:
+        OSError: the child could not be made, or was killed.
+    """
+    answer_read, answer_write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(answer_read)
+        _read_and_end(read, answer_write)
+    os.close(answer_write)
+    with open(answer_read, "rb") as answer:
+        meanwhile()
+        data = answer.read()
+    with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD: the kernel has reaped it
+        os.waitpid(child, 0)
+    if not data:
+        raise OSError("the process that reads the command line was killed")
+    told: ExecSettings | int = pickle.loads(data)  # noqa: S301 - from our own fork, through a pipe without a name
+    return told
+
+
+def _read_and_end(read: Callable[[Receive], int], answer: int) -> NoReturn:
+    told: list[ExecSettings] = []
+
+    def receive(settings: ExecSettings) -> int:
+        told.append(settings)
+        return 0
+
+    status = 125
+    try:
+        status = read(receive)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 125
+    finally:
+        # Never back into the parent's code, whatever was raised; and nothing at exit is this process's to do.
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            data = _plain_bytes(told[0] if told and status == 0 else status)
+            while data:
+                data = data[os.write(answer, data) :]
+        os._exit(0)
+    raise AssertionError("unreachable")
+
+
+class _PlainPickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if hasattr(type(obj), "model_fields") and not getattr(type(obj), "stays_a_model", False):
+            return _plain_model, (dict(obj),)
+        return NotImplemented
+
+
+def _plain_model(values: Mapping[str, Any]) -> PlainModel:
+    return PlainModel(**values)
+
+
+def _plain_bytes(told: ExecSettings | int) -> bytes:
+    buffer = io.BytesIO()
+    _PlainPickler(buffer).dump(told)
+    return buffer.getvalue()

@@ -1,0 +1,51 @@
+"""The options of `cachewatch exec`: read, checked, and handed to what runs it (`cli.exec`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.options import check_log_path, guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.readiness import ready_options, with_ready
+
+__all__ = ["command"]
+
+
+@click.command("exec", context_settings={"allow_interspersed_args": False}, epilog=(
+    "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; "
+    "126 not executable; 127 not found; 128+N if signal N ended it. With --ready: 0 when it is ready (and, unless "
+    "--then stop, runs on); 1 if it ended with exit code 0 before it was."
+))  # fmt: skip
+@guard_options
+@ready_options
+def command(**options: Any) -> int:
+    """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
+    context = click.get_current_context()
+    job, stall, stop = with_ready(job_from(None, options), options), stall_from(options), stop_from(options)
+    log: Path | None = options["log"]
+    if log is not None:
+        check_log_path(log, job)
+    settings = ExecSettings(
+        job=job,
+        stall=stall,
+        stop=stop,
+        report=options["report"],
+        log=log,
+        record=options["record"],
+        bundle_dir=options["bundle_dir"],
+        bundles=not options["no_bundle"],
+        create=not options["no_create"],
+        quiet=options["quiet"],
+        metrics=options["metrics"],
+        metrics_linger_s=options["metrics_linger"],
+        note=poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE),
+    )
+    if context.obj is not None:  # somebody runs it who has no use for what was loaded to read it
+        status: int = context.obj(settings)
+        return status
+    from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415 - the other process has it already
+
+    return run_exec(settings)

@@ -1,0 +1,182 @@
+"""`cachewatch watch`: the same rule and post-mortem for a process that somebody else started. No Prefect."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from prefect_cachewatch.attach_run import AttachedRun, suggest_directories
+from prefect_cachewatch.cli.exec import STOPPED
+from prefect_cachewatch.cli.options import (
+    DURATION,
+    SIZE,
+    build_model,
+    make_absolute,
+    stall_from,
+    stall_options,
+    stop_from,
+)
+from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.config import DEFAULT_IGNORE, AttachJob
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.report import Report
+from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.text import for_terminal, redact_argv
+from prefect_cachewatch.watch import Outcome
+
+__all__ = ["UNKNOWN_END", "command", "exit_status"]
+
+UNKNOWN_END = 123
+_OWN_FAILURE = 125
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command("watch", epilog=(
+    "Exit status: 124 if a stall was seen, whether it was stopped or only reported; else as the process ended: its own "
+    "exit code, 128+N if signal N ended it, 123 if that is not known to an observer. 125 bad usage or cachewatch's own "
+    "failure; 128+N if signal N ended the watch (Ctrl-C: 130), which leaves the process alone."
+))  # fmt: skip
+@click.option("--pid", type=int, help="The process; its end is the end of the watch.")
+@click.option("--container", metavar="NAME", help="A container, by name or id, instead of a process.")
+@click.option("--engine", metavar="URL", help="The container's engine, as unix:///path; default as docker's own.")
+@click.option("--start-ticks", type=int, help="Refuse if this is not its start time (field 22 of /proc/PID/stat).")
+@click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable.")
+@click.option(
+    "--on-stall",
+    type=click.Choice(["report", "stop"]),
+    default="report",
+    show_default=True,
+    help="report: say it, leave the process alone, go on; stop: end it with all that belongs to it.",
+)
+@click.option(
+    "--wait-for",
+    type=click.Choice(["leader", "tree"]),
+    default="leader",
+    show_default=True,
+    help="Whose end is the end: the process itself, or all that it started too.",
+)
+@click.option("--name", help="Name of the cache; default the cache directory's.")
+@stall_options
+@click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable.")
+@click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
+@click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL.")
+@click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the progress bar.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
+@click.option(
+    "--bundle-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the post-mortem of a stall goes; default below ~/.local/state.",
+)
+@click.option("--no-bundle", is_flag=True, help="Write no post-mortem bundle.")
+@click.option("--quiet", is_flag=True, help="Say nothing but what went wrong.")
+def command(**options: Any) -> int:
+    """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
+    attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
+    progress = ProgressLine(options["quiet"])
+
+    def on_stall(report: Report) -> None:
+        progress.clear()
+        print(report.message, file=sys.stderr, flush=True)
+        _name_bundle(report, options["quiet"])
+
+    run = AttachedRun(
+        attach, stall, stop,
+        report=options["report"], bundles=not options["no_bundle"], bundle_root=options["bundle_dir"],
+        on_sample=progress.sampled, on_stall=on_stall,
+    )  # fmt: skip
+    with run:
+        if not options["quiet"]:
+            who = f"{run.watch.subject.who} ({for_terminal(' '.join(redact_argv(run.watch.job.command)), 100)})"
+            print(f"cachewatch: watching {who}; Ctrl-C leaves it alone", file=sys.stderr, flush=True)
+        received = _end_on_signals(run)
+        try:
+            outcome, report = run.run()
+        finally:
+            progress.close()
+    for problem in run.problems:
+        print(f"cachewatch: {problem}", file=sys.stderr)
+    if outcome.was_stopped:
+        _name_bundle(report, options["quiet"])
+    for note in outcome.notes if not options["quiet"] else ():
+        print(f"cachewatch: {for_terminal(note, 1000)}", file=sys.stderr)
+    if outcome.name != "completed" or not options["quiet"]:
+        print(outcome.message, file=sys.stderr, flush=True)
+    return exit_status(outcome, stalls=len(run.watch.stalls), received=received[0] if received else None)
+
+
+def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = None) -> int:
+    """Say how the command ends after a watch.
+
+    Args:
+        outcome: of the watch.
+        stalls: how many stalls were reported and left alone.
+        received: the signal that ended the watch, if one did.
+
+    Returns:
+        The exit status.
+    """
+    if outcome.name == "detached":
+        return 128 + received if received else _OWN_FAILURE
+    if outcome.was_stopped or stalls:
+        return STOPPED
+    if outcome.name == "ended":
+        return UNKNOWN_END
+    if outcome.stop is None or outcome.stop.why != "exited":
+        return _OWN_FAILURE
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return outcome.exit_code if outcome.exit_code is not None else UNKNOWN_END
+
+
+def _attach_from(options: dict[str, Any]) -> AttachJob:
+    pid, container = options["pid"], options["container"]
+    if (pid is None) == (container is None):
+        raise InputError("say whom to watch: either a process with --pid PID, or a container with --container NAME")
+    if pid is not None and pid < 1:
+        raise InputError(f"--pid {pid} is no process id: give the generator's, a number from 2 on (see ps -e)")
+    if not options["cache_dirs"]:
+        if pid is None:
+            raise InputError(
+                "no cache directory given: say where the container writes with --cache-dir DIR, a path in it or on this host"
+            )
+        with Adoptee(pid, start_ticks=options["start_ticks"]):  # what is wrong with the process comes first
+            where = suggest_directories(pid)
+        raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
+    return build_model(
+        AttachJob,
+        pid=pid,
+        container=container,
+        engine=options["engine"],
+        start_ticks=options["start_ticks"],
+        cache_dirs=make_absolute(options["cache_dirs"]),
+        name=options["name"],
+        on_stall=options["on_stall"],
+        wait_for=options["wait_for"],
+        expected_bytes=options["expected_bytes"],
+        ignore=list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE)),
+    )
+
+
+def _name_bundle(report: Report, quiet: bool) -> None:
+    if report.bundle is not None and not quiet:
+        print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
+
+
+def _end_on_signals(run: AttachedRun) -> list[int]:
+    """Turn Ctrl-C and kill into the end of the watch. Returns what came, live."""
+    received: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        received.append(number)
+        run.watch.cancel(signal.Signals(number).name)
+
+    for number in _ENDING:
+        # nohup's and a background shell's choice to ignore a signal is respected.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+    return received

@@ -1,0 +1,155 @@
+"""A process that somebody else started, as a supervisor: its end is seen, and on demand its whole family is stopped.
+
+It starts nothing, freezes nothing and, unless it is told to stop, ends nothing: whatever becomes of the watcher, the
+process goes on. What it cannot promise stands in docs/attach.md.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import time
+from typing import Any
+
+from prefect_cachewatch.supervise.adoptee import Adoptee, argv_within, exit_of
+from prefect_cachewatch.supervise.family import Family
+from prefect_cachewatch.supervise.observed import Subject
+from prefect_cachewatch.supervise.observer import Observer
+from prefect_cachewatch.supervise.proc import ProcessStat, send_signal
+from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport
+from prefect_cachewatch.text import for_terminal, redact_argv
+
+__all__ = ["AdoptedProcess"]
+
+_KILL_DEADLINE_S = 10.0
+_LOOK_EVERY_S = 0.5
+# Looking at the family costs at most a hundredth of one core.
+_LOOK_SHARE = 100
+_NAMED_MAX = 256
+_NAME_S = 0.2
+
+
+class AdoptedProcess(Observer):
+    """One adopted process with its family; a thread waits for its end.
+
+    Args:
+        adoptee: the process, pinned; closed by `close`.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        wait_for: `leader`: it has ended when the process itself has; `tree`: when what it left behind has too.
+    """
+
+    # Declared again: a type checker takes what is assigned here for narrower than what `Observer` declares.
+    pid: int | None
+    leader_exit: tuple[int | None, int | None] | None
+
+    def __init__(self, adoptee: Adoptee, grace_s: float, wait_for: str = "leader") -> None:
+        super().__init__("process", grace_s)
+        began_at = time.time() - adoptee.running_for_s
+        self.subject = Subject(
+            f"process {adoptee.pid}", tuple(adoptee.argv), began_at, adoptee.pid, adoptee.start_ticks
+        )
+        self._adoptee, self._wait_for = adoptee, wait_for
+        self._family = Family(adoptee.pid, adoptee.start_ticks)
+
+    def start(self) -> None:
+        """Begin to wait for its end."""
+        self._family.look()
+        self.pid, self.root_pids = self._adoptee.pid, [self._adoptee.pid]
+        self._begin()
+
+    def running(self) -> RunningServer | None:
+        """Say who goes on; None if nothing is left."""
+        # What the last look saw: looking is its thread's alone.
+        tree = tuple(self._family.known.items())
+        return RunningServer("process", self._adoptee.pid, self._adoptee.start_ticks, tree) if tree else None
+
+    def close(self) -> None:
+        """Let go of what was held; a process that still runs goes on."""
+        if self._end(_KILL_DEADLINE_S):
+            self._adoptee.close()
+
+    def _observe(self) -> StopReport:
+        poll, pause_s = select.poll(), _LOOK_EVERY_S
+        poll.register(self._wake, select.POLLIN)
+        poll.register(self._adoptee.fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(pause_s * 1000)}
+            began_s = time.monotonic()
+            if self._adoptee.fd in ready:
+                poll.unregister(self._adoptee.fd)
+                self.leader_exit = exit_of(self._adoptee.exit_status())
+            living = self._family.look()
+            self.root_pids = list(living) or self.root_pids  # who has left for init belongs to the evidence too
+            if self.leader_exit is not None:
+                failed = self.leader_exit not in ((0, None), (None, None))
+                if self._wait_for == "leader" or failed or not living:
+                    self._note_left(living)
+                    return StopReport("exited", *self.leader_exit, gone_after_s=0.0)
+            if self._asked == "stop":
+                return self._stop()
+            if self._asked:
+                return StopReport("released", *exit_of(None), gone_after_s=0.0)
+            pause_s = max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began_s))
+
+    def _note_left(self, living: dict[int, ProcessStat]) -> None:
+        left = [pid for pid in living if pid != self._adoptee.pid]
+        if left:
+            shown = ", ".join(f"{pid} ({_shown(pid)})" for pid in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            self.notes.append(f"processes that it left behind go on: pid {shown}{more}")
+
+    def _stop(self) -> StopReport:
+        began_s = time.monotonic()
+        terminated: dict[tuple[int, int], dict[str, Any]] = {}
+        killed: dict[tuple[int, int], dict[str, Any]] = {}
+        self._terminate(terminated)
+        survivors = self._sweep(killed, time.monotonic() + _KILL_DEADLINE_S)
+        gone_after_s = time.monotonic() - began_s
+        status = self._adoptee.exit_status() if self._adoptee.exited else None
+        left = {(who["pid"], who["start_ticks"]) for who in survivors}
+        return StopReport(
+            "stop",
+            *exit_of(status),
+            gone_after_s,
+            [who for key, who in terminated.items() if key not in killed][:_NAMED_MAX],
+            [who for key, who in killed.items() if key not in left][:_NAMED_MAX],
+            survivors[:_NAMED_MAX],
+        )
+
+    def _terminate(self, terminated: dict[tuple[int, int], dict[str, Any]]) -> None:
+        nap_s = 0.002
+        while living := self._family.look():
+            for pid, found in living.items():
+                if (pid, found.start_ticks) not in terminated:
+                    terminated[pid, found.start_ticks] = _named(pid, found)  # now, since its name ends with it
+                    # A stopped process acts on SIGTERM only when it goes on.
+                    send_signal(pid, found.start_ticks, signal.SIGTERM)
+                    send_signal(pid, found.start_ticks, signal.SIGCONT)
+            left_s = self._kill_by_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._asked_within(min(nap_s, left_s))  # the grace period may have become shorter
+            nap_s = min(nap_s * 1.5, 0.05)
+
+    def _sweep(self, killed: dict[tuple[int, int], dict[str, Any]], deadline_s: float) -> list[dict[str, Any]]:
+        nap_s = 0.001
+        while living := self._family.look():
+            # Frozen first: a process that forks while it is being killed would leave a child behind.
+            for pid, found in living.items():
+                send_signal(pid, found.start_ticks, signal.SIGSTOP)
+            for pid, found in {**self._family.look(), **living}.items():
+                killed.setdefault((pid, found.start_ticks), _named(pid, found))
+                send_signal(pid, found.start_ticks, signal.SIGKILL)
+            if time.monotonic() > deadline_s:
+                return [_named(pid, found) for pid, found in self._family.look().items()]
+            time.sleep(nap_s)
+            nap_s = min(nap_s * 1.5, 0.05)
+        return []
+
+
+def _named(pid: int, found: ProcessStat) -> dict[str, Any]:
+    return {"pid": pid, "start_ticks": found.start_ticks, "state": found.state, "argv": argv_within(pid, _NAME_S)[:32]}
+
+
+def _shown(pid: int) -> str:
+    return for_terminal(" ".join(redact_argv(argv_within(pid, _NAME_S))), 80)

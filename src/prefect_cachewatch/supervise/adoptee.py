@@ -1,0 +1,293 @@
+"""A process that somebody else started: identified beyond doubt by pidfd and start time, or refused in one sentence.
+
+Knows who may be watched and how an observer learns an exit code. Signals, and what else belongs to the
+process, are `adopted` and `family`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import pwd
+import select
+import signal
+import struct
+import threading
+import time
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.proc import command_line, read_stat
+from prefect_cachewatch.text import for_terminal, redact_argv
+
+__all__ = ["Adoptee", "argv_within", "exit_of"]
+
+_PF_KTHREAD = 0x00200000
+_GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
+# ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes); the exit status is its last
+# word since Linux 6.15, filled once the process has been reaped, which a poll of the pidfd shows as POLLHUP.
+_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
+_INFO_EXIT = 1 << 3
+_REAPED_WITHIN_S = 1.0
+
+
+def exit_of(status: int | None) -> tuple[int | None, int | None]:
+    """Split a status of wait(2) into exit code and signal; both None where it is not known.
+
+    Example:
+        >>> exit_of(7 << 8), exit_of(9), exit_of(None)
+        ((7, None), (None, 9), (None, None))
+    """
+    if status is None:
+        return None, None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
+
+
+def argv_within(pid: int, timeout_s: float = 1.0) -> list[str]:
+    """Read a process's argv without ever waiting for long: of one that hangs in the kernel that read may hang too.
+
+    Args:
+        pid: the process.
+        timeout_s: the longest wait.
+
+    Returns:
+        Its argv; its bracketed name where there is none in time; empty if it has gone.
+
+    Example:
+        >>> argv_within(os.getpid()) == command_line(os.getpid())
+        True
+    """
+    found: list[list[str]] = []
+    # The wait is for a lock of the process, and killable: a thread left behind does not outlive this process.
+    thread = threading.Thread(target=lambda: found.append(command_line(pid)), name="cachewatch-argv", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if found:
+        return found[0]
+    name = _name(pid)
+    return [f"[{name}]"] if name else []
+
+
+class Adoptee:
+    """One process, pinned: whatever is asked or signalled later meets this one or nobody.
+
+    Args:
+        pid: of the process.
+        start_ticks: its start time in clock ticks since boot (field 22 of /proc/PID/stat), where the caller knows it.
+        to_stop: whether it is to be stopped on a stall, which needs the right to signal it.
+
+    Raises:
+        InputError: there is no such process, or it may not be watched.
+
+    Example:
+        >>> import subprocess
+        >>> with subprocess.Popen(["sleep", "30"]) as child, Adoptee(child.pid) as found:
+        ...     child.kill()
+        ...     child.wait() and found.wait_exit(10), exit_of(found.exit_status())
+        (True, (None, 9))
+    """
+
+    def __init__(self, pid: int, *, start_ticks: int | None = None, to_stop: bool = False) -> None:
+        self.pid = pid
+        self.fd = -1
+        _refuse_ourselves(pid)
+        try:
+            self.fd = os.pidfd_open(pid)
+        except OSError as error:
+            raise InputError(_why_not_open(pid, error)) from None
+        try:
+            # After pidfd_open, and still alive then: what is read belongs to the process behind the descriptor.
+            self.argv = argv_within(pid)
+            stat, flags = read_stat(pid), _task_flags(pid)
+            if stat is None or self.exited:
+                raise InputError(f"process {pid} has ended already: nothing is left to watch")
+            if flags & _PF_KTHREAD:
+                raise InputError(f"process {pid} ({self.shown}) is a kernel thread: give the pid of the generator")
+            if start_ticks is not None and stat.start_ticks != start_ticks:
+                raise InputError(
+                    f"process {pid} is another one than meant: it started at tick {stat.start_ticks}, not at "
+                    f"{start_ticks}; the process that had this pid has ended"
+                )
+            self.start_ticks = stat.start_ticks
+            self.guard = _guard_above(pid)
+            self._refuse_guarded(to_stop)
+            if to_stop:
+                self._need_the_right()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Adoptee:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def shown(self) -> str:
+        """Its command line for a message: short, secrets redacted."""
+        return for_terminal(" ".join(redact_argv(self.argv)), 120)
+
+    @property
+    def exited(self) -> bool:
+        """Whether it has ended (with all its threads), reaped or not."""
+        return self.wait_exit(0)
+
+    @property
+    def running_for_s(self) -> float:
+        """Seconds since it was started."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / os.sysconf("SC_CLK_TCK")
+
+    def wait_exit(self, timeout_s: float) -> bool:
+        """Wait for its end.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            Whether it has ended.
+        """
+        return bool(self._poll(select.POLLIN, timeout_s))
+
+    def exit_status(self) -> int | None:
+        """Say how it ended, after its end, where the kernel tells a stranger.
+
+        Returns:
+            The status as of wait(2). None where only its parent knows: before Linux 6.15, unless its parent has not
+            yet taken notice and this user may trace the process.
+        """
+        if (status := self._info_status()) is not None:
+            return status
+        if (status := self._zombie_status()) is not None:
+            return status
+        self._poll(select.POLLHUP, _REAPED_WITHIN_S)
+        return self._info_status()
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _poll(self, event: int, timeout_s: float) -> bool:
+        poll, end_s = select.poll(), time.monotonic() + timeout_s
+        poll.register(self.fd, event)
+        while True:
+            left_ms = max(0.0, end_s - time.monotonic()) * 1000
+            if any(seen & event for _, seen in poll.poll(left_ms)):
+                return True
+            if left_ms <= 0:
+                return False
+            time.sleep(0.002)  # POLLHUP is told unasked, and POLLIN must not make this loop spin
+
+    def _info_status(self) -> int | None:
+        buffer = bytearray(64)
+        struct.pack_into("=Q", buffer, 0, _INFO_EXIT)
+        try:
+            fcntl.ioctl(self.fd, _GET_INFO, buffer)
+        except OSError:  # ENOTTY, EINVAL: an older kernel; ESRCH: reaped, and the kernel keeps nothing
+            return None
+        mask, status = struct.unpack_from("=Q", buffer, 0)[0], struct.unpack_from("=i", buffer, 60)[0]
+        return int(status) if mask & _INFO_EXIT else None
+
+    def _zombie_status(self) -> int | None:
+        # The last field of /proc/PID/stat; who may not trace the process reads 0 there, as /proc/PID/io tells.
+        try:
+            with open(f"/proc/{self.pid}/io", "rb") as file:
+                file.read(1)
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                text = file.read()
+        except OSError:
+            return None
+        fields = text[text.rindex(b")") + 2 :].split()
+        if fields[0] not in (b"Z", b"X") or int(fields[19]) != self.start_ticks or len(fields) < 50:
+            return None
+        return int(fields[49])
+
+    def _refuse_guarded(self, to_stop: bool) -> None:
+        if self.guard == self.pid:
+            raise InputError(f"process {self.pid} is a guard of cachewatch: give the pid of the generator below it")
+        if self.guard is not None and to_stop:
+            raise InputError(
+                f"process {self.pid} ({self.shown}) is guarded by cachewatch already (guard {self.guard}), which stops it "
+                "by a rule of its own: watch it with --on-stall report"
+            )
+
+    def _need_the_right(self) -> None:
+        try:
+            signal.pidfd_send_signal(self.fd, 0)
+        except ProcessLookupError:
+            raise InputError(f"process {self.pid} has ended already: nothing is left to watch") from None
+        except PermissionError:
+            raise InputError(
+                f"process {self.pid} ({self.shown}) belongs to {_owner(self.pid)} and could not be stopped: "
+                "watch it as that user or as root, or with --on-stall report"
+            ) from None
+
+
+def _refuse_ourselves(pid: int) -> None:
+    if pid == 1:
+        raise InputError("process 1 is init, from which everything descends: give the pid of the generator")
+    if pid == os.getpid():
+        raise InputError(f"process {pid} is this cachewatch itself: give the pid of the generator")
+    above = read_stat(os.getpid())
+    while above is not None and above.parent > 0:
+        if above.parent == pid:
+            raise InputError(
+                f"process {pid} started this cachewatch, directly or through others: give the pid of the generator"
+            )
+        above = read_stat(above.parent)
+
+
+def _why_not_open(pid: int, error: OSError) -> str:
+    if os.path.exists(f"/proc/{pid}"):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Tgid:") and int(line.split()[1]) != pid:
+                    return f"{pid} is a thread of process {int(line.split()[1])}: give the pid of the process"
+    if error.errno == errno.ESRCH:
+        return f"there is no process {pid}: see ps -e for the generator's"
+    return f"process {pid} cannot be watched: {error.strerror}"
+
+
+def _task_flags(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read()
+    except OSError:
+        return 0
+    return int(text[text.rindex(b")") + 2 :].split()[6])
+
+
+def _guard_above(pid: int) -> int | None:
+    """The guard that a process runs under, or it itself if it is one."""
+    now: int = pid
+    while now > 1:
+        if _name(now) == _GUARD_NAME:
+            return now
+        above = read_stat(now)
+        if above is None:
+            break
+        now = above.parent
+    return None
+
+
+def _name(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return os.fsdecode(file.read().strip())
+    except OSError:
+        return ""
+
+
+def _owner(pid: int) -> str:
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "another user"
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,124 @@
+"""What a watch needs of whoever runs the generator: a guard, an engine's container, an adopted process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+__all__ = ["Launch", "RunningServer", "StopReport", "Supervisor"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be started, and how.
+
+    Attributes:
+        argv: the command, found through PATH of `env`.
+        env: its whole environment.
+        cwd: its working directory, None for `/`.
+        stdio: descriptors for its standard input, output and error; the caller closes them after `start`.
+        grace_s: seconds between SIGTERM and SIGKILL whenever the tree has to be stopped.
+        cookie: identifier of the run, put into the environment as CACHEWATCH_ID.
+        wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
+        hold: descriptors (locks) that stay open until the tree is gone.
+        may_release: whether it may be handed over (`Supervisor.release`) when it is ready.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(repr=False)
+    cwd: str | None
+    stdio: tuple[int, int, int]
+    grace_s: float
+    cookie: str
+    wait_for: str = "tree"
+    hold: Sequence[int] = ()
+    may_release: bool = False
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """How the tree ended.
+
+    `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died,
+    guards_died, or released: it was handed over and goes on. `terminated` ended after SIGTERM, `killed` needed SIGKILL, `survivors` could not be
+    killed; each entry has pid, start_ticks, state and argv.
+    """
+
+    why: str
+    exit_code: int | None
+    signal: int | None
+    gone_after_s: float
+    terminated: list[dict[str, Any]] = field(default_factory=list)
+    killed: list[dict[str, Any]] = field(default_factory=list)
+    survivors: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Who goes on after a hand-over, by what identifies it for good.
+
+    Attributes:
+        kind: a process tree of this host, or a container.
+        pid: of the first process on this host; None if it is not known.
+        start_ticks: its start time, in clock ticks since boot.
+        tree: (pid, start time) of every process of it, the first one included.
+        container_id: of a container.
+        engine_url: of the engine that runs it.
+    """
+
+    kind: Literal["process", "container"]
+    pid: int | None
+    start_ticks: int | None = None
+    tree: tuple[tuple[int, int], ...] = ()
+    container_id: str | None = None
+    engine_url: str | None = None
+
+
+class Supervisor(Protocol):
+    """Starts the generator, knows when nothing of it is left, and stops it; no method blocks longer than it is told.
+
+    Attributes:
+        pid: of the generator's first process on this host; None before `start`, or where it is not known.
+        root_pids: processes at the top of the generator's tree, for evidence.
+        includes_roots: whether these are the generator's own, rather than their parents.
+        leader_exit: exit code and signal of the first process, once it has ended while others went on.
+        gone: set when nothing is left, or when no report can be had any more.
+        report: how it ended.
+        notes: what else is worth saying in the report.
+    """
+
+    pid: int | None
+    root_pids: list[int]
+    includes_roots: bool
+    leader_exit: tuple[int | None, int | None] | None
+    gone: threading.Event
+    report: StopReport | None
+    notes: list[str]
+
+    def start(self) -> None:
+        """Start it; raises CachewatchError, and then nothing is left running."""
+
+    def wait(self, timeout_s: float) -> StopReport | None:
+        """Wait until nothing is left, at most so long; None if something still is."""
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask for it to be stopped; returns at once."""
+
+    def freeze(self, timeout_s: float) -> list[int]:
+        """Keep its processes from running until `stop`; returns their pids, empty if that did not work in time."""
+        ...
+
+    def running(self) -> RunningServer | None:
+        """Say who would go on after a release; None if nothing is left."""
+
+    def release(self, timeout_s: float) -> str | None:
+        """Let go of what runs, so that it outlives this process and its guard; the only way to it.
+
+        Returns None when it was let go: `report` says `released`, and `gone` is set. Otherwise why it was not;
+        then it is still guarded, or has ended.
+        """
+
+    def close(self) -> None:
+        """Let go of what was held; what still runs is stopped."""

@@ -1,0 +1,97 @@
+"""A watch over a process that somebody else started, as one Prefect task; thin.
+
+Reports of stalls go to the flow through a queue: publishing them takes API calls, which the monitor never makes.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from prefect_cachewatch.attach_run import AttachedRun
+from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.report import Report
+from prefect_cachewatch.watch import Outcome
+
+__all__ = ["Observation", "watch_process"]
+
+
+class Observation:
+    """What the task and the flow share: the run, what it reports on the way, and how it ended.
+
+    Args:
+        attach: who is watched.
+        stall: when silence is a stall.
+        stop: how it is stopped, if it is to be.
+        report: file for the report.
+        bundles: whether a stall gets a post-mortem bundle.
+        bundle_root: where bundles go.
+
+    Raises:
+        InputError: the process may not be watched, or a directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        attach: AttachJob,
+        stall: StallPolicy,
+        stop: StopPolicy,
+        *,
+        report: Path,
+        bundles: bool = True,
+        bundle_root: Path | None = None,
+    ) -> None:
+        self.reported: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self.measured = threading.Event()
+        self.finished = threading.Event()
+        self.outcome: Outcome | None = None
+        self.report: Report | None = None
+        self.failure: CachewatchError | None = None
+        self.run = AttachedRun(
+            attach, stall, stop, report=report, bundles=bundles, bundle_root=bundle_root,
+            on_sample=lambda watch: self.measured.set(), on_stall=self.reported.put,
+        )  # fmt: skip
+
+    def observe(self) -> None:
+        """Watch to the end; a failure is kept for the flow."""
+        try:
+            self.outcome, self.report = self.run.run()
+        except CachewatchError as error:
+            self.failure = error
+            raise
+        finally:
+            self.finished.set()
+
+
+@task(name="watch-process", cache_policy=NO_CACHE, persist_result=False)
+def watch_process(observation: Observation) -> State[Any]:
+    """Watch a process until it ends, is stopped on a stall, or the watch is ended.
+
+    Args:
+        observation: shared with the flow.
+
+    Returns:
+        Completed; or Failed, named `StallDetected`, `DeadlineExceeded`, `GeneratorFailed` or `Refused`.
+    """
+    attach, watch = observation.run.watch.attach, observation.run.watch
+    get_run_logger().info("watching %s in %s; on a stall: %s", watch.subject.who, watch.site.paths, attach.on_stall)
+    try:
+        observation.observe()
+    except CachewatchError as error:
+        return Failed(name="Refused", message=error.message)
+    outcome = observation.outcome
+    assert outcome is not None
+    names = {"stalled": "StallDetected", "deadline_exceeded": "DeadlineExceeded", "failed": "GeneratorFailed"}
+    if outcome.name in names:
+        return Failed(name=names[outcome.name], message=outcome.message)
+    if watch.stalls:
+        return Failed(name="StallDetected", message=watch.stalls[-1].message)
+    return Completed(message=outcome.message)

@@ -1,0 +1,550 @@
+"""`cachewatch watch`: real processes that somebody else started, their ends, their stalls, and who may be watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.cli.main import main
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.adopted import AdoptedProcess
+from prefect_cachewatch.supervise.adoptee import Adoptee, exit_of
+from prefect_cachewatch.supervise.family import Family
+from prefect_cachewatch.supervise.proc import is_alive, read_stat
+from support import (
+    CACHEWATCH,
+    PATIENCE_S,
+    Ran,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    needs_root,
+    new_tag,
+    program,
+    run,
+    running,
+    tagged,
+)
+
+LIFE_S = 100
+WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.2s")
+SHORT = ("--stall-after", "1s", "--first-write-within", "1s", "--poll", "0.2s", "--grace", "0.5s")
+SLEEPS = f"import time; time.sleep({LIFE_S})"
+# Programs that wait for a file, so that a watch is there before they go on.
+WAITS = """
+import os, time
+while not os.path.exists(f"{cache}/../go"):
+    time.sleep(0.02)
+"""
+WRITES = """
+import os, sys, time
+for n in range(5):
+    with open(f"{cache}/{n}.bin", "wb") as file:
+        file.write(os.urandom(20_000))
+    time.sleep(0.1)
+"""
+# Writes until a file says stop, and not while another says pause.
+OBEYS = """
+import os, sys, time
+file = open(f"{cache}/x.bin", "wb", buffering=0)
+while not os.path.exists(f"{cache}/../end"):
+    if not os.path.exists(f"{cache}/../pause"):
+        file.write(os.urandom(20_000))
+    time.sleep(0.05)
+raise SystemExit(6)
+"""
+# Its leader goes on; a daemon leaves it for init when it is told to, in a session of its own, deaf to SIGTERM.
+DAEMON = f"""
+import os, signal, time
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(15, signal.SIG_IGN)
+    if os.fork() == 0:
+        time.sleep({LIFE_S})
+        os._exit(0)
+    while not os.path.exists(f"{{cache}}/../go"):
+        time.sleep(0.02)
+    os._exit(0)
+os.wait()
+time.sleep({LIFE_S})
+"""
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    path = tmp_path / "cache"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def started(cache) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts programs as somebody else would; each is ended by its pid and reaped at the end."""
+    found: list[subprocess.Popen[bytes]] = []
+
+    def start(source: str, tag: str | None = None, **options: object) -> subprocess.Popen[bytes]:
+        argv = program(f"cache = {str(cache)!r}\n{source}", tag or new_tag())
+        found.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, **options))
+        return found[-1]
+
+    yield start
+    for process in found:
+        if process.poll() is None:
+            process.kill()
+        process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def of_another_user() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    needs_root("a process of another user")
+    process = subprocess.Popen(["sleep", str(LIFE_S)], user=65534)
+    yield lambda: process
+    process.kill()
+    process.wait(PATIENCE_S)
+
+
+def watch(pid: int, cache: Path | None, *options: object) -> Ran:
+    where = [] if cache is None else ["--cache-dir", str(cache)]
+    return run(watch_argv(pid, *where, *options))
+
+
+def watch_then_go(pid: int, cache: Path, *options: object) -> Ran:
+    """Watch; what waits for the file goes on when the watch has begun."""
+    began_s = time.monotonic()
+    with running(watch_argv(pid, "--cache-dir", cache, *options)) as watching:
+        first = watching.stderr.readline()
+        assert "Ctrl-C leaves it alone" in first
+        time.sleep(0.5)  # it is measuring the start
+        (cache.parent / "go").touch()
+        stdout, stderr = watching.communicate(timeout=PATIENCE_S)
+    return Ran(watching.returncode, stdout, first + stderr, time.monotonic() - began_s)
+
+
+def watch_argv(pid: int, *options: object) -> list[str]:
+    return [*CACHEWATCH, "watch", "--pid", str(pid), *map(str, options)]
+
+
+# Its end
+
+
+@pytest.mark.parametrize(("end", "status", "name"), [("", 0, "completed"), ("raise SystemExit(7)", 7, "failed")])
+def test_the_end_of_a_process_that_is_no_child_is_seen_with_its_exit_code(cache, started, tmp_path, end, status, name):
+    # This test's process is the parent, and does not reap it: the status is read from the zombie.
+    process = started(WAITS + WRITES + end)
+    ran = watch_then_go(process.pid, cache, *WELL, "--report", tmp_path / "r.json")
+    assert ran.status == status, ran.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["outcome"], report["exit_code"], report["stop"]) == (name, status, None)
+    attached = report["attached"]
+    assert (attached["pid"], attached["on_stall"], attached["stalls"]) == (process.pid, "report", [])
+    assert report["cache_dirs"] == [str(cache)]
+    assert ran.last_line == report["message"]
+
+
+def test_a_process_that_a_signal_ended_is_128_and_its_number(cache, started):
+    process = started(WAITS + WRITES + "os.kill(os.getpid(), 9)")
+    ran = watch_then_go(process.pid, cache, *WELL)
+    assert ran.status == 137
+    assert "the generator was killed by SIGKILL;" in ran.last_line
+
+
+def test_the_status_of_a_reaped_process_comes_from_the_kernel_or_is_honestly_unknown(started, tmp_path):
+    process = started(WAITS + "raise SystemExit(9)")
+    with Adoptee(process.pid) as adoptee:
+        (tmp_path / "go").touch()
+        assert process.wait(PATIENCE_S) == 9
+        assert adoptee.wait_exit(PATIENCE_S)
+        release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+        known = exit_of(adoptee.exit_status())
+        assert known == ((9, None) if release >= (6, 15) else (None, None))
+
+
+def test_an_end_whose_code_nobody_knows_is_said_so(cache, started, tmp_path, monkeypatch):
+    monkeypatch.setattr(Adoptee, "exit_status", lambda self: None)  # a kernel before 6.15, and a stranger
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process's own handlers stay
+    process = started(WAITS)
+
+    def go_on_when_watched() -> None:
+        eventually(lambda: any(thread.name == "cachewatch-adopted" for thread in threading.enumerate()))
+        (tmp_path / "go").touch()
+
+    threading.Thread(target=go_on_when_watched, daemon=True).start()
+    report = tmp_path / "r.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", "--pid", str(process.pid), "--cache-dir", str(cache), *WELL, "--report", str(report)])
+    assert ended.value.code == 123
+    report = json.loads(report.read_text())
+    assert (report["outcome"], report["exit_code"], report["signal"]) == ("ended", None, None)
+    assert report["message"].endswith(f"The exit code of process {process.pid} is not known to an observer.")
+
+
+def test_the_end_is_seen_at_once_and_not_at_the_next_poll(cache, started):
+    process = started(WAITS)
+    ran = watch_then_go(process.pid, cache, "--poll", "2m", "--stall-after", "5m")
+    assert ran.status == 0
+    assert ran.seconds < 60
+
+
+# Its child goes on until a file says stop; it ends when another says go.
+LEAVES_A_CHILD = f"""
+import os, time
+if os.fork() == 0:
+    ends = time.monotonic() + {LIFE_S}
+    while not os.path.exists(f"{{cache}}/../end") and time.monotonic() < ends:
+        time.sleep(0.05)
+    os._exit(0)
+"""
+
+
+def test_what_a_process_leaves_behind_is_named(cache, started, tmp_path):
+    tag = new_tag()
+    process = started(LEAVES_A_CHILD + WAITS, tag)
+    assert eventually(lambda: len(tagged(tag)) == 2)
+    (child,) = (pid for pid in tagged(tag) if pid != process.pid)
+    ran = watch_then_go(process.pid, cache, *WELL)
+    assert ran.status == 0
+    assert f"processes that it left behind go on: pid {child} (" in ran.stderr
+    (tmp_path / "end").touch()
+    assert_none_left(tag)
+
+
+def test_with_wait_for_tree_the_end_of_what_it_left_behind_is_the_end(cache, started, tmp_path):
+    tag = new_tag()
+    process = started(LEAVES_A_CHILD + WAITS, tag)
+    assert eventually(lambda: len(tagged(tag)) == 2)
+    with running(watch_argv(process.pid, "--cache-dir", cache, *WELL, "--wait-for", "tree")) as watching:
+        assert "Ctrl-C leaves it alone" in watching.stderr.readline()
+        time.sleep(0.5)
+        (tmp_path / "go").touch()
+        process.wait(PATIENCE_S)
+        time.sleep(0.5)
+        assert watching.poll() is None
+        (tmp_path / "end").touch()
+        _, said = watching.communicate(timeout=PATIENCE_S)
+    assert (watching.returncode, tagged(tag)) == (0, [])
+    assert "left behind" not in said
+
+
+# Stalls
+
+
+def test_a_stall_has_it_stopped_with_a_daemon_that_went_to_init(cache, started, tmp_path):
+    tag = new_tag()
+    process = started(DAEMON, tag)
+    assert eventually(lambda: len(tagged(tag)) == 3)
+    options = ("--stall-after", "4s", "--first-write-within", "4s", "--poll", "0.2s", "--grace", "0.5s")
+    ran = watch_then_go(process.pid, cache, *options, "--on-stall", "stop", "--report", tmp_path / "r.json",
+                "--bundle-dir", tmp_path / "b")  # fmt: skip
+    assert ran.status == 124, ran.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["outcome"], report["stall"]["kind"]) == ("stalled", "never_started")
+    assert ran.stderr.splitlines()[-1].startswith(
+        "Tensor cache generation never started: no byte written within 4 s in "
+    )
+    stop = report["stop"]
+    assert [who["pid"] for who in stop["terminated"]] == [process.pid]
+    assert (len(stop["killed"]), stop["survivors"]) == (1, [])
+    assert tag in stop["killed"][0]["argv"]
+    assert process.wait(PATIENCE_S) == -signal.SIGTERM
+    assert (report["exit_code"], report["signal"]) == (None, 15)
+    assert_none_left(tag, 1)
+    assert Path(report["bundle"]).is_dir()
+    assert report["diagnosis"]["category"]
+
+
+def test_a_stall_is_only_reported_once_and_again_after_it_grew(cache, started, tmp_path):
+    pause, report = tmp_path / "pause", tmp_path / "r.json"
+    process = started(OBEYS)
+    assert eventually(lambda: (cache / "x.bin").exists() and (cache / "x.bin").stat().st_size > 0)
+    argv = watch_argv(process.pid, "--cache-dir", cache, *SHORT, "--report", report, "--bundle-dir", tmp_path / "b")
+
+    def stalls() -> int:
+        return len(json.loads(report.read_text())["attached"]["stalls"]) if report.exists() else 0
+
+    with running(argv) as watching:
+        for number in (1, 2):
+            pause.touch()
+            assert eventually(lambda number=number: stalls() == number)
+            time.sleep(1.5)  # more than the window, and it is not said again
+            assert stalls() == number
+            assert process.poll() is None
+            size = (cache / "x.bin").stat().st_size
+            pause.unlink()
+            assert eventually(lambda size=size: (cache / "x.bin").stat().st_size > size + 100_000)
+            time.sleep(0.5)
+        (tmp_path / "end").touch()
+        _, said = watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == 124
+    final = json.loads(report.read_text())
+    assert (final["outcome"], final["exit_code"], final["stop"]) == ("failed", 6, None)
+    first, second = final["attached"]["stalls"]
+    assert first["at_s"] < first["resumed_at_s"] < second["at_s"] < second["resumed_at_s"]
+    assert (first["kind"], second["kind"]) == ("no_growth", "no_growth")
+    assert f"Process {process.pid} was left alone." in first["message"]
+    assert all(Path(stall["bundle"]).is_dir() for stall in (first, second))
+    assert first["bundle"] != second["bundle"]
+    assert said.count("Tensor cache generation stalled: no disk write activity detected for 1 s") == 2
+
+
+def test_one_that_wrote_before_the_watch_began_is_judged_by_the_window_of_writing(cache, started, tmp_path):
+    process = started(WRITES + SLEEPS)
+    assert eventually(lambda: len(list(cache.iterdir())) == 5)
+    ran = watch(process.pid, cache, "--stall-after", "1s", "--first-write-within", "10m", "--poll", "0.2s", "--no-bundle",
+                "--grace", "1s", "--on-stall", "stop", "--report", tmp_path / "r.json")  # fmt: skip
+    assert ran.status == 124
+    assert json.loads((tmp_path / "r.json").read_text())["stall"]["kind"] == "no_growth"
+
+
+def test_a_time_limit_is_said_once_and_the_process_goes_on(cache, started, tmp_path):
+    process = started(OBEYS)
+    with running(
+        watch_argv(process.pid, "--cache-dir", cache, *WELL, "--max-duration", "1s", "--no-bundle")
+    ) as watching:
+        line = eventually(lambda: watching.stderr.readline() if watching.poll() is None else "")
+        while "exceeded its time limit" not in line:
+            line = watching.stderr.readline()
+        assert line.rstrip().endswith(f"Process {process.pid} was left alone.") or "left alone. " in line
+        time.sleep(1)
+        (tmp_path / "end").touch()
+        _, said = watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == 124
+    assert "exceeded" not in said
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "on_stall"), [(signal.SIGINT, 130, "stop"), (signal.SIGTERM, 143, "report")]
+)
+def test_the_end_of_the_watch_leaves_the_process_alone(cache, started, tmp_path, number, status, on_stall):
+    process = started(SLEEPS)
+    report = tmp_path / "r.json"
+    argv = watch_argv(process.pid, "--cache-dir", cache, *WELL, "--on-stall", on_stall, "--report", report)
+    with running(argv) as watching:
+        assert "Ctrl-C leaves it alone" in watching.stderr.readline()
+        time.sleep(0.5)
+        watching.send_signal(number)
+        _, said = watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == status
+    assert f"The watch was ended ({number.name})" in said
+    assert f"process {process.pid} goes on" in said
+    assert process.poll() is None
+    assert read_stat(process.pid).state not in "TZ"
+    assert json.loads(report.read_text())["outcome"] == "detached"
+
+
+def test_a_watch_that_is_killed_leaves_the_process_alone(cache, started):
+    process = started(SLEEPS)
+    with running(watch_argv(process.pid, "--cache-dir", cache, *WELL, "--on-stall", "stop")) as watching:
+        assert "Ctrl-C leaves it alone" in watching.stderr.readline()
+        watching.kill()
+        watching.wait(PATIENCE_S)
+    time.sleep(0.5)
+    assert process.poll() is None
+    assert read_stat(process.pid).state not in "TZ"
+
+
+def test_one_that_writes_beside_and_was_never_seen_in_the_tree_is_named_and_left_alone(cache, started):
+    process, other = started(SLEEPS), started(f"file = open(cache + '/o.bin', 'wb'); {SLEEPS}")
+    assert eventually((cache / "o.bin").exists)
+    ran = watch(process.pid, cache, *SHORT, "--on-stall", "stop", "--no-bundle")
+    assert ran.status == 124
+    assert f"pid {other.pid} (" in ran.stderr
+    assert "still has a file in the cache open for writing; it was not seen to belong to the process" in ran.stderr
+    assert other.poll() is None
+
+
+def test_who_shares_a_session_made_in_the_tree_belongs_to_it_and_who_is_in_ours_does_not(started, tmp_path):
+    tag = new_tag()
+    # The session's first process ends; of its two children one was seen under the tree, the other never.
+    source = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(2):
+        if os.fork() == 0:
+            time.sleep({LIFE_S})
+            os._exit(0)
+    while not os.path.exists(f"{{cache}}/../go"):
+        time.sleep(0.02)
+    os._exit(0)
+os.wait()
+time.sleep({LIFE_S})
+"""
+    process = started(source, tag)
+    family = Family(process.pid, read_stat(process.pid).start_ticks)
+    assert eventually(lambda: len(tagged(tag)) == 4)
+    first = family.look()
+    assert sorted(first) == sorted(tagged(tag))
+    one_seen = next(pid for pid in first if os.getsid(pid) not in (process.pid, pid))
+    family.known = {pid: ticks for pid, ticks in family.known.items() if pid in (process.pid, one_seen)}
+    (tmp_path / "go").touch()
+    assert eventually(lambda: len(tagged(tag)) == 3)
+    assert sorted(family.look()) == sorted(tagged(tag))
+    assert os.getpid() not in family.look()
+    for pid in tagged(tag):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_pid_that_is_another_processs_by_now_is_no_member(started):
+    process = started(SLEEPS)
+    family = Family(process.pid, read_stat(process.pid).start_ticks - 1)
+    assert family.look() == {}
+    assert process.poll() is None
+
+
+def test_a_process_that_may_not_be_signalled_is_named_as_survivor(of_another_user):
+    process = of_another_user()
+    source = f"""
+import os
+from prefect_cachewatch.supervise import adopted
+from prefect_cachewatch.supervise.adoptee import Adoptee
+os.setresuid(12345, 12345, 12345)
+adopted._KILL_DEADLINE_S = 0.5
+one = adopted.AdoptedProcess(Adoptee({process.pid}), grace_s=0.2)
+one.start()
+one.stop()
+report = one.wait(30)
+print(report.why, [who["pid"] for who in report.survivors], report.killed, report.exit_code)
+"""
+    ran = run([sys.executable, "-c", source])
+    assert ran.stdout.strip() == f"stop [{process.pid}] [] None", ran.stderr
+    assert process.poll() is None
+
+
+# Who may be watched
+
+
+def refused(pid: int, **options: object) -> str:
+    with pytest.raises(InputError) as caught:
+        Adoptee(pid, **options)
+    return caught.value.message
+
+
+def test_a_start_time_that_differs_is_another_process_and_refused(cache, started):
+    process = started(SLEEPS)
+    ticks = read_stat(process.pid).start_ticks
+    with Adoptee(process.pid, start_ticks=ticks) as adoptee:
+        assert adoptee.start_ticks == ticks
+    ran = watch(process.pid, cache, "--start-ticks", ticks - 1)
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
+    assert ran.last_line == (
+        f"cachewatch: process {process.pid} is another one than meant: it started at tick {ticks}, not at {ticks - 1}; "
+        "the process that had this pid has ended"
+    )
+
+
+def test_init_itself_an_ancestor_and_nobody_are_refused(tmp_path):
+    assert refused(1) == "process 1 is init, from which everything descends: give the pid of the generator"
+    assert refused(os.getpid()).startswith(f"process {os.getpid()} is this cachewatch itself")
+    assert refused(os.getppid()).startswith(f"process {os.getppid()} started this cachewatch")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert refused(gone.pid) == f"there is no process {gone.pid}: see ps -e for the generator's"
+
+
+def test_a_zombie_and_a_thread_are_refused(started):
+    process = started("import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()")
+    thread = eventually(
+        lambda: next((int(t) for t in os.listdir(f"/proc/{process.pid}/task") if int(t) != process.pid), 0)
+    )
+    assert refused(thread) == f"{thread} is a thread of process {process.pid}: give the pid of the process"
+    process.kill()
+    assert eventually(lambda: (found := read_stat(process.pid)) is not None and found.state == "Z")
+    assert refused(process.pid) == f"process {process.pid} has ended already: nothing is left to watch"
+
+
+def test_a_kernel_thread_is_refused():
+    found = read_stat(2)
+    if found is None or found.parent != 0:
+        pytest.skip("no kernel threads are seen in this pid namespace")
+    assert refused(2).endswith("is a kernel thread: give the pid of the generator")
+
+
+def test_another_users_process_may_be_watched_and_not_stopped(of_another_user):
+    process = of_another_user()
+    source = f"""
+import os
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.adoptee import Adoptee
+os.setresuid(12345, 12345, 12345)
+Adoptee({process.pid}).close()
+try:
+    Adoptee({process.pid}, to_stop=True)
+except InputError as error:
+    print(error.message)
+"""
+    ran = run([sys.executable, "-c", source])
+    assert "belongs to user " in ran.stdout, ran.stderr
+    assert ran.stdout.strip().endswith(
+        "and could not be stopped: watch it as that user or as root, or with --on-stall report"
+    )
+
+
+def test_a_generator_that_is_guarded_already_may_be_watched_but_not_stopped(cache, tmp_path):
+    tag = new_tag()
+    with running(exec_argv(tmp_path / "own", *WELL, command=program(SLEEPS, tag))) as guarded:
+        (pid,) = eventually(lambda: tagged(tag))
+        ran = watch(pid, cache, *WELL, "--on-stall", "stop")
+        assert ran.status == 125
+        assert "is guarded by cachewatch already (guard " in ran.last_line
+        guard = int(ran.last_line.partition("(guard ")[2].partition(")")[0])
+        assert refused(guard).startswith(f"process {guard} is a guard of cachewatch")
+        # The directory's lock stays with the job that holds it, and the watch needs none.
+        ran = watch(pid, tmp_path / "own", *SHORT, "--max-duration", "1s", "--no-bundle", "--start-ticks", 1)
+        assert "is another one than meant" in ran.last_line
+        report = tmp_path / "r.json"
+        argv = watch_argv(pid, "--cache-dir", tmp_path / "own", *SHORT, "--no-bundle", "--report", report)
+        with running(argv) as watching:
+            assert eventually(report.exists)
+            assert guarded.poll() is None
+            guarded.send_signal(signal.SIGINT)
+            assert watching.wait(PATIENCE_S) == 124
+        guarded.wait(PATIENCE_S)
+    assert_none_left(tag)
+
+
+def test_without_a_directory_the_places_it_writes_to_are_offered(cache, started):
+    process = started(f"file = open(cache + '/x.bin', 'wb'); {SLEEPS}")
+    assert eventually((cache / "x.bin").exists)
+    ran = watch(process.pid, None)
+    assert (ran.status, ran.stderr) == (
+        125,
+        f"cachewatch: no cache directory given: say which one process {process.pid} writes to with --cache-dir DIR; "
+        f"it has files open for writing in {cache}\n",
+    )
+
+
+@pytest.mark.parametrize("path", ["nowhere", "a-file"])
+def test_a_directory_that_is_none_is_refused_and_not_made(tmp_path, started, path):
+    process = started(SLEEPS)
+    (tmp_path / "a-file").write_text("")
+    ran = watch(process.pid, tmp_path / path)
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
+    assert not (tmp_path / "nowhere").exists()
+    assert process.poll() is None
+
+
+def test_letting_go_is_no_stop_and_a_stop_is_verified(started):
+    process = started(SLEEPS)
+    first = AdoptedProcess(Adoptee(process.pid), grace_s=5)
+    first.start()
+    first.let_go()
+    assert first.wait(PATIENCE_S).why == "released"
+    first.close()
+    assert is_alive(process.pid, read_stat(process.pid).start_ticks)
+    second = AdoptedProcess(Adoptee(process.pid), grace_s=5)
+    second.start()
+    assert second.freeze(1) == []
+    second.stop()
+    report = second.wait(PATIENCE_S)
+    assert (report.why, report.signal, [who["pid"] for who in report.terminated]) == ("stop", 15, [process.pid])
+    second.close()
+    assert process.wait(PATIENCE_S) == -15

@@ -1,0 +1,226 @@
+"""The one way in which a guard lets go: asked by a living flow process, and only as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.servers import list_servers, make_record, remove_record, write_record
+from prefect_cachewatch.stopping import stop_server
+from prefect_cachewatch.supervise.client import GuardClient
+from prefect_cachewatch.supervise.janitor import clear_leftovers
+from prefect_cachewatch.supervise.proc import is_alive, read_stat
+from prefect_cachewatch.supervise.run_files import runs_directory
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, tagged
+
+LIFE_S = 100
+PLAIN = f"import time; time.sleep({LIFE_S})"
+FAMILY = f"""
+import os, time
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep({LIFE_S})
+time.sleep({LIFE_S})
+"""
+LEADER_LEAVES = f"""
+import os, time
+if os.fork():
+    os._exit(0)
+time.sleep({LIFE_S})
+"""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@contextlib.contextmanager
+def guarded(source: str, *, wait_for: str = "tree") -> Iterator[tuple[GuardClient, str]]:
+    tag = new_tag()
+    null = os.open(os.devnull, os.O_RDWR)
+    guard = GuardClient(Launch(
+        program(source, tag), env=dict(os.environ), cwd="/", stdio=(null, null, null), grace_s=0.3,
+        cookie=uuid.uuid4().hex, wait_for=wait_for, may_release=True,
+    ))  # fmt: skip
+    try:
+        guard.start()
+        yield guard, tag
+    finally:
+        guard.close()
+        os.close(null)
+        for pid in tagged(tag):
+            os.kill(pid, signal.SIGKILL)
+
+
+def runs(pid: int) -> bool:
+    found = read_stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+def test_what_is_released_outlives_both_guards_and_its_client():
+    with guarded(FAMILY) as (guard, tag):
+        assert eventually(lambda: len(tagged(tag)) == 4)
+        before = sorted(tagged(tag))
+        assert guard.release(PATIENCE_S) is None
+        report = guard.wait(0)
+        assert (report.why, report.exit_code, report.signal) == ("released", None, None)
+        assert eventually(lambda: not any(map(runs, guard.root_pids)))
+        guard.stop()
+        guard.close()
+        assert sorted(tagged(tag)) == before
+        assert os.listdir(runs_directory()) == []
+        assert clear_leftovers().leftovers == ()
+        assert sorted(tagged(tag)) == before
+
+
+def test_before_its_release_the_server_is_named_with_its_whole_tree():
+    with guarded(FAMILY) as (guard, tag):
+        assert eventually(lambda: len(tagged(tag)) == 4)
+        server = guard.running()
+        assert (server.kind, server.pid) == ("process", guard.pid)
+        assert sorted(pid for pid, _ in server.tree) == sorted(tagged(tag))
+        assert all(is_alive(pid, ticks) for pid, ticks in server.tree)
+
+
+def test_where_the_leader_has_left_the_one_that_it_left_behind_is_named_and_released():
+    with guarded(LEADER_LEAVES) as (guard, tag):
+        assert eventually(lambda: guard.leader_exit is not None and len(tagged(tag)) == 1)
+        (child,) = tagged(tag)
+        assert guard.running().pid == child
+        assert guard.release(PATIENCE_S) is None
+        assert tagged(tag) == [child]
+
+
+def test_what_has_ended_is_not_released():
+    with guarded("pass") as (guard, _):
+        assert guard.wait(PATIENCE_S).why == "exited"
+        assert guard.running() is None
+        assert guard.release(5) == "it has ended"
+
+
+def test_a_released_server_is_no_sooner_a_victim_of_the_kernel_than_the_guard_was():
+    mine = Path("/proc/self/oom_score_adj").read_text()
+    with guarded(PLAIN) as (guard, tag):
+        assert eventually(lambda: tagged(tag))
+        assert Path(f"/proc/{guard.pid}/oom_score_adj").read_text() == "500\n"
+        assert guard.release(PATIENCE_S) is None
+        assert Path(f"/proc/{guard.pid}/oom_score_adj").read_text() == mine
+
+
+def test_a_guard_whose_state_file_stays_does_not_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, directory = tmp_path / "file", tmp_path / "directory"
+    directory.mkdir()
+    file.touch()
+
+    def made(cookie: str) -> tuple[int, str]:
+        return os.open(file, os.O_RDWR | os.O_CLOEXEC), str(directory)
+
+    monkeypatch.setattr("prefect_cachewatch.supervise.client.create_run_file", made)
+    with guarded(PLAIN) as (guard, tag):
+        assert eventually(lambda: tagged(tag))
+        assert guard.release(PATIENCE_S) == f"its state file {directory} cannot be removed: Is a directory"
+        assert tagged(tag)
+        guard.stop()
+        assert guard.wait(PATIENCE_S).why == "stop"
+    assert_none_left(tag)
+
+
+def test_a_release_after_a_stop_comes_too_late():
+    with guarded(PLAIN) as (guard, tag):
+        assert eventually(lambda: tagged(tag))
+        guard.stop()
+        assert guard.release(PATIENCE_S) == "it has ended"
+        assert guard.wait(PATIENCE_S).why == "stop"
+    assert_none_left(tag)
+
+
+def record_of(server: RunningServer, cookie: str, **more: object):
+    facts = {
+        "name": "llama",
+        "cache_dirs": ("/mnt/x",),
+        "ready": "a test",
+        "started_at": 1.0,
+        "stop_grace_s": 0.3,
+        "log": None,
+    }
+    return make_record(server, run_id=cookie, **facts | more)
+
+
+def test_a_released_tree_is_stopped_by_its_record_alone():
+    with guarded(FAMILY) as (guard, tag):
+        assert eventually(lambda: len(tagged(tag)) == 4)
+        path = write_record(record_of(guard.running(), guard.cookie))
+        assert guard.release(PATIENCE_S) is None
+        guard.close()
+        (found,) = list_servers()
+        assert (found.state, found.path) == ("running", path)
+        stopped = stop_server(found.record)
+        assert (stopped.terminated, stopped.killed, stopped.survivors) == (4, 0, ())
+        assert [one.state for one in list_servers()] == ["ended"]
+        remove_record(path)
+        assert list_servers() == []
+        assert_none_left(tag)
+
+
+def test_whoever_has_the_pid_of_a_server_that_has_ended_is_never_touched():
+    with guarded(PLAIN) as (guard, tag):
+        assert eventually(lambda: tagged(tag))
+        me = RunningServer("process", guard.pid, 1, ((guard.pid, 1),))  # the pid, with another start time
+        write_record(record_of(me, uuid.uuid4().hex))
+        (found,) = list_servers()
+        assert found.state == "ended"
+        assert stop_server(found.record, 0).terminated == 0
+        assert tagged(tag) == [guard.pid]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"schema_version": 2}', '{"pid": "x"}', "\0" * 100, '{"run_id": "../../etc"}'],
+)
+def test_a_record_that_is_none_is_refused_and_stays(state: Path, text: str):
+    (state / "servers").mkdir(parents=True, mode=0o700)
+    path = state / "servers" / "x.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    (found,) = list_servers()
+    assert (found.state, found.record, found.reason) == ("refused", None, "it is not the record of a server")
+    assert path.exists()
+
+
+def test_a_directory_that_others_may_write_into_holds_no_records(state: Path):
+    (state / "servers").mkdir(parents=True)
+    (state / "servers").chmod(0o777)
+    (found,) = list_servers()
+    assert (found.state, found.reason) == ("refused", "others may write into it")
+
+
+def test_a_record_of_another_machine_is_not_this_ones_to_judge(monkeypatch: pytest.MonkeyPatch):
+    record = record_of(RunningServer("process", 4711, 5, ((4711, 5),)), uuid.uuid4().hex)
+    write_record(record.model_copy(update={"machine": "another"}))
+    assert [one.state for one in list_servers()] == ["elsewhere"]
+
+
+def test_logs_of_servers_that_are_long_gone_are_removed_and_those_of_running_ones_are_not(state: Path):
+    folder = state / "servers"
+    folder.mkdir(parents=True, mode=0o700)
+    for number in range(60):
+        (folder / f"old-{number:02}.log").write_text("x")
+        os.utime(folder / f"old-{number:02}.log", (number, number))
+    record = record_of(RunningServer("process", os.getpid(), None, ()), uuid.uuid4().hex)
+    path = write_record(record)
+    path.with_suffix(".log").write_text("x")
+    os.utime(path.with_suffix(".log"), (0, 0))
+    write_record(record_of(RunningServer("process", os.getpid(), None, ()), uuid.uuid4().hex))
+    left = sorted(each.name for each in folder.glob("old-*.log"))
+    assert (len(left), left[0]) == (50, "old-10.log")
+    assert path.with_suffix(".log").exists()
