@@ -1,0 +1,133 @@
+"""When a job is done, as people write it: what is accepted, refused, and shown as a form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from prefect_cachewatch.config import CacheJob, ReadyOnExit, ReadyOnHttp, StallPolicy
+from prefect_cachewatch.config.patterns import check_pattern
+
+JOB = {"name": "x", "command": ["true"], "cache_dirs": ["/mnt/x"]}
+HEALTH = "http://127.0.0.1:8000/health"
+
+
+def ready(**values):
+    return CacheJob(**JOB, ready=values).ready
+
+
+def test_a_job_is_done_when_it_exits_unless_it_says_otherwise():
+    assert CacheJob(**JOB).ready == ReadyOnExit()
+    assert StallPolicy().warmup_within_s == 1800
+
+
+def test_a_server_is_left_running_unless_asked_otherwise():
+    assert ready(kind="http", url=HEALTH) == ReadyOnHttp(url=HEALTH, status=200, then="leave_running", check_every_s=5)
+    assert ready(kind="http", url=HEALTH, then="stop").then == "stop"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "exit"},
+        {"kind": "http", "url": "https://models.example:8443/v1/health?full=1", "status": 204, "body_pattern": '"ok"'},
+        {"kind": "http", "url": "http://[::1]:8000/health"},
+        {"kind": "tcp", "port": 8000},
+        {"kind": "tcp", "host": "::1", "port": 65535},
+        {"kind": "file", "path": "TT_METAL_CACHE_COMPLETED"},
+        {"kind": "log", "pattern": r"Uvicorn running on http://\S+:\d+", "warmup_begins_log": "model loaded"},
+        {"kind": "log", "pattern": "startup complete", "warmup_begins_file": "/run/loaded"},
+    ],
+)
+def test_what_people_write_is_accepted_and_comes_back_from_json(values):
+    job = CacheJob(**JOB, ready=values)
+    assert CacheJob.model_validate_json(job.model_dump_json()) == job
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"kind": "http", "url": "localhost:8000/health"}, "does not begin with http:// or https://"),
+        ({"kind": "http", "url": "ftp://host/x"}, "does not begin with http:// or https://"),
+        ({"kind": "http", "url": "http:///health"}, "names no host"),
+        ({"kind": "http", "url": "http://host:0/"}, "names no port"),
+        ({"kind": "http", "url": "http://host:99999/"}, "is not one"),
+        ({"kind": "http", "url": "http://[::1/health"}, "is not one"),
+        ({"kind": "http", "url": "http://host/a b"}, "blank or control character"),
+        ({"kind": "http", "url": "http://host/\x1b[2J"}, "blank or control character"),
+        ({"kind": "http", "url": "http://me:secret@host/"}, "user name or password"),
+        ({"kind": "http", "url": HEALTH, "status": 99}, "greater than or equal to 100"),
+        ({"kind": "http", "url": HEALTH, "status": 600}, "less than or equal to 599"),
+        ({"kind": "http", "url": HEALTH, "body_pattern": "("}, "is not a regular expression"),
+        ({"kind": "http"}, "Field required"),
+        ({"kind": "tcp", "port": 0}, "greater than or equal to 1"),
+        ({"kind": "tcp", "port": 65536}, "less than or equal to 65535"),
+        ({"kind": "tcp", "host": "a b", "port": 1}, "pattern"),
+        ({"kind": "file", "path": "/"}, "names no file"),
+        ({"kind": "file", "path": "a\0b"}, "NUL"),
+        ({"kind": "log", "pattern": "[a"}, "is not a regular expression"),
+        ({"kind": "log", "pattern": ""}, "at least 1 character"),
+        ({"kind": "log", "pattern": "x" * 501}, "at most 500"),
+        ({"kind": "log", "pattern": ".*"}, "matches an empty text"),
+        ({"kind": "log", "pattern": "(a+)+b"}, "repeats a repetition"),
+        ({"kind": "log", "pattern": "x", "warmup_begins_log": "(.*,)*y"}, "repeats a repetition"),
+        ({"kind": "http", "url": HEALTH, "check_every_s": 0}, "greater than or equal to 0.1"),
+        ({"kind": "http", "url": HEALTH, "then": "hope"}, "'leave_running' or 'stop'"),
+        ({"kind": "http", "url": HEALTH, "pattern": "typo"}, "Extra inputs are not permitted"),
+        ({"kind": "grpc"}, "does not match any of the expected tags"),
+    ],
+)
+def test_what_cannot_be_waited_for_is_refused_and_the_message_says_why(values, words):
+    with pytest.raises(ValidationError) as caught:
+        ready(**values)
+    assert words in str(caught.value)
+
+
+def test_a_password_in_a_url_does_not_stand_in_the_message():
+    with pytest.raises(ValidationError) as caught:
+        ready(kind="http", url="http://me:hunter2hunter2@host/")
+    assert "hunter2" not in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "(a*)*x", "((ab)+c?)+", "(x[)]+)*y", r"(\d+,){2,}", "(?:a+|b)*c"])
+def test_a_repeated_repetition_is_refused(pattern):
+    with pytest.raises(ValueError, match="repeats a repetition"):
+        check_pattern(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "a+b+",
+        r"(ab)+c",
+        r"\(a+\)+",
+        "[(a+)+]",
+        "(a+)?b",
+        r"loaded .* layers in [0-9.]+ s",
+        "(a|b)+c",
+        "[]+(]+x",
+        "x{2,3}y",
+    ],
+)
+def test_a_pattern_that_is_searched_in_bounded_time_is_accepted(pattern):
+    assert check_pattern(pattern) == pattern
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_pattern_or_is_refused_with_a_sentence(text):
+    try:
+        assert check_pattern(text) == text
+    except ValueError as error:
+        assert str(error).startswith("pattern ")
+
+
+def test_the_form_shows_the_kinds_as_a_union_that_both_prefect_uis_draw():
+    schema = CacheJob.model_json_schema()["properties"]["ready"]
+    assert [each["$ref"].rpartition("/")[2] for each in schema["anyOf"]] == [
+        "ReadyOnExit", "ReadyOnHttp", "ReadyOnTcp", "ReadyOnFile", "ReadyOnLog",
+    ]  # fmt: skip
+    assert "oneOf" not in schema
+    assert schema["discriminator"]["propertyName"] == "kind"
+    assert schema["default"] == {"kind": "exit"}

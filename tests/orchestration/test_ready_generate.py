@@ -1,0 +1,41 @@
+"""`cachewatch generate --ready` as it is typed, on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.orchestration.conftest import Server
+from tests.orchestration.ready_job import Bench, made_bench
+from tests.support import CACHEWATCH, assert_none_left, run, tagged
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with made_bench(tmp_path) as made:
+        yield made
+
+
+def test_generate_hands_a_server_over_and_leaves_it_to_cachewatch_stop(bench: Bench, server: Server):
+    job = bench.job(warm_s=0.5)
+    options = ["--ready", f"http={bench.url}", "--ready-every", "0.2s", "--attempts", "1", "--grace", "1s", "--quiet"]
+    where = ["--name", bench.tag, "--cache-dir", str(job.cache_dirs[0]), "--report", str(bench.root / "report.json")]
+    ran = run([*CACHEWATCH, "generate", *where, *options, "--", *job.command], env=server.env)
+    assert ran.status == 0, ran.stderr
+    ready = json.loads((bench.root / "report.json").read_text())["ready"]
+    assert tagged(bench.tag) == [ready["pid"]]
+    stopped = run([*CACHEWATCH, "stop", bench.tag], env=server.env)
+    assert (stopped.status, stopped.stdout.count(f"{bench.tag} (pid {ready['pid']}) was stopped")) == (0, 1), stopped
+    assert_none_left(bench.tag)
+
+
+def test_generate_says_1_for_a_server_that_ends_with_exit_code_0_before_it_is_ready(bench: Bench, server: Server):
+    job = bench.job(exit_in_warmup=0)
+    options = ["--ready", f"http={bench.url}", "--ready-every", "0.2s", "--attempts", "1", "--no-bundle", "--quiet"]
+    ran = run(
+        [*CACHEWATCH, "generate", "--cache-dir", str(job.cache_dirs[0]), *options, "--", *job.command], env=server.env
+    )
+    assert ran.status == 1, ran.stderr
+    assert "ended with exit code 0 before it was ready" in ran.last_line
