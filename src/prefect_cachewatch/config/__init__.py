@@ -1,0 +1,45 @@
+"""What people write: the job, and the policies of stall, stop and retry.
+
+Pydantic models with bounds and a description on each field, so that the Prefect UI's form
+explains itself. Nothing here looks at the machine: that is the pre-flight's work.
+"""
+
+from __future__ import annotations
+
+from prefect_cachewatch.config.attach import AttachJob
+from prefect_cachewatch.config.base import InputModel
+from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
+from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob
+from prefect_cachewatch.config.markers import MarkerFiles
+from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config.ready import (
+    ReadyOnExit,
+    ReadyOnFile,
+    ReadyOnHttp,
+    ReadyOnLog,
+    ReadyOnTcp,
+    ReadyServer,
+    ReadyWhen,
+)
+from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+
+__all__ = [
+    "CACHE_DIR_PLACEHOLDER",
+    "DEFAULT_IGNORE",
+    "AttachJob",
+    "CacheJob",
+    "ContainerMount",
+    "ContainerSpec",
+    "InputModel",
+    "MarkerFiles",
+    "ReadyOnExit",
+    "ReadyOnFile",
+    "ReadyOnHttp",
+    "ReadyOnLog",
+    "ReadyOnTcp",
+    "ReadyServer",
+    "ReadyWhen",
+    "RetryPolicy",
+    "StallPolicy",
+    "StopPolicy",
+]

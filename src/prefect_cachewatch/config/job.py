@@ -1,0 +1,111 @@
+"""The job: what to run, and which directories must grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from prefect_cachewatch.config.base import EnvName, InputModel, check_absolute
+from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
+from prefect_cachewatch.config.markers import MarkerFiles
+from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, prefer_any_of
+from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
+
+__all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob"]
+
+# Stands for the directory that a store gives to a build, in commands, environments and cache_dirs.
+CACHE_DIR_PLACEHOLDER = "{cache_dir}"
+
+
+class CacheJob(InputModel):
+    """One tensor-cache generation: what to run, and which directories to watch grow."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=200,
+        description="Name of the cache, for example llama-3-70b-n300; it names runs and artifacts.",
+    )
+    command: list[str] = Field(
+        default=[],
+        description="The generator as an argument list, one entry a word; no shell reads it. "
+        "With a container, empty means the image's own.",
+    )
+    cache_dirs: list[Path] = Field(
+        default=[Path(CACHE_DIR_PLACEHOLDER)],
+        min_length=1,
+        max_length=64,
+        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress. "
+        "With a store, {cache_dir} is the build's own directory.",
+    )
+    env: dict[EnvName, str] = Field(
+        default_factory=dict,
+        description="Environment variables for the generator, on top of the worker's own.",
+    )
+    env_secrets: dict[EnvName, str] = Field(
+        default_factory=dict,
+        description="Variable name to the name of a Prefect Secret block; only the generator sees the value.",
+    )
+    cwd: Path | None = Field(default=None, description="Working directory of the generator; default: the worker's.")
+    expected_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        le=10**16,
+        description="Size of the finished cache in bytes, if known: gives a progress bar and a check of free space.",
+    )
+    ignore: list[str] = Field(
+        default=list(DEFAULT_IGNORE),
+        description="File name globs that never count as growth (a pattern with / is matched against the path).",
+    )
+    wait_for: Literal["tree", "leader"] = Field(
+        default="tree",
+        description="tree: finished when the command and all its descendants have ended; "
+        "leader: finished when the command itself ends, and what it left behind is stopped.",
+    )
+    ready: ReadyWhen = Field(
+        default=ReadyOnExit(),
+        json_schema_extra=prefer_any_of,
+        description="When the job is done: its exit, or for a server the moment at which it is ready.",
+    )
+    markers: MarkerFiles | None = Field(
+        default=None, description="Marker files that are written at the start and at the end; default none."
+    )
+    container: ContainerSpec | None = Field(
+        default=None, description="Run the generator in a container of this image, through Docker's or podman's API."
+    )
+
+    @field_validator("cache_dirs")
+    @classmethod
+    def _absolute(cls, paths: list[Path]) -> list[Path]:
+        check_absolute(
+            path
+            for path in paths
+            if path.parts[:1] != (CACHE_DIR_PLACEHOLDER,) and not str(path).startswith(VOLUME_PREFIX)
+        )
+        return paths
+
+    @field_validator("command")
+    @classmethod
+    def _runnable(cls, command: list[str]) -> list[str]:
+        if command and not command[0]:
+            raise ValueError("the command's first word is empty: name the program to run")
+        if any("\0" in word for word in command):
+            raise ValueError("the command has a NUL character in it")
+        return command
+
+    @model_validator(mode="after")
+    def _runs_somewhere(self) -> CacheJob:
+        if self.container is None:
+            if not self.command:
+                raise ValueError("the job has no command: name the program to run, or a container to run it in")
+            for path in self.cache_dirs:
+                if str(path).startswith(VOLUME_PREFIX):
+                    raise ValueError(
+                        f"cache directory {str(path)!r} is in a container's volume, and the job has no container"
+                    )
+        elif self.cwd is not None:
+            raise ValueError(
+                "cwd is a directory of the host: set container.workdir (--workdir) for one in the container"
+            )
+        return self

@@ -1,0 +1,180 @@
+"""When a job is done: its exit, or the moment at which the server that it starts is ready."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from prefect_cachewatch.config.base import InputModel
+from prefect_cachewatch.config.patterns import check_pattern
+
+__all__ = [
+    "ReadyOnExit",
+    "ReadyOnFile",
+    "ReadyOnHttp",
+    "ReadyOnLog",
+    "ReadyOnTcp",
+    "ReadyServer",
+    "ReadyWhen",
+    "prefer_any_of",
+]
+
+_PATTERN_MAX = 500
+
+
+class ReadyOnExit(InputModel):
+    """Done when the generator ends with exit code 0."""
+
+    kind: Literal["exit"] = Field(default="exit", description="The generator's exit code 0 is the end.")
+
+
+class _Server(InputModel):
+    """What all jobs that start a server have in common."""
+
+    then: Literal["leave_running", "stop"] = Field(
+        default="leave_running",
+        description="When ready - leave_running: hand the server over, it goes on without its guard until "
+        "`cachewatch stop`; stop: stop it, its cache was all that was wanted.",
+    )
+    check_every_s: float = Field(
+        default=5, ge=0.1, le=3600, description="Seconds between two looks whether it is ready."
+    )
+    timeout_s: float = Field(default=5, ge=0.1, le=300, description="Seconds that one look may take.")
+    warmup_begins_log: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=_PATTERN_MAX,
+        description="A regular expression: warm-up begins when the output has a line that matches it, and silence "
+        "before it is a stall. Default: warm-up begins by the rule of docs/readiness.md.",
+    )
+    warmup_begins_file: Path | None = Field(
+        default=None,
+        description="A marker file: warm-up begins when it has been written, and silence before it is a stall. "
+        "Absolute, or relative to the first cache directory.",
+    )
+
+    @field_validator("warmup_begins_log")
+    @classmethod
+    def _searchable(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else check_pattern(pattern)
+
+    @field_validator("warmup_begins_file")
+    @classmethod
+    def _nameable(cls, path: Path | None) -> Path | None:
+        return None if path is None else _check_marker(path)
+
+
+class ReadyOnHttp(_Server):
+    """Ready when an address answers with a status, and a body that fits if one is asked for."""
+
+    kind: Literal["http"] = Field(default="http", description="Ready when an HTTP address answers.")
+    url: str = Field(max_length=2000, description="The address, for example http://127.0.0.1:8000/health.")
+    status: int = Field(
+        default=200, ge=100, le=599, description="The status that means ready; redirects are not followed."
+    )
+    body_pattern: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=_PATTERN_MAX,
+        description="A regular expression that the first 64 KiB of the body must match too.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, url: str) -> str:
+        return _check_url(url)
+
+    @field_validator("body_pattern")
+    @classmethod
+    def _body(cls, pattern: str | None) -> str | None:
+        return None if pattern is None else check_pattern(pattern)
+
+
+class ReadyOnTcp(_Server):
+    """Ready when a port takes connections."""
+
+    kind: Literal["tcp"] = Field(default="tcp", description="Ready when a TCP port takes connections.")
+    host: str = Field(
+        default="127.0.0.1", pattern=r"^[^\s/]+$", max_length=253, description="Host name or address of the server."
+    )
+    port: int = Field(ge=1, le=65535, description="Its port.")
+
+
+class ReadyOnFile(_Server):
+    """Ready when a marker file has been written."""
+
+    kind: Literal["file"] = Field(default="file", description="Ready when a marker file has been written.")
+    path: Path = Field(
+        description="The marker, for example TT_METAL_CACHE_COMPLETED: absolute, or relative to the first cache "
+        "directory. One that was there before the start counts only when it has been written again."
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _marker(cls, path: Path) -> Path:
+        return _check_marker(path)
+
+
+class ReadyOnLog(_Server):
+    """Ready when the generator has printed a line."""
+
+    kind: Literal["log"] = Field(default="log", description="Ready when its output has a line that matches.")
+    pattern: str = Field(
+        min_length=1,
+        max_length=_PATTERN_MAX,
+        description="A regular expression for a line of its output, for example `Application startup complete`; "
+        "of each line the first 4,096 bytes are looked at.",
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _line(cls, pattern: str) -> str:
+        return check_pattern(pattern)
+
+
+ReadyServer = ReadyOnHttp | ReadyOnTcp | ReadyOnFile | ReadyOnLog
+"""Every readiness but an exit."""
+
+ReadyWhen = Annotated[
+    ReadyOnExit | ReadyOnHttp | ReadyOnTcp | ReadyOnFile | ReadyOnLog,
+    Field(discriminator="kind"),
+]
+
+
+def prefer_any_of(schema: dict[str, Any]) -> None:
+    """Write a union as `anyOf` in a JSON schema: of the Prefect UI's two forms one does not draw `oneOf`.
+
+    Args:
+        schema: of the field; changed in place.
+    """
+    if "oneOf" in schema:
+        schema["anyOf"] = schema.pop("oneOf")
+
+
+def _check_url(url: str) -> str:
+    example = "write it like http://127.0.0.1:8000/health"
+    if any(char.isspace() or not char.isprintable() for char in url):
+        raise ValueError(f"URL {url!r} has a blank or control character in it: {example}")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ValueError(f"URL {url!r} is not one ({error}): {example}") from None
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"URL {url!r} does not begin with http:// or https://: {example}")
+    if not host or port == 0:
+        raise ValueError(f"URL {url!r} names no {'port' if host else 'host'}: {example}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the URL has a user name or password in it, which is not sent: leave it out")
+    return url
+
+
+def _check_marker(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("a marker file's path has a NUL character in it")
+    if path.name in ("", ".."):
+        raise ValueError(f"marker file {str(path)!r} names no file: write for example TT_METAL_CACHE_COMPLETED")
+    return path
