@@ -1,0 +1,16 @@
+"""Generators in containers: an engine's API, the run's container, and the warden that outlives the flow."""
+
+__all__ = [
+    "adopted",
+    "creation",
+    "engine",
+    "engine_http",
+    "host_processes",
+    "janitor",
+    "log_stream",
+    "preflight",
+    "run_records",
+    "stopping",
+    "supervisor",
+    "warden",
+]

@@ -1,0 +1,230 @@
+"""The janitor's part for containers: finds those whose flow and warden have both died, stops and removes them.
+
+It asks the engines that records of this user name, and the one that is used by default. A container is judged by its
+labels: only one of this user, this machine and this pid namespace, whose record nobody holds and whose guards have
+ended, is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect_cachewatch.containers.engine import engine_candidates
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.containers.run_records import (
+    MAY_STAY_LABEL,
+    RUN_LABEL,
+    SUFFIX,
+    is_held,
+    parse_record,
+    records_directory,
+    remove_record,
+)
+from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, is_running
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.proc import boot_id, is_alive
+from prefect_cachewatch.supervise.run_files import (
+    RunFileRefused,
+    machine_id,
+    open_runs_directory,
+    pid_namespace,
+    read_run_file,
+)
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["ContainerReport", "LeftContainer", "clear_containers", "describe_containers"]
+
+_REMOVE_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True)
+class LeftContainer:
+    """A container of a dead run; `removed` is false if it is still there."""
+
+    id: str
+    name: str
+    image: str
+    job: str
+    engine: str
+    removed: bool
+
+
+@dataclass(frozen=True)
+class ContainerReport:
+    """What one look found; `problems` are engines that gave no answer, and records that are not to be trusted."""
+
+    running: int = 0
+    leftovers: tuple[LeftContainer, ...] = field(default=())
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def survivors(self) -> tuple[LeftContainer, ...]:
+        """Leftovers that are still there."""
+        return tuple(one for one in self.leftovers if not one.removed)
+
+
+def clear_containers(
+    engine: str | None = None, *, dry_run: bool = False, recorded_only: bool = False, directory: str | None = None
+) -> ContainerReport:
+    """Look for containers that dead runs left behind, and remove them, without a grace period.
+
+    Args:
+        engine: URL of one more engine to ask.
+        dry_run: only look.
+        recorded_only: ask no engine but those that records name: nothing at all where there are none.
+        directory: of the records, default `records_directory()`.
+
+    Returns:
+        What was found and done.
+
+    Example:
+        >>> clear_containers(recorded_only=True, directory="/nonexistent/records").leftovers
+        ()
+    """
+    directory = directory or records_directory()
+    records, problems = _read_records(directory)
+    dead = {cookie: url for cookie, url in records.items() if not is_held(cookie, directory)}
+    wanted = set(dead.values()) | ({engine} if engine else set())
+    looked_at = set[str]()
+    if not recorded_only:
+        wanted |= set(records.values())
+        looked_at = _present_by_default() - wanted
+    running, leftovers = 0, list[LeftContainer]()
+    for url in sorted(wanted | looked_at):
+        try:
+            found = _judge(url, directory, dead)
+            running += len(found) - sum(one is not None for one in found)
+            leftovers += [_clear(url, one, dry_run) for one in found if one is not None]
+        except (EngineSilent, EngineRefused) as error:
+            if url in wanted:
+                problems.append(
+                    f"the container engine at {url} does not answer ({error}): containers of dead runs may be left there; "
+                    "start it and look again"
+                )
+            continue
+        if not dry_run:
+            for cookie in [c for c, u in dead.items() if u == url]:
+                if not any(one.engine == url and not one.removed for one in leftovers):
+                    remove_record(cookie, directory)
+    return ContainerReport(running, tuple(leftovers), tuple(problems))
+
+
+def describe_containers(report: ContainerReport) -> list[str]:
+    """Say what the janitor found, one sentence each; nothing for what is in order.
+
+    Args:
+        report: of one look.
+
+    Returns:
+        Lines, harmless for a terminal.
+
+    Example:
+        >>> describe_containers(ContainerReport(running=2))
+        []
+    """
+    lines = []
+    for one in report.leftovers:
+        done = "stopped and removed" if one.removed else "not removed"
+        lines.append(
+            f"container {for_terminal(one.name)} ({one.id[:12]}, job {for_terminal(one.job)}) is left over from a run whose "
+            f"guards have died, and was {done}"
+        )
+    return lines + list(report.problems)
+
+
+def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
+    records, problems = dict[str, str](), list[str]()
+    try:
+        here = open_runs_directory(directory)
+    except FileNotFoundError:
+        return records, problems
+    except (OSError, RunFileRefused) as error:
+        return records, [f"{for_terminal(directory)} was left alone: {getattr(error, 'strerror', None) or error}"]
+    try:
+        for name in sorted(os.listdir(here)):
+            if name.startswith(".") or not name.endswith(SUFFIX):
+                continue
+            try:
+                fd, data = read_run_file(name, here)
+                os.close(fd)
+                cookie, url, machine = parse_record(data, name)
+            except FileNotFoundError:
+                continue  # its run has ended meanwhile
+            except (OSError, RunFileRefused) as error:
+                why = getattr(error, "strerror", None) or error
+                path = for_terminal(os.path.join(directory, name))
+                problems.append(f"record {path} was left alone, since {why}: remove it if it is not wanted")
+                continue
+            if machine == machine_id():  # a home directory may be shared, and a socket's path is another engine there
+                records[cookie] = url
+    finally:
+        os.close(here)
+    return records, problems
+
+
+def _present_by_default() -> set[str]:
+    try:
+        found = engine_candidates(None)
+    except InputError:
+        return set()
+    return {one.url for one in found if not one.is_local or os.path.exists(one.url.removeprefix("unix://"))}
+
+
+def _judge(url: str, directory: str, dead: Collection[str]) -> list[dict[str, Any] | None]:
+    """List this user's containers on an engine: those left over, and None for each that is seen to."""
+    judged: list[dict[str, Any] | None] = []
+    for one in EngineHttp(url).labelled(RUN_LABEL, CALL_S):
+        labels = one.get("Labels") or {}
+        here = (labels.get("cachewatch.uid"), labels.get("cachewatch.machine"), labels.get("cachewatch.pidns"))
+        if here != (str(os.geteuid()), machine_id(), pid_namespace()):
+            continue  # another user's, or of another machine: whether its guards live is not to be seen from here
+        if labels.get(MAY_STAY_LABEL) and labels[RUN_LABEL] not in dead:
+            judged.append(None)  # handed over, as far as can be known: the record goes when the warden lets go
+            continue
+        rebooted = labels.get("cachewatch.boot") != boot_id()
+        seen_to = not rebooted and (
+            is_held(str(labels[RUN_LABEL]), directory) or _any_alive(str(labels.get("cachewatch.guards", "")).split())
+        )
+        judged.append(None if seen_to else one)
+    return judged
+
+
+def _any_alive(identities: Collection[str]) -> bool:
+    for identity in identities:
+        pid, _, ticks = identity.partition(":")
+        if pid.isdigit() and ticks.isdigit() and is_alive(int(pid), int(ticks)):
+            return True
+    return False
+
+
+def _clear(url: str, found: dict[str, Any], dry_run: bool) -> LeftContainer:
+    labels = found.get("Labels") or {}
+    names = [str(name).lstrip("/") for name in found.get("Names") or []]
+    removed = False
+    if not dry_run:
+        container = RunningContainer(EngineHttp(url), str(found["Id"]), str(labels[RUN_LABEL]))
+        state = container.look()
+        if state is None or is_running(state):
+            container.stop(0.0, _sleep)
+        try:
+            container.engine.remove(container.container, _REMOVE_WITHIN_S)
+            removed = container.look() == {}
+        except (EngineSilent, EngineRefused):
+            removed = False
+    return LeftContainer(
+        str(found["Id"]),
+        names[0] if names else "",
+        str(found.get("Image")),
+        str(labels.get("cachewatch.job")),
+        url,
+        removed,
+    )
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return float("inf")

@@ -1,0 +1,142 @@
+"""Records of containers that are running: which engine to ask for what a dead run left behind.
+
+One file a run in `$XDG_STATE_HOME/cachewatch/containers`, mode 0600, locked (flock) by the flow and the warden for as
+long as one of them lives, removed when the container is gone. What a container is labelled with says whose it is, so
+that it can be judged even where its record was lost. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+
+from prefect_cachewatch.supervise.proc import boot_id, read_stat
+from prefect_cachewatch.supervise.run_files import (
+    RunFileRefused,
+    create_locked,
+    machine_id,
+    open_runs_directory,
+    pid_namespace,
+    read_run_file,
+    runs_directory,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = [
+    "MAY_STAY_LABEL",
+    "RUN_LABEL",
+    "SUFFIX",
+    "create_record",
+    "is_held",
+    "labels_of_run",
+    "parse_record",
+    "records_directory",
+    "remove_record",
+]
+
+RUN_LABEL, MAY_STAY_LABEL = "cachewatch.run", "cachewatch.may_stay"
+SUFFIX = ".container"
+SCHEMA = 1
+_COOKIE = re.compile(r"[0-9a-f]{32}")
+
+
+def records_directory() -> str:
+    """Say where this user's records are, beside the state files of guards."""
+    return os.path.join(os.path.dirname(runs_directory()), "containers")
+
+
+def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = False) -> dict[str, str]:
+    """Make the labels by which a container is found and judged; nothing secret is in them.
+
+    Args:
+        cookie: the run's identifier.
+        job: the job's name.
+        guards: pids of the processes that see to the container's end.
+        may_stay: whether it may be handed over when it is ready, and then has no guards.
+
+    Returns:
+        Label name to value.
+
+    Example:
+        >>> labels_of_run("a" * 32, "llama", [])["cachewatch.job"]
+        'llama'
+    """
+    identities = [f"{pid}:{found.start_ticks}" for pid in guards if (found := read_stat(pid))]
+    return {
+        RUN_LABEL: cookie,
+        "cachewatch.job": job,
+        "cachewatch.guards": " ".join(identities),
+        "cachewatch.uid": str(os.geteuid()),
+        "cachewatch.machine": machine_id(),
+        "cachewatch.boot": boot_id(),
+        "cachewatch.pidns": pid_namespace(),
+        **({MAY_STAY_LABEL: "yes"} if may_stay else {}),
+    }
+
+
+def create_record(cookie: str, engine: str, directory: str | None = None) -> tuple[int, str]:
+    """Write the record of a container that is about to be made, locked.
+
+    Args:
+        cookie: the run's identifier.
+        engine: the engine's URL.
+        directory: default `records_directory()`; made if missing.
+
+    Returns:
+        A descriptor that holds the lock, and the path.
+
+    Raises:
+        OSError: it cannot be made.
+        RunFileRefused: the directory is not to be trusted.
+    """
+    record = {"schema": SCHEMA, "cookie": cookie, "engine": engine, "machine": machine_id()}
+    return create_locked(directory or records_directory(), cookie + SUFFIX, record)
+
+
+def parse_record(data: bytes, name: str) -> tuple[str, str, str]:
+    """Read a record: the run's identifier, the engine's URL, the machine; raises RunFileRefused for what is none of ours."""
+    try:
+        found: Any = json.loads(data)
+        schema, cookie, engine, machine = found["schema"], found["cookie"], found["engine"], str(found["machine"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunFileRefused("it is not the record of a container") from error
+    if schema != SCHEMA:
+        raise RunFileRefused(f"its schema is {str(schema)[:20]}, and this version knows {SCHEMA}")
+    if not isinstance(cookie, str) or not _COOKIE.fullmatch(cookie) or name != cookie + SUFFIX:
+        raise RunFileRefused("its name is not that of the run it describes")
+    if not isinstance(engine, str) or not engine.startswith(("unix:///", "tcp://")):
+        raise RunFileRefused("it names no engine")
+    return cookie, engine, machine
+
+
+def is_held(cookie: str, directory: str | None = None) -> bool:
+    """Say whether somebody still sees to a run's container: its record is there, and locked."""
+    try:
+        here = open_runs_directory(directory or records_directory())
+    except (OSError, RunFileRefused):
+        return False
+    try:
+        fd, _ = read_run_file(cookie + SUFFIX, here)
+    except (OSError, RunFileRefused):
+        return False
+    finally:
+        os.close(here)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def remove_record(cookie: str, directory: str | None = None) -> None:
+    """Remove a run's record; one that is not there is fine."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(directory or records_directory(), cookie + SUFFIX))

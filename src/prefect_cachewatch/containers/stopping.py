@@ -1,0 +1,242 @@
+"""Stops one container and sees that it has stopped: through the engine's API, TERM, then KILL, then a look.
+
+Where the engine gives no answer, and the container's first process is visible on this host, that process gets the
+signals instead: with it the kernel ends everything in its pid namespace at once, however fast it forks. Nothing here
+waits for longer than the grace period plus half a minute. Standard library only.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import namedtuple
+
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.containers.host_processes import container_tree, name_processes, signal_tree, start_ticks_of
+from prefect_cachewatch.supervise.proc import is_alive, send_signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NamedTuple
+
+    class Stopped(NamedTuple):
+        """How the stop went; `state` is the engine's own, None if it gave no answer."""
+
+        gone: bool
+        gone_after_s: float
+        terminated: list[dict[str, Any]]
+        killed: list[dict[str, Any]]
+        survivors: list[dict[str, Any]]
+        state: dict[str, Any] | None
+
+else:
+    Stopped = namedtuple("Stopped", ("gone", "gone_after_s", "terminated", "killed", "survivors", "state"))
+    Stopped.__doc__ = "How the stop went; `state` is the engine's own, None if it gave no answer."
+
+__all__ = ["CALL_S", "RunningContainer", "Stopped", "is_running", "stop_and_remove"]
+
+CALL_S = 5.0
+_KILL_DEADLINE_S = 10.0
+_ANSWER_S = 10.0
+_KILL_AGAIN_S = 1.0
+
+
+class RunningContainer:
+    """One container, by its identifier and, where it is visible, its first process on this host.
+
+    Args:
+        engine: that runs it.
+        container: its full identifier.
+        cookie: the run's identifier.
+    """
+
+    def __init__(self, engine: EngineHttp, container: str, cookie: str) -> None:
+        self.engine, self.container, self.cookie = engine, container, cookie
+        self.pid: int | None = None
+        self.start_ticks = 0
+        self.stop_signal = "SIGTERM"
+        self.state: dict[str, Any] | None = None
+        self.silent = False
+
+    def look(self, timeout_s: float = CALL_S) -> dict[str, Any] | None:
+        """Ask the engine for the container's state, and note its first process.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            The engine's `State`; `{}` where there is no such container any more; None if it gave no answer.
+        """
+        try:
+            found = self.engine.inspect(self.container, timeout_s)
+        except (EngineSilent, EngineRefused):
+            self.silent = True
+            return None
+        self.silent = False
+        if found is None:
+            self.state = {}
+            return self.state
+        self.stop_signal = (found.get("Config") or {}).get("StopSignal") or "SIGTERM"
+        state: dict[str, Any] = found["State"]
+        self.state = state
+        pid = int(state.get("Pid") or 0)
+        if self.pid is None and (ticks := start_ticks_of(pid, self.container, self.cookie)) is not None:
+            self.pid, self.start_ticks = pid, ticks
+        return state
+
+    def ended(self) -> bool | None:
+        """Whether it has ended; None where neither the host nor the engine says."""
+        if self.pid is not None:
+            return not is_alive(self.pid, self.start_ticks)
+        state = self.look(CALL_S)
+        return None if state is None else not is_running(state)
+
+    def final_state(self, timeout_s: float = _ANSWER_S) -> dict[str, Any] | None:
+        """Wait until the engine too has seen that it ended.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            The engine's `State`, with the exit code; None if it does not say so in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left = deadline - time.monotonic()
+            state = self.look(max(0.5, min(CALL_S, left)))
+            if state is not None and not is_running(state):
+                return state
+            if left <= 0:
+                return None
+            time.sleep(min(0.05 if state is not None else 0.5, max(0.0, left)))
+
+    def freeze(self) -> list[int]:
+        """Keep it from running until `stop`; returns the pids on this host that were stopped."""
+        frozen: list[int] = []
+        if self.pid is not None:
+            for _ in range(3):  # twice over for those that forked meanwhile
+                tree = container_tree(self.pid, self.start_ticks)
+                new = {pid: found for pid, found in tree.items() if pid not in frozen}
+                if not new:
+                    break
+                frozen += signal_tree(new, signal.SIGSTOP)
+            if frozen:
+                return frozen
+        try:  # another user's: the engine may do what we may not
+            paused = self.engine.pause(self.container, 1.0)
+        except EngineSilent:
+            return []
+        if not paused:
+            return []
+        return [self.pid] if self.pid is not None else [0]
+
+    def stop(self, grace_s: float, nap: Callable[[float], float]) -> Stopped:
+        """Stop it: thaw, TERM (or the image's own signal), the grace period, KILL, a look.
+
+        Args:
+            grace_s: seconds between the two signals; 0 leaves the first one out.
+            nap: waits for so many seconds and returns the monotonic time of a sooner deadline, or infinity.
+
+        Returns:
+            How that went.
+        """
+        began = time.monotonic()
+        self.look()
+        tree = self._tree()
+        before = self._named(tree)
+        self._thaw(tree)
+        if grace_s > 0 and not self.ended():
+            self._signal(self.stop_signal, signal.SIGTERM)
+            self._await_end(began + grace_s, nap)
+        left: list[dict[str, Any]] = []
+        if not self.ended():
+            left = self._named(self._tree())
+            self._kill(time.monotonic() + _KILL_DEADLINE_S)
+        gone, gone_after_s = self.ended(), time.monotonic() - began
+        state = self.final_state(2.0 if self.silent else _ANSWER_S) if gone or self.pid is None else None
+        ended = bool(gone) or state is not None
+        pids = {who["pid"] for who in left}
+        terminated = [who for who in before if who["pid"] not in pids]
+        survivors = [] if ended else self._named(self._tree()) or left
+        return Stopped(ended, gone_after_s, terminated, left if ended else [], survivors, state)
+
+    def _kill(self, deadline_s: float) -> None:
+        again_s = 0.0
+        while not self.ended() and (now := time.monotonic()) < deadline_s:
+            if now >= again_s:
+                if again_s and self.pid is not None:  # the engine was asked, and nothing came of it
+                    send_signal(self.pid, self.start_ticks, signal.SIGKILL)
+                self._signal("SIGKILL", signal.SIGKILL)
+                again_s = time.monotonic() + _KILL_AGAIN_S
+            time.sleep(0.005 if self.pid is not None else 0.2)
+
+    def _await_end(self, deadline_s: float, nap: Callable[[float], float]) -> None:
+        pause_s = 0.005
+        while not self.ended() and (left := deadline_s - time.monotonic()) > 0:
+            deadline_s = min(deadline_s, nap(min(pause_s, left)))
+            pause_s = min(1.5 * pause_s, 0.05 if self.pid is not None else 0.5)
+
+    def _thaw(self, tree: dict[int, Any]) -> None:
+        signal_tree(tree, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+        if self.state and self.state.get("Paused") and not self.silent:
+            try:
+                self.engine.unpause(self.container, CALL_S)
+            except EngineSilent:
+                self.silent = True
+
+    def _signal(self, name: str, number: int) -> None:
+        if not self.silent:
+            try:
+                self.engine.send_signal(self.container, name, CALL_S)
+                return
+            except (EngineSilent, EngineRefused):
+                self.silent = True
+        if self.pid is not None:
+            send_signal(self.pid, self.start_ticks, number)
+
+    def _tree(self) -> dict[int, Any]:
+        return container_tree(self.pid, self.start_ticks) if self.pid is not None else {}
+
+    def _named(self, tree: dict[int, Any]) -> list[dict[str, Any]]:
+        if self.pid is not None:
+            return name_processes(tree)
+        # Not to be seen from here (a remote engine, another pid namespace): the container stands for its processes.
+        alone = {"pid": int((self.state or {}).get("Pid") or 0), "start_ticks": 0, "state": "?"}
+        return [alone | {"argv": [f"container {self.container[:12]}"]}]
+
+
+def is_running(state: dict[str, Any]) -> bool:
+    """Say whether an engine's `State` is one of a container that has processes."""
+    going = state.get("Running") or state.get("Paused") or state.get("Restarting")
+    return bool(going or state.get("Status") == "stopping")  # podman's, between the signal and the end
+
+
+def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float) -> Stopped | None:
+    """Stop a container that nobody guards, and remove it.
+
+    Args:
+        engine_url: of its engine.
+        container: its full identifier.
+        cookie: the run's identifier.
+        grace_s: seconds between the two signals.
+
+    Returns:
+        How that went; None where the engine gives no answer. One that has gone already is fine.
+    """
+    running = RunningContainer(EngineHttp(engine_url), container, cookie)
+    if running.look() is None:
+        return None
+
+    def nap(seconds: float) -> float:
+        time.sleep(seconds)
+        return float("inf")
+
+    going = running.state is not None and is_running(running.state)
+    stopped = running.stop(grace_s, nap) if going else Stopped(True, 0.0, [], [], [], running.state)
+    if stopped.gone:
+        try:
+            running.engine.remove(container, 30.0)
+        except (EngineSilent, EngineRefused):
+            return None
+    return stopped

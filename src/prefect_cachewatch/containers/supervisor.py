@@ -1,0 +1,383 @@
+"""Runs a generator in a container: created and started through the engine's API, stopped and removed by a warden.
+
+The docker SDK creates, attaches and starts; the warden, a process of its own, waits, stops, verifies and removes, and
+does so too when this process dies. No method here blocks for longer than it is told to, whatever the engine does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prefect_cachewatch.containers.creation import container_request
+from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk
+from prefect_cachewatch.containers.engine_http import EngineHttp
+from prefect_cachewatch.containers.host_processes import container_tree
+from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
+from prefect_cachewatch.containers.log_stream import LogStream
+from prefect_cachewatch.containers.preflight import ContainerPlan
+from prefect_cachewatch.containers.run_records import (
+    create_record,
+    labels_of_run,
+    records_directory,
+    remove_record,
+)
+from prefect_cachewatch.containers.stopping import RunningContainer
+from prefect_cachewatch.errors import CommandError, GuardError, InputError
+from prefect_cachewatch.measure.scanner import spawn_helper
+from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.supervise.proc import COOKIE
+from prefect_cachewatch.supervise.run_files import RunFileRefused
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
+from prefect_cachewatch.text import for_terminal, redact
+from prefect_cachewatch.units import format_bytes
+
+__all__ = ["WARDEN_TITLE", "ContainerSupervisor"]
+
+WARDEN_TITLE = "cachewatch-guard-container"
+_START_S = 30.0
+_LOG_END_S = 5.0
+_CLOSE_S = 5.0
+_MAX_WARDENS = 3
+_KILLED = 137
+
+
+class ContainerSupervisor:
+    """One container under a warden.
+
+    Args:
+        launch: what is started, and how; its environment is the container's, its `argv` may be empty.
+        plan: of the pre-flight.
+        cache_dirs: paths on this host; mounted at the same paths where no mount of the job covers them.
+    """
+
+    includes_roots = True
+
+    def __init__(self, launch: Launch, plan: ContainerPlan, cache_dirs: Sequence[str]) -> None:
+        self.plan, self.cookie = plan, launch.cookie
+        self.pid: int | None = None
+        self.root_pids: list[int] = []
+        self.leader_exit: tuple[int | None, int | None] | None = None
+        self.gone = threading.Event()
+        self.report: StopReport | None = None
+        self.notes: list[str] = []
+        self.container_id: str | None = None
+        self._launch = launch
+        self._cache_dirs = list(cache_dirs)
+        self._records = records_directory()
+        self._record_fd: int | None = None
+        self._log: LogStream | None = None
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._ready, self._watching = threading.Event(), threading.Event()
+        self._frozen, self._removed = threading.Event(), threading.Event()
+        self._answered = threading.Event()
+        self._kept = ""
+        self._frozen_pids: list[int] = []
+        self._start_ticks = 0
+        self._wardens = 0
+        self._closing = self._seen_running = False
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the warden, then create, attach to and start the container.
+
+        Raises:
+            CommandError: the container's command cannot be executed (126, 127); nothing is left running.
+            InputError: the engine refused.
+            GuardError: the warden did not start.
+        """
+        # Whoever is left of a dead run may be writing into this very cache.
+        self.notes += describe_containers(clear_containers(recorded_only=True))
+        try:
+            self._record_fd, _ = create_record(self.cookie, self.plan.engine.url)
+        except (OSError, RunFileRefused) as error:
+            # No reason not to run: only a janitor would have read it, and it knows the labels too.
+            self.notes.append(f"no record for the janitor: {getattr(error, 'strerror', None) or error}")
+        try:
+            self._spawn_warden()
+            if not self._ready.wait(_START_S):
+                raise GuardError(f"the warden process did not start within {_START_S:.0f} s")
+            self._create_and_start()
+            self._launch = replace(self._launch, env={})  # secrets are in it, and nobody needs it any more
+            self._reader_started()
+            self._command({"cmd": "watch", "id": self.container_id})
+            if not self._watching.wait(_START_S):
+                raise GuardError(f"the warden process did not find the container within {_START_S:.0f} s")
+        except BaseException:
+            self.close()  # the warden finds by its label whatever was created
+            raise
+        spec = self.plan.spec
+        self.notes.append(
+            f"ran in container {str(self.container_id)[:12]} of image {spec.image} ({self.plan.image_id[:19]}) on the engine "
+            f"at {self.plan.engine}"
+        )
+        if self.pid is None and self._seen_running:
+            self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
+
+    def wait(self, timeout_s: float) -> StopReport | None:
+        """Wait until the container has ended, at most so long; None if it has not yet."""
+        return self.report if self.gone.wait(timeout_s) else None
+
+    def stop(self, grace_s: float | None = None) -> None:
+        """Ask for the container to be stopped; returns at once."""
+        self._command({"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s}))
+
+    def freeze(self, timeout_s: float) -> list[int]:
+        """Keep the container from running, by signals to its processes or by the engine's pause; returns the pids."""
+        self._frozen.clear()
+        self._command({"cmd": "freeze"})
+        return self._frozen_pids if self._frozen.wait(timeout_s) else []
+
+    def running(self) -> RunningServer | None:
+        """Say which container would go on after a release; None if it has ended."""
+        if self.gone.is_set() or self.container_id is None:
+            return None
+        tree = container_tree(self.pid, self._start_ticks) if self.pid is not None else {}
+        if self.pid is not None and not tree:
+            return None
+        identities = tuple((pid, found.start_ticks) for pid, found in tree.items())
+        ticks = None if self.pid is None else self._start_ticks
+        return RunningServer("container", self.pid, ticks, identities, self.container_id, self.plan.engine.url)
+
+    def release(self, timeout_s: float) -> str | None:
+        """Have the warden let go of the container and end; see `Supervisor.release`.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            None when it was let go, else why not.
+        """
+        self._answered.clear()
+        self._command({"cmd": "release"})
+        self._answered.wait(timeout_s)
+        if self.report is not None and self.report.why == "released":
+            self._finish_log()
+            return None
+        if self.gone.is_set():
+            return "it has ended"
+        return self._kept or f"its warden did not answer within {timeout_s:.0f} s"
+
+    def close(self) -> None:
+        """Let go; a container that still runs is stopped by the warden, and one that has ended is removed."""
+        with self._lock:
+            self._closing = True
+        self._finish_log()
+        if self._socket is not None:
+            if self.gone.is_set() and not self._was_released:
+                self._removed.wait(_CLOSE_S)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._reader is not None and self._reader is not threading.current_thread():
+            self._reader.join(2)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_S)
+            self._process.returncode = self._process.returncode or 0
+        if self._record_fd is not None:
+            os.close(self._record_fd)
+            self._record_fd = None
+        if self._removed.is_set():
+            remove_record(self.cookie, self._records)
+
+    def _create_and_start(self) -> None:
+        engine, spec, launch = self.plan.engine, self.plan.spec, self._launch
+        docker = sdk()
+        assert self._process is not None
+        request = container_request(
+            spec,
+            launch.argv,
+            {**launch.env, COOKIE: self.cookie},
+            labels_of_run(self.cookie, self.plan.name, [os.getpid(), self._process.pid], may_stay=launch.may_release),
+            self.plan.mounts_for(self._cache_dirs),
+        )
+        client = open_client(engine)
+        try:
+            self._command({"cmd": "creating"})
+            with engine_errors(engine, "create the container"):
+                name = f"cachewatch-{slugify(self.plan.name)[:40]}-{self.cookie[:8]}"
+                try:
+                    self.container_id = str(client.create_container_from_config(request, name)["Id"])
+                    self._command({"cmd": "created"})
+                except docker.errors.APIError:
+                    self._command({"cmd": "created"})  # an answer, so that none is under way any more
+                    raise
+            with engine_errors(engine, "start the container"):
+                try:
+                    # Attached before the start, so that not a line of the output is missed. Podman looks for the
+                    # program as early as that.
+                    attached = client.attach_socket(self.container_id, {"stdout": 1, "stderr": 1, "stream": 1})
+                    self._log = LogStream(attached, launch.stdio[1], launch.stdio[2])
+                    client.start(self.container_id)
+                except docker.errors.APIError as error:
+                    raise self._refused_start(str(error.explanation or error)) from error
+        finally:
+            client.close()
+
+    def _refused_start(self, why: str) -> InputError:
+        image, said = for_terminal(self.plan.spec.image), for_terminal(redact(why.strip().rstrip(".")), 400)
+        words = self.plan.spec.entrypoint or list(self._launch.argv)
+        command = f"command {for_terminal(words[0])!r}" if words else "the image's own command"
+        if re.search(r"executable file not found|no such file or directory", why, re.IGNORECASE) and "exec" in why:
+            return CommandError(f"{command} not found in image {image}: {said}", exit_code=127)
+        if re.search(r"permission denied|exec format error", why, re.IGNORECASE) and "exec" in why:
+            return CommandError(f"{command} cannot be executed in image {image}: {said}", exit_code=126)
+        return InputError(f"the container engine at {self.plan.engine} could not start the container: {said}")
+
+    def _spawn_warden(self) -> None:
+        ours, theirs = socket.socketpair()
+        hold = [*self._launch.hold, *([] if self._record_fd is None else [self._record_fd])]
+        configuration = {
+            "engine": self.plan.engine.url,
+            "cookie": self.cookie,
+            "flow_pid": os.getpid(),
+            "grace_s": self._launch.grace_s,
+            "records": self._records,
+        }
+        with theirs:
+            self._process = spawn_helper(
+                "prefect_cachewatch.containers.warden",
+                theirs.fileno(),
+                sorted({theirs.fileno(), *hold}),  # the locks stay held until the container is gone
+                WARDEN_TITLE,
+            )
+        self._socket = ours
+        self._wardens += 1
+        try:
+            ours.sendall(json.dumps(configuration).encode() + b"\n")
+        except OSError as error:
+            raise GuardError(f"the warden process ended before it began: {error.strerror}") from error
+        if self._reader is None:
+            self._reader = threading.Thread(target=self._read, name="cachewatch-warden-reader", daemon=True)
+            self._reader.start()
+
+    def _reader_started(self) -> None:
+        if self.gone.is_set():
+            raise GuardError("the warden process ended before the container was started")
+
+    @property
+    def _was_released(self) -> bool:
+        return self.report is not None and self.report.why == "released"
+
+    def _command(self, command: dict[str, Any]) -> None:
+        if self._socket is not None and not self.gone.is_set():
+            with contextlib.suppress(OSError):  # the warden has gone: the reader sees it and takes over
+                self._socket.sendall(json.dumps(command).encode() + b"\n")
+
+    def _read(self) -> None:
+        while True:
+            self._read_one_warden()
+            with self._lock:
+                if self.gone.is_set() or self._closing:
+                    break
+            self.notes.append("the warden of the container was killed")
+            if not self._another_warden():
+                break
+        self._ready.set()
+        self._watching.set()
+        self.gone.set()
+
+    def _read_one_warden(self) -> None:
+        connection, buffer = self._socket, b""
+        assert connection is not None
+        while True:
+            try:
+                chunk = connection.recv(1 << 16)
+            except OSError:
+                return
+            if not chunk:
+                return
+            buffer += chunk
+            while b"\n" in buffer:
+                line, _, buffer = buffer.partition(b"\n")
+                self._take(json.loads(line))
+
+    def _another_warden(self) -> bool:
+        """Put a new warden in the place of one that was killed; after a few, stop the container from here."""
+        if self.container_id is None:
+            return False
+        if self._wardens < _MAX_WARDENS:
+            old = self._socket
+            with contextlib.suppress(OSError, GuardError):
+                self._spawn_warden()
+                self._command({"cmd": "watch", "id": self.container_id})
+                if old is not None:
+                    old.close()
+                return True
+        container = RunningContainer(EngineHttp(self.plan.engine.url), self.container_id, self.cookie)
+        stopped = container.stop(0.0, _sleep)
+        self.report = StopReport(
+            "guards_died", None, None, stopped.gone_after_s, stopped.terminated, stopped.killed, stopped.survivors
+        )
+        return False
+
+    def _take(self, message: dict[str, Any]) -> None:
+        event = message.pop("ev")
+        if event == "ready":
+            self._ready.set()
+        elif event == "watching":
+            self.pid, self._seen_running = message["pid"], message["running"]
+            self._start_ticks = message["start_ticks"]
+            self.root_pids = [] if self.pid is None else [self.pid]
+            self._watching.set()
+        elif event == "frozen":
+            self._frozen_pids = message["pids"]
+            self._frozen.set()
+        elif event == "kept":
+            self._kept = message["problem"]
+            self._answered.set()
+        elif event == "gone":
+            self._take_end(message)
+            self._answered.set()
+        elif event == "removed":
+            if message["problem"]:
+                self.notes.append(
+                    f"container {str(self.container_id)[:12]} could not be removed ({message['problem']}): "
+                    "`cachewatch janitor` does so later"
+                )
+            else:
+                self._removed.set()
+
+    def _take_end(self, message: dict[str, Any]) -> None:
+        code, number = message.pop("exit_code"), None
+        out_of_memory, error = message.pop("out_of_memory"), message.pop("error")
+        if out_of_memory:
+            limit = self.plan.spec.memory_bytes
+            allowed = f"its limit of {format_bytes(limit)}" if limit else "the memory there was"
+            self.notes.append(f"the kernel killed a process of the container because it went beyond {allowed}")
+        if error:
+            self.notes.append(f"the engine says of the container: {for_terminal(redact(error), 300)}")
+        if out_of_memory and code == _KILLED:
+            code, number = None, 9
+        self.report = StopReport(exit_code=code, signal=number, **message)
+        self.gone.set()
+
+    def _finish_log(self) -> None:
+        log, self._log = self._log, None
+        if log is None:
+            return
+        ended = self.gone.is_set() and not self._was_released
+        if not log.finish(_LOG_END_S if ended else 0.0) and ended:
+            self.notes.append("the end of the container's output did not come: the log may lack its last lines")
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(b'{"cmd": "remove"}\n')
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return float("inf")

@@ -1,0 +1,262 @@
+"""The warden: a process of its own that sees to a container's end, whatever becomes of the flow that started it.
+
+Killing a client never stops a container. So the flow starts its warden first, and it watches the flow by pidfd: when
+the flow ends without having let go, the warden finds the run's containers by their label and stops them. A stop that
+the flow asks for is made here too, so that an engine that hangs holds up nobody else. The flow in turn starts another
+warden if this one is killed; if both are, the janitor finds the container. Standard library only, no docker SDK.
+
+Wire format: one JSON object a line. In: first the configuration, then {"cmd": "creating"}, {"cmd": "created"},
+{"cmd": "watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, kept, gone, removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import select
+import signal
+import time
+
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.containers.run_records import RUN_LABEL, remove_record
+from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, Stopped, is_running
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Warden", "machine_oom_kills", "main"]
+
+_PR_SET_NAME = 15
+_KILLED = 137
+_LOOK_EVERY_S = 2.0
+_REMOVE_WITHIN_S = 30.0
+# A request to make the container may be under way when the flow dies, and a busy engine answers it late.
+_LATE_CONTAINER_S, _KEEP_TRYING_S = 30.0, 600.0
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Warden:
+    """What one warden knows, and whom it listens to.
+
+    Args:
+        control: descriptor of the control socket.
+        configuration: engine, cookie, flow_pid, grace_s, hold, records.
+        flow_fd: pidfd of the flow process.
+        heard: what came behind the configuration.
+    """
+
+    def __init__(self, control: int, configuration: dict[str, Any], flow_fd: int, heard: bytes) -> None:
+        self.control, self.flow_fd = control, flow_fd
+        self.engine = EngineHttp(configuration["engine"])
+        self.cookie = str(configuration["cookie"])
+        self.grace_s = float(configuration["grace_s"])
+        self.records = str(configuration["records"])
+        self.running: RunningContainer | None = None
+        self.creating = False
+        self.why = ""
+        self.oom_kills = machine_oom_kills()
+        self._heard = heard
+        self._wake, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        for number in _END_SIGNALS:
+            signal.signal(number, lambda *_: None)
+
+    def say(self, event: str, **data: Any) -> None:
+        message = json.dumps({"ev": event, **data}).encode() + b"\n"
+        try:
+            while message:
+                message = message[os.write(self.control, message) :]
+        except OSError:
+            return  # the flow has gone; the container is stopped all the same
+
+    def hear(self, timeout_s: float | None, *others: int) -> list[dict[str, Any]]:
+        """Wait for commands, for the end of the flow (which sets `why`), or for one of `others`."""
+        poll = select.poll()
+        if b"\n" in self._heard:
+            timeout_s = 0.0
+        for fd in (self.control, self.flow_fd, self._wake, *others):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        data = b""
+        for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
+            if fd == self.flow_fd:
+                self.why, self.flow_fd = self.why or "flow_died", -1
+            elif fd == self._wake:
+                if set(os.read(self._wake, 512)) & set(_END_SIGNALS):
+                    self.why = self.why or "guard_signalled"
+            elif fd == self.control:
+                try:
+                    data = os.read(self.control, 65536)
+                except OSError:
+                    data = b""
+                if not data:
+                    self.why, self.control = self.why or "control_closed", -1
+        self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+    def serve(self) -> Stopped | None:
+        """Wait for the first reason to end; returns how the container ended, None where its run is to be cleared."""
+        pidfd, grace_s = -1, self.grace_s
+        while not self.why:
+            blind = self.running is not None and pidfd < 0
+            for command in self.hear(_LOOK_EVERY_S if blind else None, pidfd):
+                kind = command["cmd"]
+                if kind in ("creating", "created"):
+                    self.creating = kind == "creating"
+                elif kind == "watch":
+                    pidfd = self._watch(str(command["id"]))
+                elif kind == "freeze" and self.running is not None:
+                    self.say("frozen", pids=self.running.freeze())
+                elif kind == "release":
+                    self._release()
+                elif kind == "stop":
+                    self.why, grace_s = "stop", float(command.get("grace_s", self.grace_s))
+            if self.why or self.running is None:
+                continue
+            if self.running.ended():
+                state = self.running.final_state()
+                self.why = "exited" if state else "engine_lost"
+                return Stopped(True, 0.0, [], [], [], state)
+        if self.running is None or self.why in ("flow_died", "control_closed"):
+            self.grace_s = grace_s
+            return None
+        return self.running.stop(grace_s, self._nap)
+
+    def clear(self) -> bool:
+        """Stop and remove every container of the run, those too that are only just being made; whether none is left."""
+        began = time.monotonic()
+        if self.running is not None:  # first, and also where the engine gives no answer any more
+            self.running.stop(self.grace_s, self._nap)
+        quiet = 0
+        while time.monotonic() < began + _KEEP_TRYING_S:
+            try:
+                found = self.engine.labelled(f"{RUN_LABEL}={self.cookie}", CALL_S)
+                for one in found:
+                    container = RunningContainer(self.engine, str(one["Id"]), self.cookie)
+                    state = container.look()
+                    if state is None or is_running(state):
+                        container.stop(self.grace_s, self._nap)
+                    self.engine.remove(container.container, _REMOVE_WITHIN_S)
+            except (EngineSilent, EngineRefused):
+                time.sleep(2.0)
+                continue
+            quiet = 0 if found else quiet + 1
+            if quiet >= 2 and (not self.creating or time.monotonic() > began + _LATE_CONTAINER_S):
+                return True
+            time.sleep(0.5 if self.creating else 0.1)
+        return False
+
+    def _watch(self, container: str) -> int:
+        self.running = RunningContainer(self.engine, container, self.cookie)
+        state = self.running.look()
+        pid = self.running.pid
+        self.say("watching", pid=pid, start_ticks=self.running.start_ticks, running=bool(state and is_running(state)))
+        if pid is None:
+            return -1
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return -1
+
+    def _release(self) -> None:
+        """Let go of a container that goes on, and end; the only way out on which it is not stopped."""
+        state = self.running.look() if self.running is not None else None
+        if state is None or not is_running(state):
+            self.say("kept", problem="its engine does not answer" if state is None else "it has ended")
+            return
+        # Without its record no janitor takes it for a leftover. What the flow wrote before says how to stop it.
+        remove_record(self.cookie, self.records)
+        self.say("gone", why="released", exit_code=None, out_of_memory=False, error="", gone_after_s=0.0, terminated=[],
+                 killed=[], survivors=[])  # fmt: skip
+        os._exit(0)
+
+    def _nap(self, seconds: float) -> float:
+        """Wait; returns the deadline of a further stop that came meanwhile, else never."""
+        if self.control < 0:
+            time.sleep(seconds)
+            return math.inf
+        why = self.why
+        stops = [command for command in self.hear(seconds) if command["cmd"] == "stop"]
+        self.why = why
+        return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
+
+
+def _finish(warden: Warden, ended: Stopped) -> bool:
+    """Report, wait until the log has been read, remove the container; whether it has gone."""
+    assert warden.running is not None
+    state = ended.state or {}
+    warden.say(
+        "gone",
+        why=warden.why,
+        exit_code=state.get("ExitCode"),
+        out_of_memory=_ran_out_of_memory(warden, state),
+        error=str(state.get("Error") or ""),
+        gone_after_s=ended.gone_after_s,
+        terminated=ended.terminated,
+        killed=ended.killed,
+        survivors=ended.survivors,
+    )
+    warden.why = ""
+    deadline = time.monotonic() + _REMOVE_WITHIN_S
+    while warden.control >= 0 and not warden.why and (left := deadline - time.monotonic()) > 0:
+        if any(command["cmd"] == "remove" for command in warden.hear(left)):
+            break
+    if not ended.gone:
+        return False
+    try:
+        warden.engine.remove(warden.running.container, _REMOVE_WITHIN_S)
+    except (EngineSilent, EngineRefused) as error:
+        warden.say("removed", problem=str(error))
+        return False
+    warden.say("removed", problem="")
+    return True
+
+
+def _ran_out_of_memory(warden: Warden, state: dict[str, Any]) -> bool:
+    if state.get("OOMKilled"):
+        return True
+    # Podman does not always see it; a SIGKILL that nobody here sent, and a kill for memory on this machine, tell it too.
+    killed = warden.why == "exited" and state.get("ExitCode") == _KILLED
+    return killed and warden.oom_kills < machine_oom_kills()
+
+
+def machine_oom_kills() -> int:
+    """Read how many processes this machine's kernel has killed since boot because memory ran out."""
+    try:
+        with open("/proc/vmstat", "rb") as file:
+            return next((int(line[9:]) for line in file if line.startswith(b"oom_kill ")), 0)
+    except OSError:
+        return 0
+
+
+def main(control: int) -> None:
+    """See to one container until nothing of it is left; never returns.
+
+    Args:
+        control: descriptor of the connected control socket; the configuration is read from it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"cachewatch-ward", 0, 0, 0)
+    os.chdir("/")  # never pin the file system that is being watched
+    os.set_inheritable(control, False)
+    data = b""
+    while b"\n" not in data:
+        chunk = os.read(control, 65536)
+        if not chunk:
+            os._exit(97)
+        data += chunk
+    line, _, rest = data.partition(b"\n")
+    configuration: dict[str, Any] = json.loads(line)
+    flow_fd = os.pidfd_open(configuration["flow_pid"])
+    if os.getppid() != configuration["flow_pid"]:
+        os._exit(97)  # it died before it was pinned, and its pid may be another's
+    warden = Warden(control, configuration, flow_fd, rest)
+    warden.say("ready")
+    ended = warden.serve()
+    done = warden.clear() if ended is None else _finish(warden, ended)
+    if done:
+        remove_record(warden.cookie, warden.records)
+    os._exit(0)

@@ -1,0 +1,240 @@
+"""A container engine of the tests' own: podman with runc, its storage and its API socket in one temporary directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from tests.support import unavailable
+
+SHELL_IMAGE = "localhost/cachewatch-test/shell:1"
+PYTHON_IMAGE = "localhost/cachewatch-test/python:1"
+NEEDED = ("podman", "runc", "busybox")
+# A sandbox may refuse to raise limits, and podman asks for more than most have.
+_CONFIGURATION = """
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+[engine]
+cgroup_manager = "cgroupfs"
+runtime = "runc"
+events_logger = "file"
+"""
+_APPLETS = (
+    "sh",
+    "sleep",
+    "echo",
+    "cat",
+    "dd",
+    "mkdir",
+    "find",
+    "stat",
+    "ls",
+    "ps",
+    "id",
+    "env",
+    "true",
+    "touch",
+    "seq",
+    "rm",
+    "yes",
+    "head",
+    "setsid",
+    "df",
+    "httpd",
+)
+_LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "site-packages",
+    "lib2to3",
+    "__pycache__",
+}
+
+
+@dataclass
+class Service:
+    """One `podman system service`."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    @property
+    def http(self) -> EngineHttp:
+        return EngineHttp(self.url)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+
+class Engine:
+    """Podman's storage and a service on it; more services on the same storage can be started and killed."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="cw-engine-", dir="/tmp"))  # short: a socket's path has 107 bytes
+        (self.home / "containers.conf").write_text(_CONFIGURATION)
+        self.env = dict(os.environ) | {"CONTAINERS_CONF": str(self.home / "containers.conf")}
+        self._services = 0
+        self._make_roots()
+        self._driver = self._working_driver()
+        self.podman(
+            "import", "--change", 'CMD ["sh", "-c", "echo the image speaks"]', self.home / "python.tar", PYTHON_IMAGE
+        )
+        self.main = self.start_service()
+
+    def podman(self, *arguments: object, check: bool = True, driver: str | None = None) -> str:
+        done = subprocess.run(
+            [*self._command(driver or self._driver), *map(str, arguments)],
+            env=self.env, check=False, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        if check and done.returncode:
+            raise RuntimeError(f"podman {arguments}: {done.stderr}")
+        return done.stdout.strip()
+
+    def start_service(self, tcp_port: int | None = None) -> Service:
+        self._services += 1
+        url = f"unix://{self.home}/{self._services}.sock" if tcp_port is None else f"tcp://127.0.0.1:{tcp_port}"
+        command = [*self._command(self._driver), "system", "service", "--time", "0", url]
+        log = (self.home / f"{self._services}.log").open("wb")
+        process = subprocess.Popen(command, cwd=self.home, env=self.env, stdout=log, stderr=log, start_new_session=True)
+        log.close()
+        service = Service(url, process)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                service.http.call("GET", "/_ping", 5.0)
+                return service
+            except (EngineSilent, EngineRefused):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise RuntimeError(
+                        f"podman's service did not start: {(self.home / f'{self._services}.log').read_text()}"
+                    ) from None
+                time.sleep(0.1)
+
+    def containers(self) -> list[str]:
+        """All containers there are, running or not."""
+        return [one["Names"][0] for one in json.loads(self.podman("ps", "-a", "--format", "json") or "[]")]
+
+    def remove_volume(self, name: str) -> None:
+        """Remove a volume once no container has it any more: one that is only just being removed is in the way."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self.podman("volume", "rm", "--force", name)
+                return
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    def close(self) -> None:
+        self.main.process.terminate()
+        self.main.process.wait(30)
+        self.podman("rm", "--all", "--force", "--time", "0", check=False)
+        self.podman("volume", "prune", "--force", check=False)
+        with contextlib.suppress(OSError):
+            for mount in Path("/proc/self/mounts").read_text().splitlines():
+                if (point := mount.split()[1]).startswith(str(self.home)):
+                    subprocess.run(["umount", "-l", point], check=False)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def _command(self, driver: str) -> list[str]:
+        return ["podman", "--root", f"{self.home}/storage", "--runroot", f"{self.home}/run", "--storage-driver", driver]
+
+    def _working_driver(self) -> str:
+        problems = []
+        for driver in ("overlay", "vfs"):  # overlay on overlay, as in most CI containers, does not work
+            try:
+                self.podman("import", self.home / "shell.tar", SHELL_IMAGE, driver=driver)
+                self.podman("run", "--rm", SHELL_IMAGE, "true", driver=driver)
+                return driver
+            except RuntimeError as error:
+                problems.append(str(error))
+                shutil.rmtree(self.home / "storage", ignore_errors=True)
+                shutil.rmtree(self.home / "run", ignore_errors=True)
+        raise RuntimeError("podman runs no container here: " + "; ".join(problems))
+
+    def _make_roots(self) -> None:
+        busybox = shutil.which("busybox")
+        assert busybox is not None
+        for name in ("shell", "python"):
+            with tarfile.open(self.home / f"{name}.tar", "w") as tar:
+                for directory in ("tmp", "etc", "proc", "sys", "dev", "cache"):
+                    entry = tarfile.TarInfo(directory)
+                    entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory in ("tmp", "cache") else 0o755
+                    tar.addfile(entry)
+                tar.add(busybox, "bin/busybox")
+                for applet in _APPLETS:
+                    entry = tarfile.TarInfo(f"bin/{applet}")
+                    entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+                    tar.addfile(entry)
+                plain = tarfile.TarInfo("bin/not-executable")
+                plain.mode = 0o644
+                tar.addfile(plain)
+                if name == "python":
+                    _add_python(tar)
+
+
+def _add_python(tar: tarfile.TarFile) -> None:
+    """This very Python at its own place, with the libraries it needs, and without what no script of the tests uses."""
+    real = os.path.realpath(sys.executable)
+    library = os.path.dirname(os.__file__)
+    tar.add(real, real)
+    entry = tarfile.TarInfo("bin/python3")
+    entry.type, entry.linkname = tarfile.SYMTYPE, real
+    tar.addfile(entry)
+
+    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = os.path.basename(info.name)
+        return None if name in _LEFT_OUT or name.startswith("config-") or name.endswith(".a") else info
+
+    tar.add(library, library, filter=wanted)
+    dynamic = [
+        os.path.join(library, "lib-dynload", name) for name in ("_json", "_heapq", "_struct", "_ctypes", "array")
+    ]
+    libraries = set()
+    for program in [real, *(found for stem in dynamic for found in _matching(stem))]:
+        shown = subprocess.run(["ldd", program], check=False, capture_output=True, text=True).stdout
+        libraries |= {word for line in shown.splitlines() for word in line.split() if word.startswith("/")}
+    for path in sorted(libraries):
+        tar.add(os.path.realpath(path), path)
+
+
+def _matching(stem: str) -> list[str]:
+    directory, name = os.path.split(stem)
+    if not os.path.isdir(directory):
+        return []
+    return [os.path.join(directory, found) for found in os.listdir(directory) if found.startswith(f"{name}.")]
+
+
+@contextlib.contextmanager
+def an_engine() -> Iterator[Engine]:
+    """An engine for some tests, which are skipped, or in CI fail, where there can be none."""
+    if missing := [name for name in NEEDED if shutil.which(name) is None]:
+        unavailable(f"needs {', '.join(missing)}: apt install podman runc busybox-static")
+    if os.geteuid() != 0:
+        unavailable("needs root, for an engine of the tests' own")
+    engine = Engine()
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,118 @@
+"""Containers through the Prefect flow: attempts, Secret blocks, the store; and that nothing secret is left anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pytest
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL
+from prefect.testing.utilities import prefect_test_harness
+
+from prefect_cachewatch.config import CacheJob, ContainerSpec, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.generation import generate_cache
+from prefect_cachewatch.publish.policy import PublishPolicy
+from tests.containers.engine import SHELL_IMAGE
+from tests.support import eventually
+
+FAST = {
+    "stall": StallPolicy(stall_after_s=2, first_write_within_s=60, poll_s=0.3),
+    "stop": StopPolicy(grace_s=0.3),
+    "return_state": True,
+}
+
+
+@pytest.fixture(scope="module")
+def harness():
+    with prefect_test_harness(server_startup_timeout=180):
+        yield
+
+
+def job(cache: Path | None, script: str, **fields: object) -> CacheJob:
+    dirs = {} if cache is None else {"cache_dirs": [cache]}
+    return CacheJob(
+        name="in-container", command=["sh", "-c", script], container=ContainerSpec(image=SHELL_IMAGE), **dirs, **fields
+    )
+
+
+def test_the_flow_stops_a_stalled_container_and_nothing_secret_is_left_behind(harness, engine, cache, tmp_path):
+    secret = f"hush-{uuid.uuid4().hex}"
+    Secret(value=secret).save("container-token", overwrite=True)
+    script = f"env; echo token=$HF_THING; dd if=/dev/zero of={cache}/f bs=1M count=1; sleep 7777; true"
+    state = generate_cache(
+        job(cache, script, env_secrets={"HF_THING": "container-token"}),
+        retry=RetryPolicy(attempts=1), report=tmp_path / "report.json", bundle_dir=tmp_path / "bundles", **FAST,
+    )  # fmt: skip
+    assert state.name == "Stalled", state.message
+    assert "sleep" in state.message
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["stop"]["survivors"] == []
+    # It was there, for the generator: the log file on this machine has it, since the generator said it.
+    assert any(secret in path.read_text() for path in Path(os.environ["XDG_STATE_HOME"]).rglob("generator-1.log"))
+    texts = [state.message, json.dumps(report)]
+    texts += [
+        path.read_text(errors="replace")
+        for path in (tmp_path / "bundles").rglob("*")
+        if path.suffix != ".gz" and path.is_file()
+    ]
+    texts += [
+        gzip.decompress(path.read_bytes()).decode(errors="replace") for path in (tmp_path / "bundles").rglob("*.gz")
+    ]
+    with get_client(sync_client=True) as client:
+        texts += [str(one.data) for one in client.read_artifacts()]
+    assert len(texts) > 5
+    assert [text for text in texts if secret in text] == []
+
+
+def test_each_attempt_is_a_container_of_its_own_and_the_second_resumes(harness, cache):
+    script = f"[ -e {cache}/a ] && exec touch {cache}/done; echo x > {cache}/a; exit 7"
+    state = generate_cache(
+        job(cache, script), retry=RetryPolicy(attempts=2, backoff_s=0, no_progress_attempts=9), **FAST
+    )
+    assert state.is_completed(), state.message
+    assert (cache / "done").exists()
+
+
+def test_a_build_of_a_store_is_written_from_a_container(harness, tmp_path):
+    job_ = job(None, "dd if=/dev/zero of=$OUT/weights.bin bs=1M count=3 2>/dev/null")
+    policy = PublishPolicy(store=tmp_path / "store", cache_dir_env="OUT")
+    policy.store.mkdir()
+    first = generate_cache(job_, publish=policy, **FAST)
+    assert first.is_completed(), first.message
+    (found,) = (tmp_path / "store").rglob("weights.bin")
+    assert found.stat().st_size == 3 << 20
+    assert generate_cache(job_, publish=policy, **FAST).name == "Cached"
+    other = job_.model_copy(update={"container": ContainerSpec(image="localhost:1/another:1", pull="never")})
+    refused = generate_cache(other, publish=policy, **FAST)  # another image is another cache: not taken from the store
+    assert (refused.name, "is not on the engine" in refused.message) == ("Refused", True)
+
+
+def test_the_container_of_a_flow_process_that_was_killed_is_gone(harness, engine, cache, tmp_path):
+    source = f"""
+        from pathlib import Path
+        from prefect_cachewatch.config import CacheJob, ContainerSpec
+        from prefect_cachewatch.flows.generation import generate_cache
+        job = CacheJob(name="killed", command=["sh", "-c", "echo x > {cache}/up; sleep 999; true"],
+                       cache_dirs=[Path({str(cache)!r})], container=ContainerSpec(image={SHELL_IMAGE!r}))
+        generate_cache(job)
+    """
+    log = (tmp_path / "log").open("wb")
+    env = dict(os.environ) | {"PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=log, stderr=log, env=env)
+    try:
+        assert eventually((cache / "up").exists, 120), (tmp_path / "log").read_text()
+        assert engine.containers()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        log.close()
+    assert eventually(lambda: not engine.containers())

@@ -1,0 +1,121 @@
+"""Generators in containers, from start to end, on a real engine."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE
+from tests.support import eventually, exec_argv, run_exec, running
+
+WRITES = "for i in 1 2 3; do dd if=/dev/zero of=$CACHE/f$i bs=1M count=2 2>/dev/null; done; "
+STALLS = ("--stall-after", "1.5s", "--first-write-within", "30s")
+
+
+def test_a_generator_in_a_container_is_measured_and_its_output_is_its_own(contain, cache):
+    ran = contain("echo to-out; echo to-err >&2; " + WRITES, "--env", f"CACHE={cache}")
+    assert ran.status == 0, ran.stderr
+    assert ran.stdout == "to-out\n"
+    assert "to-err\n" in ran.stderr
+    assert ran.report["growth"]["bytes_written"] == 6 << 20
+    assert ran.report["outcome"] == "completed"
+    assert f"of image {SHELL_IMAGE}" in ran.report["notes"][0]
+
+
+def test_the_exit_code_is_the_generators_own(contain):
+    ran = contain("exit 3")
+    assert ran.status == 3
+    assert ran.report["exit_code"] == 3
+    assert "ended with exit code 3" in ran.report["message"]
+
+
+def test_a_program_that_the_image_lacks_is_127_and_one_that_cannot_be_executed_126(cache):
+    missing = run_exec(cache, "--image", SHELL_IMAGE, command=["no-such-program"])
+    assert missing.status == 127
+    assert missing.last_line.startswith(f"cachewatch: command 'no-such-program' not found in image {SHELL_IMAGE}: ")
+    refused = run_exec(cache, "--image", SHELL_IMAGE, command=["/bin/not-executable"])
+    assert refused.status == 126
+    assert f"command '/bin/not-executable' cannot be executed in image {SHELL_IMAGE}: " in refused.last_line
+
+
+def test_an_image_runs_its_own_command_and_one_without_is_refused(cache):
+    ran = run_exec(cache, "--image", PYTHON_IMAGE, command=[])
+    assert (ran.status, ran.stdout) == (0, "the image speaks\n")
+    refused = run_exec(cache, "--image", SHELL_IMAGE, command=[])
+    assert refused.status == 125
+    assert refused.last_line.startswith(f"cachewatch: image {SHELL_IMAGE} has no command of its own")
+
+
+def test_the_container_is_made_as_it_was_asked_for(contain, cache, tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "w").write_text("weights")
+    ran = contain(
+        "cat /weights/w; echo; touch /weights/x 2>/dev/null || echo read-only; id -u; id -G; pwd; echo $WORD; "
+        "df /dev/shm | while read a b c; do echo shm $b; done; ls /dev/fuse; ulimit -n; ls /sys/class/net",
+        "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001", "--group-add", "44", "--workdir", "/tmp",
+        "--env", "WORD=said", "--shm-size", "8m", "--device", "/dev/null:/dev/fuse", "--ulimit", "nofile=99:100", "--ulimit", "nproc=100",
+        "--network", "none", "--label", "team=ml",
+    )  # fmt: skip
+    assert ran.status == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[:5] == ["weights", "read-only", "1000", "1001 44", "/tmp"], lines
+    assert lines[5] == "said"
+    assert "shm 8192" in lines
+    assert lines[-3:] == ["/dev/fuse", "99", "lo"]
+
+
+def test_a_container_inherits_no_environment_but_what_is_named(contain, monkeypatch):
+    monkeypatch.setenv("MINE", "not told")
+    monkeypatch.setenv("PASSED_ON", "told")
+    ran = contain("env", "--env", "PASSED_ON")
+    assert "PASSED_ON=told\n" in ran.stdout
+    assert "MINE=" not in ran.stdout
+
+
+def test_a_stall_in_a_container_names_its_processes_by_host_pid_and_stops_all_of_them(contain, cache):
+    # A daemon in a session of its own, and everybody ignores SIGTERM.
+    script = "trap '' TERM; " + WRITES + "setsid sh -c 'sleep 7777 & sleep 8888' & sleep 9999; true"
+    ran = contain(script, "--env", f"CACHE={cache}", "--grace", "0.5s", *STALLS)
+    assert ran.status == 124, ran.stderr
+    report = ran.report
+    assert report["outcome"] == "stalled"
+    stopped = {" ".join(who["argv"]): who for who in report["stop"]["killed"]}
+    assert {"sleep 7777", "sleep 8888", "sleep 9999"} <= set(stopped)
+    assert report["stop"]["survivors"] == []
+    assert "sleep" in report["diagnosis"]["summary"]
+    assert any(str(who["pid"]) in report["diagnosis"]["summary"] for who in stopped.values())
+
+
+def test_a_generator_that_acts_on_sigterm_has_the_grace_period_for_it(contain, cache):
+    script = WRITES + "trap 'touch $CACHE/cleaned; exit 0' TERM; while true; do sleep 0.1; done"
+    ran = contain(script, "--env", f"CACHE={cache}", "--grace", "30s", *STALLS)
+    assert ran.status == 124
+    assert (cache / "cleaned").exists()
+    assert ran.report["stop"]["gone_after_s"] < 20
+    assert any(who["argv"][0] == "sh" for who in ran.report["stop"]["terminated"])
+
+
+def test_a_flood_of_output_is_drained_and_capped(contain, tmp_path):
+    log = tmp_path / "log"
+    ran = contain("yes 0123456789abcdef0123456789abcdef | head -n 1000000; echo the end >&2", "--log", log)
+    assert ran.status == 0, ran.stderr
+    assert ran.stdout.count("\n") == 1_000_000
+    assert log.stat().st_size == 33_000_000 + len("the end\n")
+
+
+def test_a_generator_beyond_its_memory_limit_is_said_to_have_been_killed_for_it(contain):
+    ran = contain("exec dd if=/dev/zero of=/dev/null bs=400M count=1", "--memory", "64m")
+    assert ran.status == 137, ran.stderr
+    assert (ran.report["exit_code"], ran.report["signal"]) == (None, 9)
+    assert any("went beyond its limit of 64.0 MiB" in note for note in ran.report["notes"]), ran.report["notes"]
+
+
+def test_ctrl_c_stops_the_container(engine, cache):
+    argv = exec_argv(
+        cache, "--image", SHELL_IMAGE, "--grace", "0.2s", command=["sh", "-c", "echo up; sleep 1000; true"]
+    )
+    with running(argv) as process:
+        assert process.stdout.readline() == "up\n"
+        assert engine.containers()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert eventually(lambda: not engine.containers())
