@@ -30,6 +30,16 @@ def torch_python() -> str:
     return _python("torch")
 
 
+@pytest.fixture(scope="session")
+def openvino_python() -> str:
+    return _python("openvino")
+
+
+@pytest.fixture(scope="session")
+def hub_python() -> str:
+    return _python("hub")
+
+
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
     return tmp_path / "cache"

@@ -56,6 +56,8 @@ ENVIRONMENTS = {
         Environment("ttnn", ("ttnn==0.81.1", "numpy"), ("3.12", "3.10")),
         Environment("arrays", ("safetensors==0.8.0", "numpy"), ("3.12", "3.11", "3.10")),
         Environment("torch", ("torch==2.13.0", "numpy"), ("3.11",), programs=("g++",)),
+        Environment("openvino", ("openvino==2026.4.1", "numpy"), ("3.12", "3.11")),
+        Environment("hub", ("huggingface_hub==2.4.0",), ("3.12", "3.11", "3.10")),
     )
 }
 

@@ -19,7 +19,7 @@ __all__ = ["SCRIPTS", "GuardedRun", "is_marked", "marked_processes", "run_guarde
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _MARK = "GENERATOR_TEST_MARK"
-_TIMEOUT_S = 160
+_TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ def run_guarded(
     cache_dir: Path,
     options: list[str],
     meanwhile: Callable[[str, Callable[[], bool]], None] | None = None,
+    *,
+    by_profile: bool = False,
 ) -> GuardedRun:
     """Run a generator under guard.
 
@@ -60,6 +62,7 @@ def run_guarded(
         options: further options of cachewatch.
         meanwhile: run in a thread beside it, with the mark in the environment of the generator's
             processes and a function that is true once the run has ended.
+        by_profile: whether a profile among the options names the directories.
 
     Returns:
         What came of it.
@@ -70,7 +73,7 @@ def run_guarded(
     argv = [
         str(Path(sys.executable).with_name("cachewatch")),
         how,
-        *("--cache-dir", str(cache_dir)),
+        *(() if by_profile else ("--cache-dir", str(cache_dir))),
         *("--report", str(report)),
         *("--env", f"{_MARK}={mark}"),
         *("--grace", "3s"),

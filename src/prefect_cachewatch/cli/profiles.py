@@ -1,0 +1,106 @@
+"""`cachewatch profiles`: the known generators, their parameters, and what follows from some for a job."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from prefect_cachewatch.cli.profile_choice import split_parameters
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_duration
+
+__all__ = ["command"]
+
+_WIDTH = 79
+
+
+@click.command("profiles")
+@click.argument("profile", required=False, metavar="[NAME[,KEY=VALUE...]]")
+@click.option("-P", "values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(profile: str | None, values: tuple[str, ...], as_json: bool) -> int:
+    """List the profiles; with NAME its parameters; with parameters what follows from them for a job."""
+    if profile is None:
+        if values:
+            raise InputError(
+                "-P belongs to a profile: name one, as in cachewatch profiles openvino -P cache_dir=/mnt/ov"
+            )
+        _list(as_json)
+        return 0
+    name, _, rest = profile.partition(",")
+    pairs = [*(rest.split(",") if rest else ()), *values]
+    kind = find_profile(name)
+    if pairs:
+        _show_settings(make_profile(name, split_parameters(pairs)).resolve(), as_json)
+    else:
+        _show_parameters(kind, as_json)
+    return 0
+
+
+def _list(as_json: bool) -> None:
+    found = {name: find_profile(name).summary for name in known_profiles()}
+    if as_json:
+        print(json.dumps(found))
+        return
+    width = max(map(len, found))
+    for name, summary in found.items():
+        print(_hanging(f"{name:<{width}}  ", summary))
+    print("\ncachewatch profiles NAME shows the parameters of one;")
+    print("cachewatch exec --profile NAME,KEY=VALUE... -- COMMAND uses it.")
+
+
+def _show_parameters(kind: type[Profile], as_json: bool) -> None:
+    fields = kind.model_fields
+    if as_json:
+        print(json.dumps({"name": kind.profile_name, "summary": kind.summary, "parameters": kind.model_json_schema()}))
+        return
+    print(f"{kind.profile_name}: {kind.summary}\n")
+    for name, field in fields.items():
+        default = "required" if field.is_required() else None if field.default is None else f"default {field.default}"
+        note = f" ({default})" if default else ""
+        print(_hanging(f"  {name:<16}", f"{field.description or ''}{note}"))
+
+
+def _show_settings(settings: ProfileSettings, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_plain(settings)))
+        return
+    rows: list[tuple[str, str]] = [("job", settings.name)]
+    rows += [("cache dir", str(path)) for path in settings.cache_dirs]
+    rows += [("environment", f"{name}={value}") for name, value in settings.env.items()]
+    if settings.command:
+        rows.append(("command", " ".join(settings.command)))
+    rows += [(name, _window(name, value)) for name, value in settings.stall.items()]
+    rows.append(("never counts", " ".join(settings.ignore)))
+    if settings.ready is not None:
+        rows.append(("ready", f"{settings.ready.kind} {getattr(settings.ready, 'url', '')}".rstrip()))
+    if settings.markers is not None:
+        rows += [("marker", str(path)) for path in (settings.markers.started, settings.markers.completed) if path]
+    for name, value in rows:
+        print(f"{name:<21} {for_terminal(value, 4096)}")
+    for hint in settings.hints:
+        print(_hanging("note: ", hint))
+
+
+def _plain(settings: ProfileSettings) -> dict[str, Any]:
+    data = asdict(settings)
+    data["cache_dirs"] = [str(path) for path in settings.cache_dirs]
+    data["ready"] = settings.ready.model_dump(mode="json") if settings.ready is not None else None
+    data["markers"] = settings.markers.model_dump(mode="json") if settings.markers is not None else None
+    return data
+
+
+def _window(name: str, value: Any) -> str:
+    return format_duration(float(value)) if name.endswith("_s") else str(value)
+
+
+def _hanging(head: str, text: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False, break_long_words=False
+    )  # fmt: skip

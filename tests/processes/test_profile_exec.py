@@ -1,0 +1,139 @@
+"""`cachewatch exec --profile`: directories, environment, windows and markers on real processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import CACHEWATCH, Ran, assert_none_left, new_tag, run
+
+WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.2s")
+STARTED, COMPLETED = "TT_METAL_CACHE_FIRST_RUN_STARTED", "TT_METAL_CACHE_COMPLETED"
+
+
+def run_exec(tmp_path: Path, *options: object, command: list[str]) -> Ran:
+    report = tmp_path / "r.json"
+    report.unlink(missing_ok=True)
+    ran = run([*CACHEWATCH, "exec", "--report", str(report), *map(str, options), "--", *command])
+    ran.report = json.loads(report.read_text()) if report.exists() else None
+    return ran
+
+
+def sh(script: str) -> list[str]:
+    return ["sh", "-c", script]
+
+
+def marked(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if path.name.startswith("TT_METAL"))
+
+
+def test_a_profile_tells_the_generator_where_and_the_watch_looks_there(tmp_path):
+    script = 'mkdir -p "$HF_HUB_CACHE/blobs" && head -c 70000 /dev/zero > "$HF_HUB_CACHE/blobs/a.incomplete"'
+    ran = run_exec(tmp_path, "--profile", f"hf-download,home={tmp_path}/hf", "--poll", "0.2s", command=sh(script))
+    assert ran.status == 0, ran.stderr
+    assert ran.report["cache_dirs"] == [f"{tmp_path}/hf/hub", f"{tmp_path}/hf/xet"]
+    assert (ran.report["growth"]["bytes_written"], ran.report["name"]) == (70_000, "hf-download")
+
+
+def test_what_is_given_beside_a_profile_goes_before_it(tmp_path):
+    options = ("--profile", "openvino", "-P", f"cache_dir={tmp_path}/ov", "--poll", "0.2s")
+    hangs = sh("sleep 100")
+    ran = run_exec(tmp_path, *options, "--first-write-within", "1s", "--no-bundle", "--grace", "0.5s", command=hangs)
+    assert (ran.status, ran.report["stall"]["window_s"]) == (124, 1.0)
+    ran = run_exec(tmp_path, *options, "--cache-dir", tmp_path / "own", "--env", "A=b",
+                   command=sh(f'test "$A" = b && head -c 9000 /dev/zero > {tmp_path}/own/x'))  # fmt: skip
+    assert (ran.status, ran.report["cache_dirs"]) == (0, [f"{tmp_path}/own"])
+
+
+@pytest.fixture
+def tt(tmp_path) -> tuple[str, ...]:
+    (tmp_path / "done").unlink(missing_ok=True)
+    parameters = f"tt-inference-server,model=m,device=n300,tt_cache_path={tmp_path}/tensors"
+    return ("--profile", parameters, *WELL, "--no-bundle", "--grace", "0.5s")
+
+
+def test_a_generation_that_fails_is_marked_as_started_and_never_as_completed(tmp_path, tt):
+    cache = tmp_path / "tensors"
+    # What it sees of the markers at its start is what others would see.
+    ran = run_exec(
+        tmp_path, *tt, command=sh(f'ls {cache} > {tmp_path}/seen; head -c 9000 /dev/zero > "$TT_CACHE_PATH/a"; exit 3')
+    )
+    assert (ran.status, marked(cache), (tmp_path / "seen").read_text()) == (3, [STARTED], f"{STARTED}\n")
+    assert ran.report["growth"]["bytes_written"] == 9000
+    assert (cache / STARTED).read_text().startswith("Cache generation started at 20")
+    assert [path.name for path in cache.iterdir() if ".tmp" in path.name] == []
+    assert (tmp_path / "tensors-kernels").is_dir()
+
+
+# Writes its cache, is silent for a moment, answers /health with 200, and does not end.
+SERVER = """
+import http.server, os, sys, time
+for n in range(3):
+    open(f"{os.environ['TT_CACHE_PATH']}/{n}.tensorbin", "wb").write(bytes(20_000))
+open(f"{os.environ['TT_METAL_CACHE']}/kernel.elf", "wb").write(bytes(9_000))
+time.sleep(0.5)
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
+"""
+
+
+def test_a_server_is_ready_by_its_health_and_its_cache_is_marked_as_completed(tmp_path, tt):
+    tag = new_tag()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = (*tt, "-P", f"port={port}", "--then", "stop", "--ready-every", "0.2s")
+    ran = run_exec(tmp_path, *options, command=[sys.executable, "-c", SERVER, str(port), tag])
+    assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.stderr
+    assert (ran.report["ready"]["kind"], ran.report["ready"]["then"]) == ("http", "stop")
+    assert ran.report["growth"]["bytes_written"] == 69_000
+    assert marked(tmp_path / "tensors") == [COMPLETED, STARTED]
+    assert_none_left(tag)
+
+
+def test_a_cache_marked_as_completed_is_not_marked_as_started_again(tmp_path, tt):
+    cache = tmp_path / "tensors"
+    cache.mkdir()
+    (cache / COMPLETED).write_text("by somebody else\n")
+    ran = run_exec(tmp_path, *tt, "--ready", "exit", command=sh("exit 3"))
+    assert (ran.status, marked(cache)) == (3, [COMPLETED])
+    assert (cache / COMPLETED).read_text() == "by somebody else\n"
+
+
+def test_a_marker_that_cannot_be_written_is_said_and_changes_nothing(tmp_path, tt):
+    (tmp_path / "tensors" / STARTED).mkdir(parents=True)
+    ran = run_exec(tmp_path, *tt, "--ready", "exit", command=sh("exit 3"))
+    assert ran.status == 3
+    (note,) = ran.report["notes"]
+    assert note == f"marker {tmp_path}/tensors/{STARTED} was not written: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--profile", "openvion"], "there is no profile 'openvion': did you mean openvino? (see cachewatch profiles)"),
+        (["--profile", "openvino"],
+         "profile openvino needs the parameter cache_dir: The property CACHE_DIR that the program sets"),
+        (["-P", "cache_dir=/c"], "-P belongs to a profile: name one with --profile (see cachewatch profiles)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["exec", "generate"])
+def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, command, options, sentence):
+    mark = tmp_path / "ran"
+    ran = run([*CACHEWATCH, command, *options, "--", "touch", str(mark)])
+    assert (ran.status, ran.stderr, mark.exists()) == (125, f"cachewatch: {sentence}\n", False)
+
+
+def test_without_a_command_the_profiles_own_is_taken(tmp_path):
+    ran = run([*CACHEWATCH, "exec", "--profile", f"trtllm-build,output_dir={tmp_path}/e,checkpoint_dir=/k"])
+    assert ran.status == 127
+    assert (
+        ran.last_line == "cachewatch: command 'trtllm-build' not found in PATH: check its name, or give its full path"
+    )
