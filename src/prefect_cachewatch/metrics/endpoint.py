@@ -1,0 +1,272 @@
+"""The HTTP endpoint that Prometheus scrapes: one socket a process, shared by its runs; open while one of them lasts.
+
+It answers GET /metrics and nothing else. No TLS, no password: it is for loopback, or for a network of one's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from prefect_cachewatch.errors import InputError, MetricsPortTaken
+from prefect_cachewatch.metrics.destination import HttpAddress
+from prefect_cachewatch.metrics.exposition import make_registry, render
+from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["Endpoint", "EndpointShare"]
+
+_REQUESTS_MAX = 8
+_REQUEST_TIMEOUT_S = 5.0
+_ENDED_MAX = 100
+_SCRAPERS_MAX = 100
+_LOOK_S = 0.2
+_INDEX = b"prefect-cachewatch: metrics are at /metrics\n"
+
+
+_OPEN: dict[HttpAddress, Endpoint] = {}
+_SHARING = threading.Lock()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_version = "cachewatch"
+    sys_version = ""
+    timeout = _REQUEST_TIMEOUT_S
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            assert isinstance(self.server, _Server)
+            endpoint = self.server.endpoint
+            epoch = endpoint.epoch
+            body, kind = render(endpoint.registry, self.headers.get("Accept", ""))
+            self._answer(200, kind, body)
+            endpoint.scraped(str(self.client_address[0]), epoch)
+        elif path == "/":
+            self._answer(200, "text/plain; charset=utf-8", _INDEX)
+        else:
+            self._answer(404, "text/plain; charset=utf-8", _INDEX)
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: standard error is the generator's."""
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True  # the port of a run that has just ended; a listening socket is never taken over
+    daemon_threads = True
+    block_on_close = False
+    endpoint: Endpoint
+
+    def __init__(self, family: socket.AddressFamily, address: Any) -> None:
+        self.address_family = family
+        self._free = threading.BoundedSemaphore(_REQUESTS_MAX)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a scraper that went away is no matter of the run."""
+
+
+class Endpoint:
+    """A listening socket and the runs on its page.
+
+    Args:
+        address: where to listen; the first free port is taken.
+
+    Raises:
+        MetricsPortTaken: none is free.
+        InputError: the host cannot be listened on.
+
+    Example:
+        >>> endpoint = Endpoint(HttpAddress("127.0.0.1", 0, 0))
+        >>> endpoint.url.startswith("http://127.0.0.1:")
+        True
+        >>> endpoint.close()
+    """
+
+    def __init__(self, address: HttpAddress) -> None:
+        self.users = 0
+        self.epoch = 0
+        self.registry = make_registry(self._listed)
+        self._lock = threading.Lock()
+        self._runs: dict[str, RunMetrics] = {}
+        self._scrapers: set[str] = set()
+        self._unserved: set[str] = set()
+        self._server = _bind(address)
+        self._server.endpoint = self
+        host, port = self._server.server_address[:2]
+        self.url = f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
+        threading.Thread(target=self._server.serve_forever, name="cachewatch-metrics", daemon=True).start()
+
+    def add(self, run: RunMetrics) -> None:
+        """Put a run on the page; the oldest ended ones beyond a hundred are taken off it.
+
+        Args:
+            run: a later one of the same cache takes the place of an earlier one, and counts on.
+        """
+        with self._lock:
+            earlier = self._runs.pop(run.cache, None)
+            if earlier is not None:
+                run.count_on(earlier.snapshot().values)
+            self._runs[run.cache] = run
+            ended = [cache for cache, listed in self._runs.items() if listed.ended]
+            for cache in ended[: max(0, len(ended) - _ENDED_MAX)]:
+                del self._runs[cache]
+
+    def scraped(self, scraper: str, epoch: int) -> None:
+        """Note that a scraper has been given the page.
+
+        Args:
+            scraper: its address.
+            epoch: what `epoch` was before the page was made: a page from before the end is not the last one.
+        """
+        with self._lock:
+            if len(self._scrapers) < _SCRAPERS_MAX:
+                self._scrapers.add(scraper)
+            if epoch == self.epoch:
+                self._unserved.discard(scraper)
+
+    def linger(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
+        """Wait until everyone who has scraped the page so far has scraped it once more.
+
+        Args:
+            linger_s: the longest wait in seconds.
+            interrupted: whether to leave at once; asked five times a second.
+        """
+        with self._lock:
+            self.epoch += 1
+            self._unserved = set(self._scrapers)
+        end_s = time.monotonic() + linger_s
+        while not interrupted() and (left_s := end_s - time.monotonic()) > 0:
+            with self._lock:
+                if not self._unserved:
+                    return
+            time.sleep(min(_LOOK_S, left_s))
+
+    @property
+    def was_scraped(self) -> bool:
+        """Whether anybody has asked for the page."""
+        return bool(self._scrapers)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _listed(self) -> list[RunMetrics]:
+        with self._lock:
+            return list(self._runs.values())
+
+
+class EndpointShare:
+    """One run's share of this process's endpoint at an address, which is opened by the first and closed by the last.
+
+    Args:
+        address: where to listen.
+        run: the run to put on the page.
+
+    Raises:
+        MetricsPortTaken: no port of the address is free.
+        InputError: the host cannot be listened on.
+    """
+
+    problem: str | None = None
+
+    def __init__(self, address: HttpAddress, run: RunMetrics) -> None:
+        self._address = address
+        with _SHARING:
+            self._endpoint = _OPEN.get(address) or _OPEN.setdefault(address, Endpoint(address))
+            self._endpoint.users += 1
+        self._endpoint.add(run)
+
+    @property
+    def where(self) -> str:
+        """The URL."""
+        return self._endpoint.url
+
+    @property
+    def lingers(self) -> bool:
+        """Whether somebody has scraped, and no other run keeps the endpoint open."""
+        return self._endpoint.was_scraped and self._endpoint.users == 1
+
+    def changed(self) -> None:
+        """Do nothing: a scrape asks for the values."""
+
+    def release(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
+        """Leave the endpoint; the last one to leave waits for those who scrape it, and closes it.
+
+        Args:
+            linger_s: the longest wait in seconds.
+            interrupted: whether to leave at once.
+        """
+        endpoint = self._endpoint
+        try:
+            endpoint.linger(linger_s, lambda: endpoint.users > 1 or interrupted())
+        finally:  # also where a cancellation ends the wait
+            with _SHARING:
+                endpoint.users -= 1
+                last = endpoint.users == 0
+                if last:
+                    del _OPEN[self._address]
+            if last:
+                endpoint.close()
+
+
+def _bind(address: HttpAddress) -> _Server:
+    shown = for_terminal(str(address))
+    refused: OSError | None = None
+    for port in range(address.first_port, address.last_port + 1):
+        try:
+            found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            return _Server(found[0][0], found[0][4])
+        except (socket.gaierror, UnicodeError) as error:
+            raise InputError(
+                f"metrics cannot be served on {shown}: the host is not known; write an address, as in 127.0.0.1:{port}"
+            ) from error
+        except OSError as error:
+            refused = error
+            if error.errno != errno.EADDRINUSE:
+                break
+    assert refused is not None
+    if refused.errno == errno.EADDRINUSE:
+        what = "the port is" if address.first_port == address.last_port else "all the ports are"
+        raise MetricsPortTaken(
+            f"metrics cannot be served on {shown}: {what} taken by another process; give a range as in "
+            f":{address.first_port}-{min(65535, address.last_port + 15)}, or file:DIRECTORY, where any number of runs fit"
+        ) from refused
+    if refused.errno == errno.EADDRNOTAVAIL:
+        hint = "this machine has no such address; 0.0.0.0 listens on all it has"
+    elif refused.errno in (errno.EACCES, errno.EPERM):
+        hint = "ports below 1024 are root's; choose a higher one"
+    else:
+        hint = f"{refused.strerror}; choose another address"
+    raise InputError(f"metrics cannot be served on {shown}: {hint}") from refused

@@ -1,0 +1,190 @@
+"""What a run holds while it lasts: its metrics, and where they go.
+
+What fails here after `open_metrics` is kept as `problem`, for a log line, and never changes how the run goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
+from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.watch import Outcome, Watch
+
+__all__ = ["MetricsExporter", "Outlet", "check_destination", "open_metrics"]
+
+
+class Outlet(Protocol):
+    """Where the metrics of one run go: an `endpoint.EndpointShare` or a `textfile.Textfile`."""
+
+    @property
+    def where(self) -> str:
+        """A URL or a path, for a person."""
+        raise NotImplementedError
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with it, in one sentence."""
+        raise NotImplementedError
+
+    @property
+    def lingers(self) -> bool:
+        """Whether it has readers that have yet to see the end."""
+        raise NotImplementedError
+
+    def changed(self) -> None:
+        """Take in that there are new values; must not block."""
+
+    def release(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
+        """Let go of it, once its readers have seen the end, or the time is over, or it is interrupted."""
+
+
+class MetricsExporter:
+    """A run's metrics on their way to Prometheus; made by `open_metrics`.
+
+    Args:
+        run: the values.
+        outlet: where they go.
+    """
+
+    def __init__(self, run: RunMetrics, outlet: Outlet) -> None:
+        self.run = run
+        self._outlet = outlet
+        self._problem: str | None = None
+        self._closed = False
+
+    def __enter__(self) -> MetricsExporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """The URL, or the file."""
+        return self._outlet.where
+
+    @property
+    def lingers(self) -> bool:
+        """Whether somebody scrapes, for whom `close` would wait."""
+        return self._outlet.lingers
+
+    @property
+    def problem(self) -> str | None:
+        """What went wrong, in one sentence; None if nothing did."""
+        return self._problem or self._outlet.problem
+
+    def attempt_began(self, number: int, expected_bytes: int | None) -> None:
+        """See `RunMetrics.attempt_began`."""
+        self._safely(lambda: self.run.attempt_began(number, expected_bytes))
+
+    def sampled(self, watch: Watch) -> None:
+        """See `RunMetrics.sampled`; called by the monitor, which an error must not end."""
+        self._safely(lambda: self.run.sampled(watch))
+
+    def attempt_ended(self, outcome: Outcome, cause: str | None) -> None:
+        """See `RunMetrics.attempt_ended`."""
+        self._safely(lambda: self.run.attempt_ended(outcome, cause))
+
+    @contextmanager
+    def waiting(self, storage: str) -> Iterator[None]:
+        """See `RunMetrics.waiting`."""
+        self._safely(lambda: self.run.wait_began(storage))
+        try:
+            yield
+        finally:
+            self._safely(self.run.wait_ended)
+
+    def run_ended(self, outcome: str) -> None:
+        """See `RunMetrics.run_ended`."""
+        self._safely(lambda: self.run.run_ended(outcome))
+
+    def close(self, linger_s: float = 0.0, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Let go of the outlet; a run that nobody said the end of failed, or was refused before it began.
+
+        Args:
+            linger_s: how long an endpoint stays for those who have scraped it, until each has come once more.
+            interrupted: whether to leave at once.
+        """
+        if not self._closed:
+            self._closed = True
+            if not self.run.ended:
+                self.run_ended("failed" if self.run.began else "refused")
+            self._safely(lambda: self._outlet.release(linger_s, interrupted))
+
+    def _safely(self, take: Callable[[], None]) -> None:
+        try:
+            take()
+            self._outlet.changed()
+        except Exception as error:  # noqa: BLE001 - metrics must not hurt the generation that they are of
+            self._problem = self._problem or f"metrics are incomplete: {type(error).__name__}: {error}"
+
+
+def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = ()) -> MetricsExporter:
+    """Open the destination of a run's metrics.
+
+    Args:
+        where: as `parse_destination` reads it.
+        name: of the job.
+        cache_dirs: directories that are watched, in which no metrics file may lie.
+
+    Returns:
+        The exporter; close it when the run has ended.
+
+    Raises:
+        MetricsPortTaken: another process listens there.
+        InputError: the destination cannot be used, or prometheus_client is not installed.
+
+    Example:
+        >>> with open_metrics("127.0.0.1:0", "llama") as exporter:
+        ...     exporter.where.startswith("http://127.0.0.1:")
+        True
+    """
+    target = parse_destination(where)
+    _require_library()
+    run = RunMetrics(name)
+    if isinstance(target, HttpAddress):
+        from prefect_cachewatch.metrics.endpoint import EndpointShare  # noqa: PLC0415 - needs the extra
+
+        return MetricsExporter(run, EndpointShare(target, run))
+    from prefect_cachewatch.metrics.textfile import Textfile  # noqa: PLC0415
+
+    return MetricsExporter(run, Textfile(target, run, cache_dirs))
+
+
+def check_destination(where: str, cache_dirs: Sequence[Path] = ()) -> None:
+    """See that `open_metrics` would work, and leave everything as it is.
+
+    Args:
+        where: as `parse_destination` reads it.
+        cache_dirs: directories that are watched, in which no metrics file may lie.
+
+    Raises:
+        InputError: as `open_metrics`.
+    """
+    target = parse_destination(where)
+    _require_library()
+    if isinstance(target, HttpAddress):
+        from prefect_cachewatch.metrics.endpoint import Endpoint  # noqa: PLC0415 - needs the extra
+
+        Endpoint(target).close()
+    else:
+        from prefect_cachewatch.metrics.textfile import check_directory  # noqa: PLC0415
+
+        check_directory(Path(target.path), cache_dirs)
+
+
+def _require_library() -> None:
+    try:
+        import prometheus_client  # noqa: F401, PLC0415
+    except ImportError:
+        raise InputError(
+            "metrics need prometheus_client, which is not installed: pip install 'prefect-cachewatch[metrics]'"
+        ) from None

@@ -1,0 +1,167 @@
+"""A file for node-exporter's textfile collector: one a cache, replaced whole, kept until the cache's next run.
+
+A thread of its own writes: a directory that hangs or is full delays no measurement.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.metrics.destination import TextfileDirectory
+from prefect_cachewatch.metrics.exposition import read_counters, render_text
+from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["Textfile", "check_directory", "textfile_path"]
+
+_EVERY_S = 15.0  # a wait for slots is no measurement: the file is written at least this often
+_AT_MOST_EVERY_S = 1.0
+_CLOSE_S = 5.0
+_SIZE_MAX = 1 << 20
+
+
+def textfile_path(directory: Path, cache: str) -> Path:
+    """Say which file holds a cache's metrics: one for each label value, whatever characters are in it.
+
+    Args:
+        directory: of node-exporter.
+        cache: label value of the cache.
+
+    Returns:
+        The file.
+
+    Example:
+        >>> textfile_path(Path("/var/lib/metrics"), "Llama 3").name
+        'cachewatch-llama-3-fbb314d7.prom'
+    """
+    digest = hashlib.blake2b(cache.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    return directory / f"cachewatch-{slugify(cache)}-{digest}.prom"
+
+
+class Textfile:
+    """Writes a run's metrics to its file, and counts on from what the last run left there.
+
+    Args:
+        target: the directory.
+        run: whose metrics.
+        cache_dirs: directories that are watched, in which it must not lie.
+
+    Raises:
+        InputError: the directory is missing, not writable, or in a cache directory.
+    """
+
+    def __init__(self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path] = ()) -> None:
+        directory = check_directory(Path(target.path), cache_dirs)
+        self.path = textfile_path(directory, run.cache)
+        self.where = str(self.path)
+        self._note: str | None = None
+        self.lingers = False  # the file stays
+        self._failure: str | None = None
+        self._run = run
+        self._changed, self._closing = threading.Event(), threading.Event()
+        self._take_over()
+        self._thread = threading.Thread(target=self._write_on, name="cachewatch-metrics-file", daemon=True)
+        self._thread.start()
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file, or was with what the last run left there."""
+        return self._failure or self._note
+
+    def changed(self) -> None:
+        """Have the file written; returns at once."""
+        self._changed.set()
+
+    def release(self, linger_s: float = 0.0, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Write the file a last time; a directory that does not answer within 5 s is given up.
+
+        Args:
+            linger_s: of no matter here.
+            interrupted: of no matter here.
+        """
+        self._closing.set()
+        self._changed.set()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._failure = (
+                f"the metrics file {for_terminal(str(self.path))} is out of date: its directory does not answer"
+            )
+
+    def _take_over(self) -> None:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                self._run.count_on(read_counters(file.read(_SIZE_MAX), self._run.cache))
+        except FileNotFoundError:
+            return
+        except Exception as error:  # noqa: BLE001 - a parser's own words for text that is none of ours
+            self._note = f"earlier counts in {for_terminal(str(self.path))} could not be read: {type(error).__name__}"
+
+    def _write_on(self) -> None:
+        while not self._closing.is_set():
+            self._write()
+            self._closing.wait(_AT_MOST_EVERY_S)
+            self._changed.wait(_EVERY_S)
+            self._changed.clear()
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            _replace(self.path, render_text(self._run))
+            self._failure = None
+        except OSError as error:
+            self._failure = f"the metrics file {for_terminal(str(self.path))} cannot be written: {error.strerror}"
+        except Exception as error:  # noqa: BLE001 - metrics that cannot be written end no generation
+            self._failure = f"the metrics could not be written: {type(error).__name__}: {error}"
+
+
+def check_directory(path: Path, cache_dirs: Sequence[Path]) -> Path:
+    """See that metrics files can be written into a directory.
+
+    Args:
+        path: of the directory.
+        cache_dirs: directories that are watched.
+
+    Returns:
+        The directory, absolute.
+
+    Raises:
+        InputError: they cannot, or they would count as growth there.
+    """
+    directory = path.expanduser().absolute()
+    shown = for_terminal(str(directory))
+    if not directory.exists():
+        raise InputError(f"metrics directory {shown} does not exist: create it, as node-exporter's textfile directory")
+    if not directory.is_dir():
+        raise InputError(f"metrics directory {shown} is a file: name the directory that node-exporter reads")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InputError(f"metrics directory {shown} is not writable: give this user the right to write there")
+    real = os.path.realpath(directory)
+    for cache_dir in cache_dirs:
+        if Path(real).is_relative_to(os.path.realpath(cache_dir)):
+            raise InputError(
+                f"metrics directory {shown} lies in cache directory {for_terminal(str(cache_dir))}, where it would count "
+                "as growth: use another one"
+            )
+    return directory
+
+
+def _replace(path: Path, text: bytes) -> None:
+    # Another name until it is whole: the collector reads *.prom, whenever it likes.
+    fd, temporary = tempfile.mkstemp(prefix=".cachewatch-", suffix=".tmp", dir=path.parent)
+    try:
+        with open(fd, "wb") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)  # node-exporter is another user
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

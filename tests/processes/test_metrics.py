@@ -1,0 +1,522 @@
+"""Metrics of real runs: scraped over HTTP while they last, written as files, and what cannot be served."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from prefect_cachewatch.errors import InputError, MetricsPortTaken
+from prefect_cachewatch.metrics.destination import HttpAddress, TextfileDirectory
+from prefect_cachewatch.metrics.endpoint import Endpoint, EndpointShare
+from prefect_cachewatch.metrics.exporter import check_destination, open_metrics
+from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.textfile import Textfile
+from support import (
+    PATIENCE_S,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    new_tag,
+    program,
+    run,
+    run_exec,
+    running,
+    tagged,
+)
+
+ANY = HttpAddress("127.0.0.1", 0, 0)
+GROWS_THEN_WAITS = """
+    import os, sys, time
+    for n in range(3):
+        open(os.path.join(sys.argv[2], f"layer{n}.bin"), "wb").write(bytes(50_000))
+    while not os.path.exists(sys.argv[2] + ".end"):
+        time.sleep(0.05)
+"""
+WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.2s", "--no-bundle")
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that somebody else listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+def read(page: str) -> dict[str, float]:
+    """Values by series, the label `cache` left out."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "cache")
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def scrape(url: str) -> dict[str, float]:
+    answer = httpx.get(url, timeout=10)
+    assert answer.status_code == 200
+    return read(answer.text)
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """What the command says it serves."""
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.fullmatch(r"cachewatch: metrics: (http://127\.0\.0\.1:\d+/metrics)\n", line)
+    assert found, line
+    return found[1]
+
+
+# The endpoint
+
+
+def test_the_endpoint_answers_metrics_and_nothing_else():
+    endpoint = Endpoint(ANY)
+    try:
+        endpoint.add(RunMetrics("llama"))
+        root = endpoint.url.removesuffix("/metrics")
+        answer = httpx.get(endpoint.url)
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        assert 'cachewatch_running{cache="llama"} 0.0' in answer.text.splitlines()
+        asked = httpx.get(endpoint.url + "?x=1", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+        assert asked.headers["content-type"].startswith("application/openmetrics-text")
+        assert asked.text.endswith("# EOF\n")
+        assert httpx.get(root + "/").status_code == 200
+        assert httpx.get(root + "/../etc/passwd").status_code == 404
+        assert httpx.post(endpoint.url).status_code == 501
+        assert "python_info" not in answer.text
+        assert "prefect_" not in answer.text
+    finally:
+        endpoint.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(endpoint.url)
+
+
+def test_a_scraper_that_says_nothing_keeps_nobody_else_waiting():
+    endpoint = Endpoint(ANY)
+    silent = []
+    try:
+        host, port = endpoint.url.split("/")[2].split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(7)]
+        assert httpx.get(endpoint.url, timeout=5).status_code == 200
+        silent += [socket.create_connection((host, int(port))) for _ in range(20)]
+
+        def answers() -> bool:
+            try:
+                return httpx.get(endpoint.url, timeout=5).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        # The silent ones beyond the limit are hung up on, the others after a few seconds.
+        assert eventually(answers, 30)
+    finally:
+        for connection in silent:
+            connection.close()
+        endpoint.close()
+
+
+def test_runs_of_one_process_share_an_endpoint_until_the_last_one_leaves():
+    first, second = EndpointShare(ANY, RunMetrics("a")), EndpointShare(ANY, RunMetrics("b"))
+    assert first.where == second.where
+    assert set(re.findall(r'running\{cache="(\w)"\}', httpx.get(first.where).text)) == {"a", "b"}
+    began_s = time.monotonic()
+    first.release(PATIENCE_S, lambda: False)
+    assert time.monotonic() - began_s < PATIENCE_S / 2  # the other one is there for whoever scrapes
+    assert 'cachewatch_running{cache="a"}' in httpx.get(second.where).text
+    second.release(0, lambda: False)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(second.where)
+
+
+def test_the_page_keeps_a_hundred_ended_runs_and_a_later_run_of_a_cache_counts_on():
+    endpoint = Endpoint(ANY)
+    try:
+        for number in range(120):
+            ended = RunMetrics(f"cache{number}")
+            ended.run_ended("completed")
+            endpoint.add(ended)
+        again = RunMetrics("cache119")
+        endpoint.add(again)
+        page = httpx.get(endpoint.url).text
+        assert page.count("cachewatch_running{") == 100  # 99 that have ended, and the one that has not
+        assert 'cachewatch_runs_total{cache="cache119",outcome="completed"} 1.0' in page
+        assert 'cache="cache5"' not in page
+    finally:
+        endpoint.close()
+
+
+def test_the_end_waits_for_those_who_have_scraped_and_for_nobody_else():
+    alone = EndpointShare(ANY, RunMetrics("a"))
+    began_s = time.monotonic()
+    alone.release(PATIENCE_S, lambda: False)
+    assert time.monotonic() - began_s < PATIENCE_S / 2
+
+    watched = EndpointShare(ANY, RunMetrics("b"))
+    httpx.get(watched.where)
+    assert eventually(lambda: watched.lingers)  # noted once the answer has gone out
+    left = threading.Event()
+    leaving = threading.Thread(target=lambda: (watched.release(PATIENCE_S, lambda: False), left.set()))
+    leaving.start()
+    assert not left.wait(0.7)
+    httpx.get(watched.where)
+    assert left.wait(PATIENCE_S / 2)
+    leaving.join()
+
+    interrupted = EndpointShare(ANY, RunMetrics("c"))
+    httpx.get(interrupted.where)
+    interrupted.release(PATIENCE_S, lambda: True)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(interrupted.where)
+
+
+def test_a_page_that_was_made_before_the_end_is_not_the_last_one():
+    endpoint = Endpoint(ANY)
+    try:
+        before = endpoint.epoch
+        endpoint.scraped("10.0.0.1", before)
+        left = threading.Event()
+        leaving = threading.Thread(target=lambda: (endpoint.linger(PATIENCE_S, lambda: False), left.set()))
+        leaving.start()
+        assert eventually(lambda: endpoint.epoch > before)
+        endpoint.scraped("10.0.0.1", before)  # made before, handed over after
+        assert not left.wait(0.7)
+        endpoint.scraped("10.0.0.1", endpoint.epoch)
+        assert left.wait(PATIENCE_S / 2)
+        leaving.join()
+    finally:
+        endpoint.close()
+
+
+def test_of_a_range_the_first_free_port_is_taken(taken):
+    endpoint = Endpoint(HttpAddress("127.0.0.1", taken, min(65535, taken + 200)))
+    endpoint.close()
+    assert taken < int(endpoint.url.split(":")[2].split("/")[0]) <= taken + 200
+
+
+def test_a_taken_port_is_one_sentence_with_two_ways_out(taken):
+    with pytest.raises(MetricsPortTaken) as caught:
+        Endpoint(HttpAddress("127.0.0.1", taken, taken))
+    assert caught.value.message == (
+        f"metrics cannot be served on 127.0.0.1:{taken}: the port is taken by another process; give a range as in "
+        f":{taken}-{min(65535, taken + 15)}, or file:DIRECTORY, where any number of runs fit"
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        (HttpAddress("no-such-host.invalid", 9464, 9464), "the host is not known"),
+        (HttpAddress("192.0.2.7", 9464, 9464), "this machine has no such address"),
+        (HttpAddress("..", 9464, 9464), "the host is not known"),
+    ],
+)
+def test_a_host_that_cannot_be_listened_on_is_one_sentence(address, says):
+    with pytest.raises(InputError, match=says):
+        Endpoint(address)
+
+
+def test_an_endpoint_on_ipv6_says_so_in_its_url():
+    try:
+        endpoint = Endpoint(HttpAddress("::1", 0, 0))
+    except InputError as error:
+        assert "this machine has no such address" in error.message  # a container without IPv6
+        return
+    try:
+        assert endpoint.url.startswith("http://[::1]:")
+        assert httpx.get(endpoint.url).status_code == 200
+    finally:
+        endpoint.close()
+
+
+# Files
+
+
+def test_a_file_counts_on_from_run_to_run_and_others_may_read_it(tmp_path):
+    before = os.umask(0o077)
+    try:
+        for _ in range(2):
+            with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+                exporter.attempt_began(1, None)
+                exporter.run_ended("failed")
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert str(path) == exporter.where
+    assert path.stat().st_mode & 0o777 == 0o644
+    values = read(path.read_text())
+    assert values["cachewatch_runs_total{outcome=failed}"] == 2
+    assert values["cachewatch_attempts_total{outcome=failed}"] == 2
+    assert values["cachewatch_running"] == 0
+
+
+def test_a_damaged_file_is_begun_anew_and_said(tmp_path):
+    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+        pass
+    Path(exporter.where).write_bytes(b"\xff\x00cachewatch_runs_total{")
+    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+        exporter.run_ended("completed")
+    assert exporter.problem is not None
+    assert exporter.problem.startswith(f"earlier counts in {exporter.where} could not be read")
+    assert read(Path(exporter.where).read_text())["cachewatch_runs_total{outcome=completed}"] == 1
+
+
+def test_a_directory_that_goes_away_is_a_problem_and_no_error(tmp_path):
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    file = Textfile(TextfileDirectory(str(directory)), RunMetrics("llama"))
+    assert eventually(file.path.exists)
+    file.path.unlink()
+    directory.rmdir()
+    file.release()
+    assert file.problem == f"the metrics file {file.path} cannot be written: No such file or directory"
+
+
+def test_a_directory_that_cannot_be_used_is_one_sentence(tmp_path):
+    (tmp_path / "plain").write_text("")
+    inside = tmp_path / "cache" / "metrics"
+    inside.mkdir(parents=True)
+    for path, says in [
+        (tmp_path / "gone", "does not exist: create it"),
+        (tmp_path / "plain", "is a file"),
+        (inside, "where it would count as growth"),
+    ]:
+        for look in (open_metrics, lambda where, name, dirs: check_destination(where, dirs)):
+            with pytest.raises(InputError, match=says):
+                look(f"file:{path}", "llama", [tmp_path / "cache"])  # type: ignore[operator]
+    assert list(inside.iterdir()) == []
+
+
+def test_a_wait_goes_on_counting_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._EVERY_S", 0.2)
+    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._AT_MOST_EVERY_S", 0.1)
+    with open_metrics(f"file:{tmp_path}", "llama") as exporter, exporter.waiting("nfs"):
+
+        def waited_s() -> float:
+            values = read(Path(exporter.where).read_text()) if Path(exporter.where).exists() else {}
+            return values.get("cachewatch_slot_waiting_seconds{storage=nfs}", 0.0)
+
+        first_s = eventually(waited_s)
+        assert first_s > 0
+        assert eventually(lambda: waited_s() > first_s)
+    assert read(Path(exporter.where).read_text())["cachewatch_slot_waiting_seconds{storage=nfs}"] == 0
+
+
+def test_a_directory_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
+    answers = threading.Event()
+    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._replace", lambda path, text: answers.wait(PATIENCE_S))
+    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._CLOSE_S", 0.2)
+    with open_metrics(f"file:{tmp_path}", "llama") as exporter:
+        exporter.attempt_began(1, None)
+    assert exporter.problem == f"the metrics file {exporter.where} is out of date: its directory does not answer"
+    answers.set()
+
+
+# The command
+
+
+def test_a_run_is_scraped_while_it_lasts_and_once_more_at_its_end(cache):
+    tag = new_tag()
+    argv = exec_argv(
+        cache, *WELL, "--expect", "1MB", "--metrics", ":0", "--metrics-linger", f"{PATIENCE_S}s",
+        command=[*program(GROWS_THEN_WAITS, tag), str(cache)],
+    )  # fmt: skip
+    with running(argv) as process:
+        url = url_of(process)
+        seen: dict[str, float] = {}
+
+        def grown() -> bool:
+            seen.update(scrape(url))
+            return seen.get("cachewatch_written_bytes_total") == 150_000
+
+        assert eventually(grown)
+        assert (seen["cachewatch_running"], seen["cachewatch_attempt"]) == (1, 1)
+        assert (seen["cachewatch_present_files"], seen["cachewatch_expected_bytes"]) == (3, 1_000_000)
+        assert seen["cachewatch_window_seconds"] == 300
+        assert seen["cachewatch_scan_seconds_count"] >= 1
+        assert abs(seen["cachewatch_last_scan_timestamp_seconds"] - time.time()) < PATIENCE_S
+        Path(f"{cache}.end").touch()
+        assert eventually(lambda: not tagged(tag))
+        assert eventually(lambda: scrape_or_none(url, seen) or seen["cachewatch_running"] == 0)
+        assert seen["cachewatch_runs_total{outcome=completed}"] == 1
+        assert seen["cachewatch_attempts_total{outcome=completed}"] == 1
+        assert seen["cachewatch_last_success_timestamp_seconds"] > 0
+        assert process.wait(PATIENCE_S) == 0
+    assert_none_left(tag)
+
+
+def scrape_or_none(url: str, seen: dict[str, float]) -> None:
+    """Add what is served to `seen`; nothing where nothing is."""
+    try:
+        seen.update(scrape(url))
+    except httpx.HTTPError:
+        return
+
+
+def test_ctrl_c_ends_the_wait_for_a_last_scrape_and_the_status_stays(cache):
+    argv = exec_argv(
+        cache, *WELL, "--metrics", ":0", "--metrics-linger", "1h", command=["sh", "-c", "sleep 1.5; exit 3"]
+    )
+    with running(argv) as process:
+        scrape(url_of(process))
+        assert process.stderr is not None
+        while "open for up to 1 h, for a last scrape" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 3
+
+
+def test_a_stall_is_in_the_file_with_its_cause(cache, tmp_path):
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    ran = run_exec(
+        cache, "--stall-after", "1s", "--poll", "0.2s", "--grace", "0.3s", "--no-bundle", "--metrics", f"file:{metrics}",
+        command=["sh", "-c", f"head -c 9000 /dev/zero > {cache}/a; kill -STOP $$"],
+    )  # fmt: skip
+    assert ran.status == 124
+    (path,) = metrics.iterdir()
+    values = read(path.read_text())
+    assert values["cachewatch_last_verdict{cause=stopped_by_signal,kind=no_growth}"] == 1
+    assert values["cachewatch_verdicts_total{cause=stopped_by_signal,kind=no_growth}"] == 1
+    assert (values["cachewatch_attempts_total{outcome=stalled}"], values["cachewatch_running"]) == (1, 0)
+    assert values["cachewatch_written_bytes_total"] == 9000
+    assert values["cachewatch_suspicions_total"] == 1
+    assert f"cachewatch: metrics: {path}\n" in ran.stderr
+
+
+def test_a_metrics_directory_that_goes_away_leaves_the_run_as_it_is(cache, tmp_path):
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    ran = run_exec(
+        cache, *WELL, "--metrics", f"file:{metrics}",
+        command=["sh", "-c", f"rm -r {metrics}; head -c 9000 /dev/zero > {cache}/a"],
+    )  # fmt: skip
+    assert ran.status == 0
+    assert re.search(
+        r"^cachewatch: the metrics file .* cannot be written: No such file or directory$", ran.stderr, re.M
+    )
+
+
+def test_a_run_whose_watch_is_killed_stays_running_in_its_file(cache, tmp_path):
+    metrics, tag = tmp_path / "metrics", new_tag()
+    metrics.mkdir()
+    where = ("--metrics", f"file:{metrics}")
+    with running(exec_argv(cache, *WELL, *where, command=[*program(GROWS_THEN_WAITS, tag), str(cache)])) as process:
+
+        def written() -> bool:
+            return any(
+                'written_bytes_total{cache="cache"} 150000.0' in path.read_text() for path in metrics.glob("*.prom")
+            )
+
+        assert eventually(written)
+        process.kill()
+        process.wait(PATIENCE_S)
+    assert_none_left(tag)
+    (path,) = metrics.glob("*.prom")
+    assert read(path.read_text())["cachewatch_running"] == 1  # what CachewatchWatchLost asks for
+    assert run_exec(cache, *WELL, *where, command=["true"]).status == 0
+    values = read(path.read_text())
+    assert (values["cachewatch_running"], values["cachewatch_written_bytes_total"]) == (0, 150_000)
+
+
+def test_a_cache_that_is_refused_counts_as_a_refused_run(tmp_path):
+    (tmp_path / "metrics").mkdir()
+    ran = run_exec(tmp_path / "no", "--no-create", "--metrics", f"file:{tmp_path / 'metrics'}", command=["true"])
+    assert ran.status == 125
+    (path,) = (tmp_path / "metrics").iterdir()
+    values = read(path.read_text())
+    assert values["cachewatch_runs_total{outcome=refused}"] == 1
+    assert values["cachewatch_attempts_total{outcome=failed}"] == 0
+
+
+@pytest.mark.parametrize("command", ["exec", "generate"])
+def test_what_cannot_be_served_starts_nothing(cache, taken, tmp_path, command):
+    cases = [
+        (f"127.0.0.1:{taken}", "the port is taken by another process"),
+        ("nine", "is no address: write it like 127.0.0.1:9464"),
+        ("192.0.2.7:9464", "this machine has no such address"),
+        (f"file:{tmp_path / 'gone'}", "does not exist: create it"),
+    ]
+    for where, says in cases if command == "exec" else cases[:1]:  # Prefect's imports take a second each time
+        argv = exec_argv(cache, "--metrics", where, command=["touch", str(tmp_path / "ran")])
+        argv[argv.index("exec")] = command
+        ran = run(argv)
+        assert ran.status == 125
+        assert ran.stderr.startswith("cachewatch: metrics ")
+        assert ran.stderr.count("\n") == 1
+        assert says in ran.stderr
+        assert not cache.exists()
+        assert not (tmp_path / "ran").exists()
+
+
+def test_without_the_library_metrics_name_the_extra_and_the_rest_works(cache):
+    hidden = "import sys; sys.modules['prometheus_client'] = None; from prefect_cachewatch.cli.main import main; main()"
+    for options, status in [(["--metrics", ":0"], 125), ([], 0)]:
+        ran = run([sys.executable, "-c", hidden, *exec_argv(cache, "--quiet", *options, command=["true"])[3:]])
+        assert ran.status == status
+        assert ran.stderr == (
+            "cachewatch: metrics need prometheus_client, which is not installed: pip install 'prefect-cachewatch[metrics]'\n"
+            if status
+            else ""
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "loaded"),
+    [([], []), (["--metrics", ":0"], ["endpoint"]), (["--metrics", "file:{}"], ["textfile"])],
+    ids=["none", "endpoint", "file"],
+)
+def test_exec_loads_of_the_metrics_what_it_needs_and_never_what_checks_input(tmp_path, options, loaded):
+    code = (
+        "import atexit, sys; from prefect_cachewatch.cli.main import main\n"
+        "atexit.register(lambda: print(*sorted(m for m in sys.modules if m in ('click', 'pydantic', 'prometheus_client',"
+        " 'prefect_cachewatch.metrics.endpoint', 'prefect_cachewatch.metrics.textfile'))))\n"
+        "main()"
+    )
+    given = [option.format(tmp_path) for option in options]
+    ran = run([sys.executable, "-c", code, *exec_argv(tmp_path / "c", "--quiet", *given, command=["true"])[3:]])
+    expected = [f"prefect_cachewatch.metrics.{name}" for name in loaded] + ["prometheus_client"] * bool(loaded)
+    assert (ran.status, ran.stdout.split()) == (0, expected)
+
+
+def listeners(pid: int) -> set[str]:
+    """Hexadecimal addresses that a process listens on."""
+    inodes: set[Any] = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
+        if found:
+            inodes.add(found[1])
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+@pytest.mark.parametrize(("where", "address"), [(":0", "0100007F"), ("0.0.0.0:0", "00000000")])
+def test_it_listens_on_loopback_unless_told_otherwise_and_the_generator_inherits_nothing(cache, where, address):
+    tag = new_tag()
+    argv = exec_argv(cache, *WELL, "--metrics", where, command=[*program(GROWS_THEN_WAITS, tag), str(cache)])
+    with running(argv) as process:
+        assert eventually(lambda: tagged(tag))
+        assert listeners(process.pid) == {address}
+        assert [listeners(pid) for pid in tagged(tag)] == [set()]
+        Path(f"{cache}.end").touch()
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
