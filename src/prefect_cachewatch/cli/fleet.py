@@ -1,0 +1,133 @@
+"""`cachewatch fleet jobs.yaml`: many generations as one, in processes of this host or over the workers of a deployment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
+from prefect_cachewatch.cli.generate import check_api
+from prefect_cachewatch.cli.live import wants_colour
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.hostcheck import check_host
+from prefect_cachewatch.fleet.jobs import FleetPlan
+from prefect_cachewatch.fleet.jobsfile import read_jobs_file
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["command"]
+
+NOT_ALL = 1
+
+
+@click.command("fleet")
+@click.argument("jobs_file", metavar="JOBS.yaml", type=click.Path(path_type=Path))
+@click.option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need.")
+@click.option("--max-parallel", type=click.IntRange(1, 10_000), metavar="N", help="Jobs at once; 2 on this host.")
+@click.option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment.")
+@click.option("--name", help="Name of the fleet; default the file's.")
+@click.option(
+    "--on-failure", type=click.Choice(["continue", "stop_new", "fail_fast"]),
+    help="When more than --max-failures jobs have failed; default continue.",
+)  # fmt: skip
+@click.option("--max-failures", type=click.IntRange(0, 10_000), metavar="N", help="Failed jobs that are put up with.")
+@click.option(
+    "--missing-limit", metavar="error|ignore|create:N", help="A storage that has no concurrency limit; default error."
+)
+@click.option(
+    "--resume", is_flag=True, help="Skip jobs without a store, too, that an unfinished run of this fleet completed."
+)
+@click.option("--quiet", is_flag=True, help="Say nothing but how it ended.")
+def command(jobs_file: Path, check: bool, name: str | None, deployment: str | None, quiet: bool, **options: Any) -> int:
+    """Generate the caches that JOBS.yaml lists, each under a guard of its own.
+
+    Exit status: 0 when every cache is there, 1 when some are not, 125 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+    given = {option: value for option, value in options.items() if value not in (None, False)}
+    plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=given)
+    if plan.jobs[0].deployment is None:
+        check_host(plan.jobs)
+    if check:
+        _check(plan, for_terminal(str(jobs_file)))
+        return 0
+    return _run(jobs_file.absolute(), plan, deployment, quiet)
+
+
+def _check(plan: FleetPlan, shown: str) -> None:
+    """Look at what Prefect has for the fleet, and make nothing."""
+    named = sorted({job.storage for job in plan.jobs if job.storage is not None})
+    deployments = sorted({job.deployment for job in plan.jobs if job.deployment is not None})
+    where = f"by {', '.join(map(for_terminal, deployments))}" if deployments else "on this host"
+    print(
+        f"{shown}: fleet '{for_terminal(plan.name)}', {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'} {where}"
+    )
+    if not named and not deployments:
+        return
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
+
+    if not PREFECT_API_URL.value():
+        print("Storages and deployments were not looked at: PREFECT_API_URL is not set")
+        return
+    check_api()
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+
+    from prefect_cachewatch.tasks.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
+
+    logger = logging.getLogger("cachewatch.fleet")
+    # A limit that the fleet would make is not missing, and is not made by a look.
+    lenient = plan.policy.model_copy(update={"missing_limit": "ignore"}) if plan.policy.created_limit else plan.policy
+    with get_client(sync_client=True) as client:
+        check_deployments(client, plan.jobs, logger)
+        unprotected = check_limits(client, plan.jobs, lenient, logger)
+    for storage in named:
+        made = (
+            f"would be made with {plan.policy.created_limit} slots"
+            if plan.policy.created_limit
+            else "is missing, and ignored"
+        )
+        print(
+            f"Storage {for_terminal(storage)}: its concurrency limit {made if storage in unprotected else 'is there'}"
+        )
+
+
+def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, quiet: bool) -> int:
+    # As `generate` does it: see there.
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    check_api()
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
+
+    if not quiet and not PREFECT_API_URL.value():
+        print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
+    from prefect_cachewatch.flows.fleet import fleet_view, generate_fleet  # noqa: PLC0415
+    from prefect_cachewatch.flows.fleet_loop import SHOWN  # noqa: PLC0415
+
+    view = TerminalView(quiet)
+    undo = view.guard_logging(SHOWN)
+    token = fleet_view.set(view)
+    try:
+        # The path and not the jobs: Prefect takes 512 KiB of parameters, which some hundred jobs would be.
+        state: Any = generate_fleet(
+            jobs_file, name=plan.name, deployment=deployment, policy=plan.policy, return_state=True
+        )
+    finally:
+        fleet_view.reset(token)
+        view.close()
+        undo()
+    if state.name == "Refused":
+        raise InputError(state.message or "the fleet was refused")
+    if not quiet:
+        width = shutil.get_terminal_size((80, 24)).columns - 1 if sys.stdout.isatty() else 200
+        colour = sys.stdout.isatty() and wants_colour()
+        for line in render_summary(view.rows, width):
+            Console(width=width, no_color=not colour, highlight=False, soft_wrap=True).print(line)
+    sys.stdout.flush()
+    if not state.is_completed() or not quiet:
+        print(state.message, file=sys.stderr, flush=True)
+    return 0 if state.is_completed() else NOT_ALL

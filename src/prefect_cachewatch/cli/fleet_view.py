@@ -1,0 +1,175 @@
+"""What a person sees while a fleet runs: a table that is redrawn in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from rich.text import Text
+
+from prefect_cachewatch.cli.live import LiveBlock, wants_colour
+from prefect_cachewatch.fleet.outcome import count_rows
+from prefect_cachewatch.fleet.rows import JobRow, by_need
+from prefect_cachewatch.fleet.table import describe_row
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["TerminalView", "render_fleet", "render_summary"]
+
+_PLAIN_EVERY_S = 60.0
+_NAME, _STATE, _BYTES, _RATE = 22, 15, 9, 10
+_STYLES = {
+    "failed": "red",
+    "running": "",
+    "done": "green",
+    "cancelled": "yellow",
+    "not_started": "yellow",
+    "waiting": "dim",
+}
+
+
+def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int = 80, height: int = 24) -> list[Text]:
+    """Lay a fleet out as lines: a head with the counts, then the jobs, those first that need a person.
+
+    Args:
+        name: of the fleet.
+        rows: its jobs.
+        elapsed_s: since it began.
+        width: columns; no line is longer.
+        height: lines at most.
+
+    Returns:
+        The lines.
+
+    Example:
+        >>> rows = [JobRow("llama", "Running", "running", 2**30, 2**20, pause_s=2.0), JobRow("qwen", "Stalled", "failed")]
+        >>> print(*[line.plain.rstrip() for line in render_fleet("nightly", rows, 60)], sep=chr(10))
+        nightly  1 failed, 1 running  1.00 GiB  1 minute
+        qwen                   Stalled
+        llama                  Running         1.00 GiB   1.00 MiB/s pause 2 s
+    """
+    width = max(20, width)
+    head = Text().append(for_terminal(name, 30), style="bold")
+    total = sum(row.bytes_present or 0 for row in rows)
+    head.append(f"  {count_rows(rows)}  {format_bytes(total)}  {format_duration(float(round(elapsed_s)))}")
+    ordered = by_need(rows)
+    room = max(1, height - 1)
+    shown = ordered if len(ordered) <= room else ordered[: room - 1]
+    lines = [head, *(_line(row) for row in shown)]
+    if len(shown) < len(ordered):
+        lines.append(
+            Text(f"... and {len(ordered) - len(shown):,} more: {count_rows(ordered[len(shown) :])}", style="dim")
+        )
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
+    """Lay out how a fleet ended: each job in a line, and below those that need somebody what to do.
+
+    Args:
+        rows: its jobs.
+        width: columns; no line of a job is longer.
+
+    Returns:
+        The lines.
+    """
+    lines = []
+    for row in by_need(rows):
+        line = _line(row)
+        line.truncate(max(20, width), overflow="ellipsis")
+        lines.append(line)
+        if row.advice and row.kind == "failed":
+            advice = Text(f"  next: {for_terminal(row.advice, 500)}", style="dim")
+            advice.truncate(max(20, width), overflow="ellipsis")
+            lines.append(advice)
+    return lines
+
+
+def _line(row: JobRow) -> Text:
+    style = "yellow" if row.suspected else _STYLES[row.kind]
+    size = "" if row.bytes_present is None else format_bytes(row.bytes_present)
+    rate = "" if row.rate_bytes_per_s is None else f"{format_bytes(row.rate_bytes_per_s)}/s"
+    line = Text(f"{for_terminal(row.name, _NAME):<{_NAME}} ").append(
+        f"{for_terminal(row.state, _STATE):<{_STATE}} ", style
+    )
+    line.append(f"{size:<{_BYTES}}  {rate:<{_RATE}} ")
+    if row.cause:
+        return line.append(for_terminal(row.cause, 300), style)
+    if row.pause_s is not None:
+        return line.append(f"pause {format_duration(float(round(row.pause_s)))}")
+    if row.duration_s is not None:
+        line.append(format_duration(float(round(row.duration_s))))
+    return line
+
+
+class TerminalView:
+    """Shows a fleet on standard error.
+
+    Args:
+        quiet: show nothing while it runs.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.rows: list[JobRow] = []
+        self._quiet = quiet
+        self._live = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._block = LiveBlock(lambda text: os.write(2, text), wants_colour()) if self._live else None
+        self._began_s = self._said_s = time.monotonic()
+
+    def show(self, name: str, rows: Sequence[JobRow]) -> None:
+        """Take in how the jobs stand."""
+        self.rows = list(rows)
+        now_s = time.monotonic()
+        if self._block is not None:
+            size = shutil.get_terminal_size((80, 24))
+            lines = render_fleet(name, rows, now_s - self._began_s, size.columns - 1, max(4, size.lines - 2))
+            self._block.draw(lines, size.columns - 1)
+        elif not self._quiet and now_s - self._said_s >= _PLAIN_EVERY_S:
+            self._said_s = now_s
+            self._say(f"{for_terminal(name, 60)}: {count_rows(rows)}")
+
+    def changed(self, row: JobRow) -> None:
+        """Take in that a job has ended; a table shows that by itself."""
+        if self._block is None and not self._quiet:
+            self._say(describe_row(row))
+
+    def close(self) -> None:
+        """Leave the screen."""
+        if self._block is not None:
+            self._block.clear()
+
+    def guard_logging(self, shown_attribute: str) -> Callable[[], None]:
+        """Keep log lines off the table: what it shows is not said twice, and warnings stand above it.
+
+        Args:
+            shown_attribute: of records whose content the view shows.
+
+        Returns:
+            What ends that.
+        """
+
+        def passes(record: logging.LogRecord) -> bool:
+            if record.levelno < logging.WARNING or getattr(record, shown_attribute, False):
+                return False
+            self.close()
+            return True
+
+        handlers = [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers]
+        for handler in handlers:
+            handler.addFilter(passes)
+
+        def undo() -> None:
+            for handler in handlers:
+                handler.removeFilter(passes)
+
+        return undo
+
+    def _say(self, line: str) -> None:
+        self._said_s = time.monotonic()
+        print(f"cachewatch: {line}", file=sys.stderr, flush=True)

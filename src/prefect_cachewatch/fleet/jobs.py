@@ -1,0 +1,220 @@
+"""What people write about a fleet: its jobs, and how it goes about them. No file is read here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, InputModel, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.metrics.destination import LINGER_MAX_S, parse_destination
+from prefect_cachewatch.publish.policy import PublishPolicy
+
+__all__ = ["FleetJob", "FleetPlan", "FleetPolicy", "check_deployment_name"]
+
+_POLICIES = ("stall", "stop", "retry", "publish")
+_OPTIONS = ("storage", "storage_slots", "bundle", "bundle_dir", "record", "metrics", "metrics_linger_s")
+
+
+def check_deployment_name(name: str) -> str:
+    """See that a deployment is named as Prefect names it.
+
+    Args:
+        name: flow/name.
+
+    Returns:
+        The same name.
+
+    Raises:
+        ValueError: it is something else.
+
+    Example:
+        >>> check_deployment_name("generate-cache/fleet-job")
+        'generate-cache/fleet-job'
+    """
+    if not re.fullmatch(r"[^/]+/[^/]+", name):
+        raise ValueError(f"{name!r} is not flow/name: write it like generate-cache/fleet-job")
+    return name
+
+
+class FleetJob(CacheJob):
+    """One job of a fleet: a cache job, its policies, and where and when it runs."""
+
+    stall: StallPolicy | None = Field(default=None, description="When silence is a stall; default the deployment's.")
+    stop: StopPolicy | None = Field(default=None, description="How the process tree is stopped.")
+    retry: RetryPolicy | None = Field(default=None, description="Whether and when a failed attempt is made again.")
+    publish: PublishPolicy | None = Field(
+        default=None,
+        description="How the finished cache is verified and published; one that is whole already is skipped.",
+    )
+    storage: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Storage that the cache lies on: attempts wait for the global concurrency limit of that name.",
+    )
+    storage_slots: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Slots of that limit which an attempt occupies; default what plan-capacity stored, else 1.",
+    )
+    deployment: str | None = Field(
+        default=None,
+        description="Deployment that runs the job, as flow/name: generate-cache/fleet-job. Default: run in the fleet's own host.",
+    )
+    work_queue: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Work queue of the deployment's work pool; the queue's priority says who is served first.",
+    )
+    priority: int = Field(
+        default=100, ge=1, le=10_000, description="Jobs with a smaller number start earlier; equal ones as written."
+    )
+    bundle: bool = Field(default=True, description="Whether a post-mortem bundle is written on a stall.")
+    bundle_dir: Path | None = Field(default=None, description="Where bundles go, on the machine that runs the job.")
+    record: Path | None = Field(
+        default=None, description="Directory for traces of the growth, on the machine that runs the job."
+    )
+    metrics: str | None = Field(
+        default=None,
+        description="Prometheus metrics, on the machine that runs the job: file:DIRECTORY, or a range of ports such as :9464-9479.",
+    )
+    metrics_linger_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=LINGER_MAX_S,
+        description="Seconds that an endpoint stays open at a job's end for whoever has scraped it; default 60.",
+    )
+
+    @field_validator("metrics")
+    @classmethod
+    def _destination(cls, where: str | None) -> str | None:
+        if where is not None:
+            try:
+                parse_destination(where)
+            except InputError as error:
+                raise ValueError(error.message) from None
+        return where
+
+    @field_validator("deployment")
+    @classmethod
+    def _named(cls, name: str | None) -> str | None:
+        return None if name is None else check_deployment_name(name)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.storage_slots is not None and self.storage is None:
+            raise ValueError("storage_slots needs storage: name the storage whose slots these are")
+        return self
+
+    @property
+    def cache_job(self) -> CacheJob:
+        """The job without what only a fleet knows."""
+        return CacheJob.model_validate(
+            {name: getattr(self, name) for name in CacheJob.model_fields if name in self.model_fields_set}
+        )
+
+    @property
+    def digest(self) -> str:
+        """What tells this job from others and from an edited one: 16 hex digits over what is run and where it writes."""
+        told = self.model_dump(mode="json", include=set(CacheJob.model_fields))
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories it names itself, without the one that a store gives it."""
+        return tuple(path for path in self.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path))
+
+    def parameters(self) -> dict[str, Any]:
+        """Make the parameters of `generate_cache`, as JSON holds them.
+
+        Returns:
+            What was written; what was not is left to the deployment's own parameters and the flow's defaults.
+        """
+        job = self.cache_job
+        # Whole below the first level: what kind of a value it is may be a default of it.
+        found: dict[str, Any] = {"job": job.model_dump(mode="json", include=job.model_fields_set)}
+        for name in _POLICIES:
+            policy = getattr(self, name)
+            if policy is not None:
+                found[name] = policy.model_dump(mode="json", exclude_unset=True)
+        given = self.model_dump(mode="json", include={*map(str, _OPTIONS)} & self.model_fields_set)
+        return found | {name: value for name, value in given.items() if value is not None}
+
+
+class FleetPolicy(InputModel):
+    """How a fleet goes about its jobs."""
+
+    max_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000,
+        description="Jobs at once; default 2 in the fleet's own host, and all over workers, whose pools have limits.",
+    )
+    on_failure: Literal["continue", "stop_new", "fail_fast"] = Field(
+        default="continue",
+        description="Once more than max_failures jobs have failed: continue with the others; stop_new: start no more of "
+        "them; fail_fast: stop those that run, too.",
+    )
+    max_failures: int | None = Field(
+        default=None, ge=0, le=10_000, description="Failed jobs that are put up with before on_failure acts; default 0."
+    )
+    missing_limit: str = Field(
+        default="error",
+        description="A storage without a concurrency limit: error; ignore: run its jobs unprotected; create:N: make one of N slots.",
+    )
+    resume: bool = Field(
+        default=False,
+        description="Skip jobs without a store that an earlier, unfinished run of this fleet completed. Jobs with a store "
+        "are always skipped where their cache is whole.",
+    )
+    poll_s: float = Field(default=15, ge=0.2, le=3600, description="Time between two looks at Prefect's API.")
+    table_every_s: float = Field(
+        default=60, ge=0.2, le=3600, description="Shortest time between two updates of the table."
+    )
+
+    @field_validator("missing_limit")
+    @classmethod
+    def _known(cls, word: str) -> str:
+        if not re.fullmatch(r"error|ignore|create:[1-9][0-9]{0,6}", word):
+            raise ValueError(f"{word!r} is not error, ignore or create:N: write it like create:4")
+        return word
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_failures is not None and self.on_failure == "continue":
+            raise ValueError(
+                "max_failures needs on_failure: stop_new or fail_fast; with continue nothing counts failures"
+            )
+        return self
+
+    @property
+    def created_limit(self) -> int | None:
+        """Slots of a limit that is made where it is missing; None where none is."""
+        word, _, slots = self.missing_limit.partition(":")
+        return int(slots) if word == "create" else None
+
+
+class FleetPlan(InputModel):
+    """A whole fleet: what a jobs file says."""
+
+    version: Literal[1] = Field(description="Version of this format: 1.")
+    name: str = Field(
+        default="fleet",
+        min_length=1,
+        max_length=100,
+        description="Name of the fleet; it names its table, and runs of the same name resume each other.",
+    )
+    policy: FleetPolicy = Field(default=FleetPolicy(), description="How the fleet goes about its jobs.")
+    jobs: list[FleetJob] = Field(min_length=1, max_length=10_000, description="The jobs, one entry a cache.")
+
+    def in_order(self) -> list[FleetJob]:
+        """The jobs in the order in which they start."""
+        return sorted(self.jobs, key=lambda job: job.priority)

@@ -1,0 +1,207 @@
+"""Read a jobs file: a fleet as YAML, each error one sentence with the file, the line and the nearest name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.checks import check_jobs
+from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy, check_deployment_name
+from prefect_cachewatch.inputs import nearest, validate
+from prefect_cachewatch.profiles import expand_profile
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.yamlfile import YamlFile, open_yaml
+
+__all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
+
+_TOP = ("version", "name", "policy", "defaults", "jobs")
+# What belongs to one job alone: a default of it would be an error a job later.
+_NO_DEFAULT = ("name", "cache_dirs")
+_MERGED = ("env", "env_secrets", "stall", "stop", "retry", "publish", "profile")
+# What a job may have beside its fields: a known generator, from which some of them follow.
+_JOB_KEYS = (*FleetJob.model_fields, "profile")
+
+
+def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the whole of a job out of its entry in the file: what is written there, over the defaults.
+
+    Every entry passes here before it is checked; what gives a job further fields (a named profile, say) belongs here.
+
+    Args:
+        defaults: the file's defaults.
+        entry: the job as written.
+
+    Returns:
+        The fields of a `FleetJob`. Policies, environments and profiles are merged key by key (profiles of one name, that is);
+        null takes a default away. What follows from a profile lies below everything that is written.
+
+    Raises:
+        InputError: the profile, or a parameter of it, is not known or not valid.
+
+    Example:
+        >>> expand_job({"retry": {"attempts": 2}, "storage": "nfs"}, {"retry": {"backoff_s": 1}, "storage": None})
+        {'retry': {'attempts': 2, 'backoff_s': 1}}
+    """
+    found = dict(defaults)
+    for name, value in entry.items():
+        below = found.get(name)
+        if name == "profile" and isinstance(value, Mapping) and isinstance(below, Mapping):
+            below = below if value.get("name", below.get("name")) == below.get("name") else None
+        if name in _MERGED and isinstance(value, Mapping) and isinstance(below, Mapping):
+            value = {key: item for key, item in {**below, **value}.items() if item is not None}  # noqa: PLW2901
+        found[name] = value
+    return expand_profile({name: value for name, value in found.items() if value is not None})
+
+
+def read_jobs_file(
+    path: Path,
+    *,
+    name: str | None = None,
+    deployment: str | None = None,
+    policy: Mapping[str, Any] = MappingProxyType({}),
+) -> FleetPlan:
+    """Read a jobs file.
+
+    Args:
+        path: the file.
+        name: of the fleet, instead of the file's; without either it is the file's own name.
+        deployment: for jobs that name none.
+        policy: fields of a `FleetPolicy` that go before the file's.
+
+    Returns:
+        The fleet, checked as far as that goes without a look at the machine.
+
+    Raises:
+        InputError: it cannot be read or understood; the sentence names file and line.
+    """
+    file = open_yaml(path)
+    data = _mapping(file, file.data, (), "the file")
+    _refuse_unknown(file, data, _TOP, ())
+    _check_version(file, data)
+    defaults = _mapping(file, data.get("defaults") or {}, ("defaults",), "defaults")
+    _refuse_unknown(file, defaults, [key for key in _JOB_KEYS if key not in _NO_DEFAULT], ("defaults",))
+    if deployment is not None:
+        defaults = {"deployment": _deployment(deployment)} | defaults
+    entries = data.get("jobs")
+    if not isinstance(entries, list) or not entries:
+        raise InputError(f"{_where(file, ('jobs',))}: jobs is not a list of jobs: write each as `- name: ...` below it")
+    top = {key: value for key, value in data.items() if key not in ("defaults", "jobs") and value is not None}
+    stands_for_jobs = FleetJob(name="-", command=["-"])  # while the rest of the file is checked
+    plan = validate(FleetPlan, {"name": _stem(path), **top, "jobs": [stands_for_jobs]}, file.shown, "", file.line_of)
+    jobs = [_job(file, defaults, entry, index) for index, entry in enumerate(entries)]
+    if (wrong := check_jobs(jobs)) is not None:
+        index, field, sentence = wrong
+        raise InputError(f"{file.shown}, line {_line(file, index, field)}: jobs[{index}]: {sentence}")
+    merged = _merged_policy(plan.policy, policy)
+    return FleetPlan(version=1, name=name or plan.name, policy=merged, jobs=jobs)
+
+
+def plan_of_jobs(
+    jobs: Sequence[FleetJob],
+    *,
+    name: str | None = None,
+    deployment: str | None = None,
+    policy: FleetPolicy | None = None,
+) -> FleetPlan:
+    """Make a fleet of jobs that come from a program and not from a file.
+
+    Args:
+        jobs: at least one.
+        name: of the fleet.
+        deployment: for jobs that name none.
+        policy: how the fleet goes about them.
+
+    Returns:
+        The fleet, checked as a file is.
+
+    Raises:
+        InputError: something is wrong with them.
+    """
+    if not jobs:
+        raise InputError("the fleet has no jobs: give at least one")
+    given_to = {} if deployment is None else {"deployment": _deployment(deployment)}
+    found = [job if job.deployment else job.model_copy(update=given_to) for job in jobs]
+    if (wrong := check_jobs(found)) is not None:
+        raise InputError(f"jobs[{wrong[0]}]: {wrong[2]}")
+    given = {} if name is None else {"name": name}
+    return validate(
+        FleetPlan, {"version": 1, "policy": policy or FleetPolicy(), "jobs": found, **given}, "the fleet", ""
+    )
+
+
+def _deployment(name: str) -> str:
+    try:
+        return check_deployment_name(name)
+    except ValueError as error:
+        raise InputError(f"the deployment {for_terminal(str(error), 200)}") from None
+
+
+def _job(file: YamlFile, defaults: Mapping[str, Any], entry: Any, index: int) -> FleetJob:
+    written = _mapping(file, entry, ("jobs", index), f"jobs[{index}]")
+    _refuse_unknown(file, written, _JOB_KEYS, ("jobs", index))
+    try:
+        fields = expand_job(defaults, written)
+    except InputError as error:
+        raise InputError(
+            f"{file.shown}, line {_line(file, index, ('profile',))}: jobs[{index}]: {error.message}"
+        ) from None
+    return validate(FleetJob, fields, file.shown, f"jobs[{index}]", lambda loc: _line(file, index, loc))
+
+
+def _line(file: YamlFile, index: int, loc: Sequence[str | int]) -> int | None:
+    """The line of a job's field: in its entry, else in the defaults, else where the entry begins."""
+    # Longest first: retry.backoff_s may stand in the defaults while the entry has a retry of its own.
+    for length in range(len(loc), 0, -1):
+        for base in (("jobs", index), ("defaults",)):
+            if file.has((*base, *loc[:length])):
+                return file.line_of((*base, *loc[:length]))
+    return file.line_of(("jobs", index))
+
+
+def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolicy:
+    if not given:
+        return written
+    both = {**written.model_dump(exclude_unset=True), **given}
+    if given.get("on_failure") == "continue" and "max_failures" not in given:
+        both.pop("max_failures", None)  # the file's belonged to the file's on_failure
+    return validate(FleetPolicy, both, "the fleet", "policy")
+
+
+def _check_version(file: YamlFile, data: Mapping[str, Any]) -> None:
+    version = data.get("version")
+    if version is None:
+        raise InputError(f"{file.shown}: version is missing: write version: 1 at its top")
+    if version != 1 or isinstance(version, bool):
+        shown = for_terminal(str(version), 20)
+        raise InputError(f"{_where(file, ('version',))}: version {shown} is not known: this cachewatch reads version 1")
+
+
+def _mapping(file: YamlFile, data: Any, loc: Sequence[str | int], what: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise InputError(f"{_where(file, loc)}: {what} is not a mapping of names to values: write `name: value` lines")
+    return data
+
+
+def _refuse_unknown(file: YamlFile, data: Mapping[Any, Any], known: Sequence[str], loc: Sequence[str | int]) -> None:
+    for key in data:
+        if key in known:
+            continue
+        prefix = "".join(f"[{part}]" if isinstance(part, int) else str(part) for part in loc)
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if loc == ("defaults",) and key in _NO_DEFAULT:
+            raise InputError(f"{_where(file, (*loc, key))}: {name} cannot be a default: each job needs its own")
+        raise InputError(
+            f"{_where(file, (*loc, key))}: {for_terminal(name, 120)} is not known{nearest(str(key), known)}"
+        )
+
+
+def _where(file: YamlFile, loc: Sequence[str | int]) -> str:
+    line = file.line_of(loc)
+    return file.shown if line is None else f"{file.shown}, line {line}"
+
+
+def _stem(path: Path) -> str:
+    return for_terminal(path.name.removesuffix(".yaml").removesuffix(".yml"), 100) or "fleet"

@@ -1,0 +1,139 @@
+"""One job of a fleet as it stands: a row, what kind of state it is in, and who needs a person first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["JobRow", "Kind", "advice_for", "by_need", "kind_of", "needs_order"]
+
+Kind = Literal["waiting", "running", "done", "failed", "cancelled", "not_started"]
+
+# Final states of a generation, those first that nothing but a person will mend.
+_URGENCY = {
+    name: number
+    for number, name in enumerate(
+        (
+            "Refused",
+            "VerificationFailed",
+            "GeneratorFailed",
+            "Stalled",
+            "FilesystemUnresponsive",
+            "DeadlineExceeded",
+            "Crashed",
+        )
+    )
+}
+_KINDS: dict[str, Kind] = {
+    "SCHEDULED": "waiting",
+    "PENDING": "waiting",
+    "RUNNING": "running",
+    "PAUSED": "running",
+    "CANCELLING": "running",
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "CRASHED": "failed",
+    "CANCELLED": "cancelled",
+}
+
+_ADVICE = {
+    "Refused": "Correct what the sentence names and start the fleet again; caches that are whole are skipped.",
+    "VerificationFailed": "Look at the build in quarantine: cachewatch store list says where it lies.",
+    "GeneratorFailed": "Read the last lines of the generator's log in the run's report.",
+    "Crashed": "The process or its worker died: look at the worker's log and the kernel's (out of memory), then start again.",
+    "Cancelled": "Somebody cancelled this run; start the fleet again for what is left.",
+    "NotStarted": "Start the fleet again when the failed jobs are mended; caches that are whole are skipped.",
+}
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job as it stands; times in seconds, None where nothing is known."""
+
+    name: str
+    #: Name of the flow run's state; Waiting, NotStarted and Skipped where there is no run.
+    state: str
+    kind: Kind
+    bytes_present: int | None = None
+    rate_bytes_per_s: float | None = None
+    #: Waited for a worker and for slots of its storage.
+    waited_s: float | None = None
+    #: From the start of its run to its end, or until now.
+    duration_s: float | None = None
+    attempts: int | None = None
+    #: Since the last growth, while it runs.
+    pause_s: float | None = None
+    #: Why it is not well, or what became of it.
+    cause: str = ""
+    #: What a person should do next.
+    advice: str = ""
+    run_id: str | None = None
+    url: str = ""
+    #: A running job that looks like a stall.
+    suspected: bool = False
+
+
+def kind_of(state_type: str) -> Kind:
+    """Say what kind of state a flow run is in.
+
+    Args:
+        state_type: Prefect's name of the type.
+
+    Returns:
+        The kind; waiting for a type that is not known.
+
+    Example:
+        >>> kind_of("CRASHED"), kind_of("COMPLETED")
+        ('failed', 'done')
+    """
+    return _KINDS.get(state_type, "waiting")
+
+
+def advice_for(state: str) -> str:
+    """Say what to do about a job that did not say so itself.
+
+    Args:
+        state: name of its final state.
+
+    Returns:
+        A sentence; empty for a state that needs nobody.
+
+    Example:
+        >>> advice_for("Completed")
+        ''
+    """
+    return _ADVICE.get(state, "")
+
+
+def needs_order(row: JobRow) -> tuple[int, int, float, str]:
+    """Say where a job stands among others: what needs a person first, what is well last.
+
+    Args:
+        row: the job.
+
+    Returns:
+        A key to sort by: failed, suspected, cancelled, not started, running (the longest pause first), waiting, done.
+    """
+    if row.kind == "failed":
+        return 0, _URGENCY.get(row.state, len(_URGENCY)), 0.0, row.name
+    if row.kind == "running":
+        return (1 if row.suspected else 4), 0, -(row.pause_s or 0.0), row.name
+    return {"cancelled": 2, "not_started": 3, "waiting": 5, "done": 6}[row.kind], 0, 0.0, row.name
+
+
+def by_need(rows: Iterable[JobRow]) -> list[JobRow]:
+    """Sort jobs by who needs a person first.
+
+    Args:
+        rows: in any order.
+
+    Returns:
+        The same rows.
+
+    Example:
+        >>> rows = [JobRow("a", "Completed", "done"), JobRow("b", "Stalled", "failed"), JobRow("c", "Refused", "failed")]
+        >>> [row.name for row in by_need(rows)]
+        ['c', 'b', 'a']
+    """
+    return sorted(rows, key=needs_order)

@@ -1,0 +1,85 @@
+"""What a running job of a fleet says of itself on its own host: a small file, for the fleet's live table.
+
+Written at each measurement, read whenever somebody looks; losing it loses a line on the screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prefect_cachewatch.watch import Watch
+
+__all__ = ["JobStatus", "StatusFile", "read_status"]
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A measurement of a running job."""
+
+    at_s: float  # wall time
+    bytes_present: int
+    rate_bytes_per_s: float | None  # mean, since the first byte
+    pause_s: float
+    suspicion: str | None = None
+
+
+class StatusFile:
+    """Shows an attempt to whoever reads the file; takes the place of the view in a terminal.
+
+    Args:
+        path: of the file, replaced whole each time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in that the monitor has measured."""
+        state, rule = watch.state, watch.state.rule
+        last = rule.suspicions[-1] if rule.suspicions else None
+        writing_s = 0.0 if rule.first_write_s is None else time.monotonic() - watch.started_s - rule.first_write_s
+        self._write(
+            JobStatus(
+                at_s=time.time(),
+                bytes_present=state.growth.bytes_present,
+                rate_bytes_per_s=state.growth.bytes_written / writing_s if writing_s > 0 else None,
+                pause_s=rule.pause_s,
+                suspicion=last.message if last is not None and last.cleared_at_s is None else None,
+            )
+        )
+
+    def clear(self) -> None:
+        """Nothing: nobody else writes there."""
+
+    def close(self) -> None:
+        """Nothing: what was said last stays true until the run's end is known."""
+
+    def _write(self, status: JobStatus) -> None:
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        with contextlib.suppress(OSError):
+            temporary.write_text(json.dumps(asdict(status)), encoding="ascii")
+            temporary.replace(self._path)
+
+
+def read_status(path: Path) -> JobStatus | None:
+    """Read what a job said last.
+
+    Args:
+        path: of its file.
+
+    Returns:
+        The measurement; None before the first.
+
+    Example:
+        >>> read_status(Path("/nowhere")) is None
+        True
+    """
+    try:
+        return JobStatus(**json.loads(path.read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
+        return None

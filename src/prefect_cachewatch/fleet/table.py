@@ -1,0 +1,79 @@
+"""The table of a fleet: a row a job, those first that need a person, at most 1,000 of them, then totals. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prefect_cachewatch.fleet.outcome import count_rows
+from prefect_cachewatch.fleet.rows import JobRow, by_need
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["ROWS_MAX", "describe_row", "table_rows"]
+
+ROWS_MAX = 1000
+
+
+def table_rows(rows: Sequence[JobRow], limit: int = ROWS_MAX) -> list[dict[str, str]]:
+    """Write a fleet as rows of a table artifact.
+
+    Args:
+        rows: its jobs, in any order.
+        limit: the most jobs that are shown one by one.
+
+    Returns:
+        One row a job, one for what was cut, and the totals; nothing in a cell is markup or a control character.
+
+    Example:
+        >>> [row["job"] for row in table_rows([JobRow("a", "Cached", "done"), JobRow("b", "Stalled", "failed")], 1)]
+        ['b', '... and 1 more', 'total: 2 jobs']
+    """
+    ordered = by_need(rows)
+    table = [_cells(row) for row in ordered[:limit]]
+    if cut := ordered[limit:]:
+        table.append(_line(f"... and {len(cut):,} more", str(count_rows(cut)), _bytes(cut)))
+    table.append(
+        _line(
+            f"total: {len(ordered):,} job{'' if len(ordered) == 1 else 's'}", str(count_rows(ordered)), _bytes(ordered)
+        )
+    )
+    return table
+
+
+def describe_row(row: JobRow) -> str:
+    """Say in one line, for a log, how a job stands.
+
+    Example:
+        >>> describe_row(JobRow("llama", "Stalled", "failed", 2**30, duration_s=72, cause="no write"))
+        'llama: Stalled, 1.00 GiB, 72 s: no write'
+    """
+    parts = [for_terminal(row.state)]
+    if row.bytes_present is not None:
+        parts.append(format_bytes(row.bytes_present))
+    if row.duration_s is not None:
+        parts.append(format_duration(round(row.duration_s)))
+    cause = f": {for_terminal(row.cause, 300)}" if row.cause else ""
+    return f"{for_terminal(row.name, 100)}: {', '.join(parts)}{cause}"
+
+
+def _cells(row: JobRow) -> dict[str, str]:
+    return {
+        "job": for_terminal(row.name),
+        "state": for_terminal(row.state) + (" (suspected)" if row.suspected else ""),
+        "bytes": "" if row.bytes_present is None else format_bytes(row.bytes_present),
+        "rate": "" if row.rate_bytes_per_s is None else f"{format_bytes(row.rate_bytes_per_s)}/s",
+        "wait": "" if row.waited_s is None else format_duration(round(row.waited_s)),
+        "time": "" if row.duration_s is None else format_duration(round(row.duration_s)),
+        "attempts": "" if row.attempts is None else str(row.attempts),
+        "cause": for_terminal(row.cause, 500),
+        "what to do": for_terminal(row.advice, 500),
+        "run": row.url or row.run_id or "",
+    }
+
+
+def _line(job: str, state: str, size: str) -> dict[str, str]:
+    return {**dict.fromkeys(_cells(JobRow("", "", "done")), ""), "job": job, "state": state, "bytes": size}
+
+
+def _bytes(rows: Sequence[JobRow]) -> str:
+    return format_bytes(sum(row.bytes_present or 0 for row in rows))

@@ -1,0 +1,269 @@
+"""The jobs file of a fleet: what it means, and one sentence with file, line and nearest name for each mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_cachewatch.config import CacheJob, StallPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
+from prefect_cachewatch.fleet.jobsfile import expand_job, plan_of_jobs, read_jobs_file
+
+GOOD = """\
+version: 1
+name: nightly
+policy:
+  max_parallel: 3
+defaults:
+  stall: {stall_after_s: 300, poll_s: 10}
+  retry:
+    attempts: 2
+  storage: nfs-a
+  env: {DTYPE: bf16, MESH: N150}
+jobs:
+  - name: llama
+    command: [gen, --model, llama]
+    cache_dirs: [/mnt/llama]
+    stall: {stall_after_s: 600}
+    env: {MESH: N300}
+  - name: qwen
+    command: [gen, --model, qwen]
+    cache_dirs: [/mnt/qwen]
+    storage: null
+    priority: 1
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(text)
+    return path
+
+
+def sentence(tmp_path: Path, text: str, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        read_jobs_file(written(tmp_path, text), **options)
+    assert "\n" not in caught.value.message
+    return caught.value.message.removeprefix(f"{tmp_path}/")
+
+
+def test_a_file_says_what_each_job_is(tmp_path: Path) -> None:
+    plan = read_jobs_file(written(tmp_path, GOOD))
+    llama, qwen = plan.jobs
+    assert (plan.name, plan.policy.max_parallel) == ("nightly", 3)
+    assert llama.stall == StallPolicy(stall_after_s=600, poll_s=10)
+    assert llama.env == {"DTYPE": "bf16", "MESH": "N300"}
+    assert (llama.storage, qwen.storage) == ("nfs-a", None)
+    assert [job.name for job in plan.in_order()] == ["qwen", "llama"]
+
+
+def test_a_fleet_without_a_name_has_the_files(tmp_path: Path) -> None:
+    assert read_jobs_file(written(tmp_path, GOOD.replace("name: nightly\n", ""))).name == "jobs"
+    assert read_jobs_file(written(tmp_path, GOOD), name="mine").name == "mine"
+
+
+def test_the_parameters_of_a_job_are_what_was_written_and_no_more(tmp_path: Path) -> None:
+    qwen = read_jobs_file(written(tmp_path, GOOD)).jobs[1]
+    assert json.loads(json.dumps(qwen.parameters())) == {
+        "job": {
+            "name": "qwen",
+            "command": ["gen", "--model", "qwen"],
+            "cache_dirs": ["/mnt/qwen"],
+            "env": {"DTYPE": "bf16", "MESH": "N150"},
+        },
+        "stall": {"stall_after_s": 300, "poll_s": 10},
+        "retry": {"attempts": 2},
+    }
+
+
+def test_a_job_of_a_fleet_has_every_field_of_a_job() -> None:
+    assert set(CacheJob.model_fields) < set(FleetJob.model_fields)
+    job = FleetJob(name="a", command=["x"], cache_dirs=["/c"], priority=3)
+    assert job.cache_job == CacheJob(name="a", command=["x"], cache_dirs=["/c"])
+
+
+JOB = "  - {name: x, command: [gen], cache_dirs: [/mnt/x]}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("    cache_dirs: [/mnt/qwen]", "    cache_dir: [/mnt/qwen]", "line 19: jobs[1].cache_dir is not known: did you mean cache_dirs?"),
+        ("    attempts: 2", "    atempts: 2", "line 8: jobs[0].retry.atempts is not known: did you mean attempts?"),
+        ("  max_parallel", "  max_paralel", "line 4: policy.max_paralel is not known: did you mean max_parallel?"),
+        ("defaults:", "default:", "line 5: default is not known: did you mean defaults?"),
+        ("  storage: nfs-a", "  storrage: nfs-a", "line 9: defaults.storrage is not known: did you mean storage?"),
+        ("  storage: nfs-a", "  cache_dirs: [/mnt]", "line 9: defaults.cache_dirs cannot be a default: each job needs its own"),
+        ("name: qwen", "name: llama", "line 17: jobs[1]: the name 'llama' is taken by jobs[0]: give each job a name of its own"),
+        ("stall_after_s: 600", "stall_after_s: 0", "line 15: jobs[0].stall.stall_after_s = 0: input should be greater than or equal to 0.2"),
+        ("poll_s: 10", "poll_s: -1", "line 6: jobs[0].stall.poll_s = -1: input should be greater than or equal to 0.05"),
+        ("priority: 1", "priority: soon", "line 21: jobs[1].priority = 'soon': input should be a valid integer, unable to parse string as an integer"),
+        ("priority: 1", "work_queue: fast", "line 21: jobs[1]: work_queue needs a deployment: a job in the fleet's own host waits in no queue"),
+        (
+            "priority: 1", "deployment: generate-cache/n",
+            "line 12: jobs[0]: it names no deployment, and 'qwen' does: a fleet runs over workers or in its own host, not both",
+        ),
+        ("priority: 1", "publish: {store: caches}", "line 21: jobs[1].publish.store: store 'caches' is not an absolute path: write it from / on"),
+        ("    cache_dirs: [/mnt/qwen]\n", "", "line 17: jobs[1]: it names no cache_dirs: name the directory that must grow, or publish into a store"),
+        ("    command: [gen, --model, qwen]\n", "", "line 17: jobs[1]: the job has no command: name the program to run, or a container to run it in"),
+        ("priority: 1", "metrics: 'port'", "line 21: jobs[1].metrics: metrics destination 'port' is no address: write it like 127.0.0.1:9464, :9464-9479, or file:DIRECTORY for node-exporter"),
+        ("version: 1", "version: 2", "line 1: version 2 is not known: this cachewatch reads version 1"),
+        ("version: 1\n", "", ": version is missing: write version: 1 at its top"),
+        ("priority: 1", "name: again", "line 21: name is written twice: correct the YAML"),
+        ("priority: 1", "priority: [1", "line 22: expected ',' or ']', but got '<stream end>': correct the YAML"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_with_its_line(tmp_path: Path, before: str, after: str, said: str) -> None:
+    assert before in GOOD
+    got = sentence(tmp_path, GOOD.replace(before, after))
+    assert got.replace("jobs.yaml, ", "", 1).removeprefix("jobs.yaml") == said
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("/mnt/llama/", "'/mnt/llama' is the cache directory of jobs[0], 'llama'"),
+        ("/mnt/x/../llama", "'/mnt/llama' is the cache directory of jobs[0], 'llama'"),
+        ("/mnt/llama/sub", "'/mnt/llama/sub' and '/mnt/llama' lie in each other; the other is one of jobs[0], 'llama'"),
+        ("/mnt", "'/mnt' and '/mnt/llama' lie in each other; the other is one of jobs[0], 'llama'"),
+    ],
+)
+def test_two_jobs_do_not_write_below_one_directory(tmp_path: Path, other: str, said: str) -> None:
+    text = GOOD.replace("[/mnt/qwen]", f"[{other}]")
+    assert len(read_jobs_file(written(tmp_path, text)).jobs) == 2  # qwen is on no storage: another /mnt/llama
+    got = sentence(tmp_path, text.replace("    storage: null\n", ""))
+    assert got == f"jobs.yaml, line 19: jobs[1]: {said}: give each job a directory of its own"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "jobs.yaml: the file is not a mapping of names to values: write `name: value` lines"),
+        ("- 1\n", "jobs.yaml, line 1: the file is not a mapping of names to values: write `name: value` lines"),
+        ("version: 1\n", "jobs.yaml, line 1: jobs is not a list of jobs: write each as `- name: ...` below it"),
+        (
+            "version: 1\njobs: []\n",
+            "jobs.yaml, line 2: jobs is not a list of jobs: write each as `- name: ...` below it",
+        ),
+        (
+            "version: 1\njobs:\n- gen\n",
+            "jobs.yaml, line 3: jobs[0] is not a mapping of names to values: write `name: value` lines",
+        ),
+        (
+            "version: 1\ndefaults: 3\njobs: [{}]\n",
+            "jobs.yaml, line 2: defaults is not a mapping of names to values: write `name: value` lines",
+        ),
+    ],
+)
+def test_a_file_that_is_no_jobs_file_is_said_to_be_none(tmp_path: Path, text: str, said: str) -> None:
+    assert sentence(tmp_path, text) == said
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot be read \(No such file or directory\): check the path"):
+        read_jobs_file(tmp_path / "nothing.yaml")
+
+
+def test_aliases_that_stand_for_gigabytes_are_refused_at_once(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    text = "\n".join(["version: 1", "jobs:", "- name: a", "  command: *a9"])
+    said = sentence(tmp_path, "\n".join(["x: ", *(f"  {line}" for line in lines), text]))
+    assert said == "jobs.yaml, line 1: x is not known: use one of version, name, policy, defaults, jobs"
+    inline = (
+        "version: 1\njobs:\n- name: a\n  env:\n" + "\n".join(f"    {line}" for line in lines) + "\n  command: *a9\n"
+    )
+    assert sentence(tmp_path, inline) == (
+        "jobs.yaml, line 13: jobs[0].command[0] = [[[[[[[...], [...], [...], [...], [...], [...], ...], [[...…: "
+        "input should be a valid string (and 19 more)"
+    )
+
+
+def test_what_is_given_goes_before_the_file(tmp_path: Path) -> None:
+    text = GOOD.replace("max_parallel: 3", "on_failure: stop_new\n  max_failures: 4")
+    path = written(tmp_path, text)
+    assert read_jobs_file(path, policy={"max_failures": 1}).policy == FleetPolicy(on_failure="stop_new", max_failures=1)
+    assert read_jobs_file(path, policy={"on_failure": "continue"}).policy == FleetPolicy()
+    said = sentence(tmp_path, GOOD, policy={"max_failures": 1})
+    assert said.endswith("max_failures needs on_failure: stop_new or fail_fast; with continue nothing counts failures")
+    said = sentence(tmp_path, GOOD, policy={"missing_limit": "make"})
+    assert said == "the fleet: policy.missing_limit: 'make' is not error, ignore or create:N: write it like create:4"
+
+
+def test_a_deployment_that_is_given_is_for_jobs_that_name_none(tmp_path: Path) -> None:
+    text = GOOD.replace("priority: 1", "deployment: generate-cache/own")
+    plan = read_jobs_file(written(tmp_path, text), deployment="generate-cache/all")
+    assert [job.deployment for job in plan.jobs] == ["generate-cache/all", "generate-cache/own"]
+    jobs = [FleetJob(name="a", command=["x"], cache_dirs=["/c"], work_queue="fast")]
+    assert plan_of_jobs(jobs, deployment="f/d").jobs[0].deployment == "f/d"
+    with pytest.raises(InputError, match="jobs\\[0\\]: work_queue needs a deployment"):
+        plan_of_jobs(jobs)
+    with pytest.raises(InputError, match="the fleet has no jobs"):
+        plan_of_jobs([])
+
+
+def test_an_edited_job_has_another_digest_and_a_renamed_storage_has_not() -> None:
+    job = FleetJob(name="a", command=["x"], cache_dirs=["/c"])
+    same = FleetJob(name="a", command=["x"], cache_dirs=["/c"], storage="s", priority=1, retry={"attempts": 1})
+    other = FleetJob(name="a", command=["x", "-v"], cache_dirs=["/c"])
+    assert job.digest == same.digest != other.digest
+
+
+def test_what_a_job_waits_for_keeps_its_kind_and_its_line(tmp_path: Path) -> None:
+    ready = "ready:\n      kind: http\n      url: http://127.0.0.1:8000/health"
+    job = read_jobs_file(written(tmp_path, GOOD.replace("priority: 1", ready))).jobs[1]
+    given = FleetJob(name="a", command=["x"], cache_dirs=["/c"], ready=job.ready)
+    assert given.parameters()["job"]["ready"]["kind"] == "http"
+    assert CacheJob.model_validate(given.parameters()["job"]) == given.cache_job
+    said = sentence(tmp_path, GOOD.replace("priority: 1", ready.replace("url:", "urll:")))
+    assert said.startswith("jobs.yaml, line 23: jobs[1].ready.http.urll is not known: did you mean url?")
+
+
+names = st.text("abc", min_size=1, max_size=3)
+values = st.one_of(st.none(), st.integers(), st.dictionaries(names, st.one_of(st.none(), st.integers()), max_size=3))
+fields = st.sampled_from(["stall", "env", "storage", "priority"])
+
+
+@given(st.dictionaries(fields, values), st.dictionaries(fields, values))
+def test_a_job_wins_over_the_defaults_and_null_takes_them_away(defaults: dict[str, Any], entry: dict[str, Any]) -> None:
+    found = expand_job(defaults, entry)
+    for name in {*defaults, *entry}:
+        if name in entry and entry[name] is None:
+            assert name not in found
+        elif name not in entry:
+            assert found.get(name) == defaults[name]
+        elif name in ("stall", "env") and isinstance(entry[name], dict) and isinstance(defaults.get(name), dict):
+            both = {**defaults[name], **entry[name]}
+            assert found[name] == {key: value for key, value in both.items() if value is not None}
+        else:
+            assert found[name] == entry[name]
+
+
+@given(st.integers(0, 19), st.sampled_from(["comand", "cache_dir", "stal", "storag"]))
+def test_the_line_is_the_one_that_an_editor_shows(where: int, key: str) -> None:
+    from tempfile import TemporaryDirectory
+
+    lines = ["version: 1", "jobs:"]
+    for number in range(20):
+        lines += [f"- name: job-{number}", "  command: [gen]", f"  cache_dirs: [/mnt/{number}]"]
+        if number == where:
+            lines.append(f"  {key}: 3")
+    with TemporaryDirectory() as folder:
+        said = sentence(Path(folder), "\n".join(lines) + "\n")
+    assert said.startswith(
+        f"jobs.yaml, line {lines.index(f'  {key}: 3') + 1}: jobs[{where}].{key} is not known: did you mean"
+    )
+
+
+def test_five_hundred_jobs_are_read(tmp_path: Path) -> None:
+    jobs = [{"name": f"m{n}", "command": ["gen", str(n)], "cache_dirs": [f"/mnt/caches/m{n}"]} for n in range(500)]
+    text = yaml.safe_dump({"version": 1, "defaults": {"retry": {"attempts": 2}, "storage": "nfs"}, "jobs": jobs})
+    plan = read_jobs_file(written(tmp_path, text))
+    assert len(plan.jobs) == len({job.digest for job in plan.jobs}) == 500

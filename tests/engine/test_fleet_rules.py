@@ -1,0 +1,199 @@
+"""The rules of a fleet: who needs a person first, when failures stop it, how it ends, what its table says."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
+from prefect_cachewatch.cli.fleet_view import render_fleet, render_summary
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.hostcheck import check_host
+from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
+from prefect_cachewatch.fleet.outcome import count_rows, fleet_end, what_now
+from prefect_cachewatch.fleet.rows import JobRow, Kind, by_need, kind_of
+from prefect_cachewatch.fleet.status import JobStatus, StatusFile, read_status
+from prefect_cachewatch.fleet.table import table_rows
+
+STATES: list[tuple[str, Kind]] = [
+    ("Refused", "failed"),
+    ("VerificationFailed", "failed"),
+    ("GeneratorFailed", "failed"),
+    ("Stalled", "failed"),
+    ("FilesystemUnresponsive", "failed"),
+    ("DeadlineExceeded", "failed"),
+    ("Crashed", "failed"),
+    ("SomethingNew", "failed"),
+    ("Running", "running"),
+    ("Cancelled", "cancelled"),
+    ("NotStarted", "not_started"),
+    ("Waiting", "waiting"),
+    ("Completed", "done"),
+    ("Cached", "done"),
+]
+rows = st.builds(
+    lambda name, state, size, pause, suspected: JobRow(
+        name, state[0], state[1], size, pause_s=pause, suspected=suspected and state[1] == "running"
+    ),
+    st.text(min_size=1, max_size=12),
+    st.sampled_from(STATES),
+    st.none() | st.integers(0, 2**50),
+    st.none() | st.floats(0, 1e4),
+    st.booleans(),
+)
+
+
+def test_what_needs_a_person_stands_first() -> None:
+    found = [JobRow(state.lower(), state, kind) for state, kind in STATES]
+    found += [
+        JobRow("silent", "Running", "running", pause_s=250.0),
+        JobRow("odd", "Running", "running", suspected=True),
+    ]
+    random.Random(3).shuffle(found)
+    assert [row.name for row in by_need(found)] == [
+        "refused", "verificationfailed", "generatorfailed", "stalled", "filesystemunresponsive", "deadlineexceeded", "crashed",
+        "somethingnew", "odd", "cancelled", "notstarted", "silent", "running", "waiting", "cached", "completed",
+    ]  # fmt: skip
+
+
+@given(st.lists(rows, max_size=30), st.integers(1, 40))
+def test_the_table_has_every_job_or_says_how_many_more(found: list[JobRow], limit: int) -> None:
+    table = table_rows(found, limit)
+    kinds = {key: value for key, value in vars(count_rows(found)).items() if value}
+    assert sum(kinds.values()) == count_rows(found).total == len(found)
+    assert table[-1]["job"].startswith(f"total: {len(found)} job")
+    assert len(table) == min(len(found), limit) + 1 + (len(found) > limit)
+    assert len({tuple(row) for row in table}) == 1  # the same columns in every row
+    assert json.dumps(table).isprintable()
+
+
+def test_a_hostile_name_is_harmless_in_the_table_and_in_a_terminal() -> None:
+    row = JobRow("a\x1b[2J\n\u202e|x", "Stal\x07led", "failed", cause="\x1b]0;t\x07", advice="\r")
+    text = json.dumps(table_rows([row]), ensure_ascii=False) + "".join(
+        line.plain for line in render_fleet("f\x1b", [row], 1)
+    )
+    assert text.isprintable()
+    assert table_rows([row])[0]["job"] == "a\\x1b[2J\\n\\u202e|x"
+
+
+def test_a_thousand_rows_are_shown_and_the_rest_is_counted() -> None:
+    found = [JobRow(f"m{n:04}", "Completed", "done", 10) for n in range(1500)] + [JobRow("bad", "Stalled", "failed")]
+    table = table_rows(found)
+    assert len(table) == 1002
+    assert [row["job"] for row in (table[0], *table[-2:])] == ["bad", "... and 501 more", "total: 1,501 jobs"]
+    assert (table[-2]["state"], table[-1]["state"], table[-1]["bytes"]) == (
+        "501 done",
+        "1500 done, 1 failed",
+        "14.6 KiB",
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "verdicts"),
+    [
+        ({}, ["go_on"] * 4),
+        ({"on_failure": "stop_new"}, ["go_on", "stop_new", "stop_new", "stop_new"]),
+        ({"on_failure": "stop_new", "max_failures": 2}, ["go_on", "go_on", "go_on", "stop_new"]),
+        ({"on_failure": "fail_fast", "max_failures": 1}, ["go_on", "go_on", "fail_fast", "fail_fast"]),
+    ],
+)
+def test_failures_stop_a_fleet_as_its_policy_says(policy: dict[str, object], verdicts: list[str]) -> None:
+    assert [what_now(FleetPolicy.model_validate(policy), failed) for failed in range(4)] == verdicts
+
+
+def test_how_a_fleet_ends() -> None:
+    done, cached = JobRow("a", "Completed", "done"), JobRow("b", "Cached", "done")
+    stalled = JobRow("c", "Stalled", "failed", cause="no write.")
+    never = JobRow("d", "NotStarted", "not_started")
+    assert vars(fleet_end("f", [done, done])) == {
+        "state": "Completed",
+        "message": "Fleet 'f': 2 of 2 caches are there.",
+    }
+    assert fleet_end("f", [done, cached]).message == "Fleet 'f': 2 of 2 caches are there, 1 of them from before."
+    assert fleet_end("f", [cached]).message == "Fleet 'f': 1 of 1 caches are there, all from before."
+    assert vars(fleet_end("f", [done, never, stalled])) == {
+        "state": "PartlyFailed",
+        "message": "Fleet 'f': 1 of 3 caches are there; 1 failed, 1 not started. First: c is Stalled (no write)",
+    }
+    assert fleet_end("f", [stalled]).state == "FleetFailed"
+    # One that a person cancelled is no failure of its own, and no whole fleet either.
+    cancelled = fleet_end("f", [done, JobRow("e", "Cancelled", "cancelled")])
+    assert (cancelled.state, "1 cancelled" in cancelled.message) == ("PartlyFailed", True)
+
+
+@given(st.lists(rows, min_size=1, max_size=20))
+def test_a_fleet_is_completed_only_with_every_cache(found: list[JobRow]) -> None:
+    assert (fleet_end("f", found).state == "Completed") == all(row.kind == "done" for row in found)
+
+
+def test_a_state_that_nobody_knows_is_waited_for() -> None:
+    assert [kind_of(word) for word in ("FAILED", "CANCELLED", "PAUSED", "NEWSTATE")] == [
+        "failed",
+        "cancelled",
+        "running",
+        "waiting",
+    ]
+
+
+@given(st.lists(rows, max_size=30), st.integers(20, 120), st.integers(2, 40))
+def test_no_line_of_the_live_table_is_wider_or_the_table_higher_than_the_terminal(
+    found: list[JobRow], width: int, height: int
+) -> None:
+    lines = render_fleet("nightly", found, 3.0, width, height)
+    assert len(lines) <= max(2, height)
+    assert all(line.cell_len <= width for line in [*lines, *render_summary(found, width)])
+
+
+def test_the_live_table_at_80_columns() -> None:
+    found = [
+        JobRow("llama-3-8b-n150", "Running", "running", 3 * 2**30, 88 * 2**20, pause_s=2.0, duration_s=40),
+        JobRow("mixtral-8x7b-instruct-t3000", "Stalled", "failed", 2**30, cause="no disk write activity detected for 5 minutes"),
+        JobRow("qwen-2", "Waiting", "waiting"),
+        JobRow("phi-3", "Completed", "done", 2**28, 2**20, duration_s=300),
+    ]  # fmt: skip
+    assert [line.plain.rstrip() for line in render_fleet("nightly", found, 75, 79, 24)] == [
+        "nightly  1 done, 1 failed, 1 running, 1 waiting  4.25 GiB  75 s",
+        "mixtral-8x7b-instruct… Stalled         1.00 GiB              no disk write act…",
+        "llama-3-8b-n150        Running         3.00 GiB   88.0 MiB/s pause 2 s",
+        "qwen-2                 Waiting",
+        "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
+    ]
+    assert render_fleet("nightly", found, 75, 79, 3)[-1].plain == "... and 3 more: 1 done, 1 running, 1 waiting"
+
+
+def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    StatusFile(path)._write(JobStatus(1.0, 5, None, 2.0))
+    assert read_status(path) == JobStatus(1.0, 5, None, 2.0)
+    for text in ("", "{", "[]", '{"at_s": 1}', '{"x": 1}'):
+        path.write_text(text)
+        assert read_status(path) is None
+    StatusFile(tmp_path / "gone" / "a.json")._write(
+        JobStatus(1.0, 5, None, 2.0)
+    )  # a directory that is gone ends nothing
+
+
+def test_the_record_of_a_fleets_job_says_why_and_what_to_do() -> None:
+    record = RunRecord(
+        "r", "", "a", 1.0, 2.0, state="Stalled", bytes_present=5, rate_bytes_per_s=2.5, cause="c", advice="d"
+    )
+    assert read_run_record(run_record_json(record)) == record
+
+
+def test_what_is_missing_on_the_host_names_its_job(tmp_path: Path) -> None:
+    def job(**more: object) -> FleetJob:
+        return FleetJob.model_validate({"name": "llama", "command": ["sh"], "cache_dirs": [tmp_path / "c"], **more})
+
+    check_host([job()])
+    with pytest.raises(InputError, match=r"^job 'llama': command 'no-such-generator' not found in PATH"):
+        check_host([job(command=["no-such-generator"])])
+    with pytest.raises(InputError, match=r"^job 'llama': working directory /nowhere is not a directory"):
+        check_host([job(cwd="/nowhere")])
+    with pytest.raises(InputError, match=r"^job 'llama': .*/no-store"):
+        check_host([job(command=["sh", "{cache_dir}"], publish={"store": tmp_path / "no-store"})])
+    assert not (tmp_path / "c").exists()
