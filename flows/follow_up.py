@@ -1,0 +1,88 @@
+"""`follow_up_stall`: what an automation starts when a generation has stalled.
+
+It looks at the job's last runs, says whether this is a single stall or one of a row, and runs a
+first one again after a pause, on whichever worker of the pool is free: the attempts within a run
+are all made on one.
+"""
+
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
+# annotations that are strings find no names to mean, and every run fails.
+
+import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from prefect import State, flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.states import Failed
+from pydantic import Field
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.followup import Rerun, decide_follow_up
+from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.tasks.follow_up import StalledRun, read_stalled_run, start_again
+from prefect_cachewatch.text import for_markdown, for_terminal
+
+__all__ = ["follow_up_stall"]
+
+_Hours = Annotated[float, Field(gt=0, le=24 * 366)]
+_Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
+_ROWS = 20
+
+
+@flow(name="follow-up-stall", flow_run_name="after-{flow_run_id}", log_prints=False)
+def follow_up_stall(
+    flow_run_id: UUID,
+    rerun: Rerun = "never",
+    delay_s: _Seconds = 600,
+    window_hours: _Hours = 168,
+) -> dict[str, Any] | State[Any]:
+    """Look at a stalled generation among its job's last runs, and run it again if it is the first stall in a row.
+
+    Args:
+        flow_run_id: The flow run that stalled; an automation fills it in: {{ flow_run.id | string }}.
+        rerun: Whether a first stall is run again, with the same parameters; a second in a row never is.
+        delay_s: Pause before it is run again, in seconds: time for a full disk or a busy server to recover.
+        window_hours: How far back the job's runs are looked at, in hours.
+
+    Returns:
+        `run_again`, `stalls_in_a_row`, `sentence` and `flow_run_id` of the run that was started; or a state of type
+        FAILED named `Refused` with one sentence, if there is no such run or it did not stall.
+    """
+    logger = get_run_logger()
+    try:
+        stalled = read_stalled_run(flow_run_id, window_hours)
+    except InputError as error:
+        logger.error(error.message)
+        return Failed(name="Refused", message=error.message)
+    decision = decide_follow_up(stalled.ends, rerun if stalled.deployment_id is not None else "never")
+    started = start_again(stalled, delay_s) if decision.run_again else None
+    logger.warning("%s: %s", for_terminal(stalled.job), decision.sentence)
+    create_markdown_artifact(
+        key=f"cachewatch-follow-up-{slugify(stalled.job)}",
+        markdown=_markdown(stalled, decision.sentence),
+        description=f"After a stall of {for_markdown(stalled.job)}",
+    )
+    return {
+        "run_again": decision.run_again,
+        "stalls_in_a_row": decision.stalls_in_a_row,
+        "sentence": decision.sentence,
+        "flow_run_id": str(started) if started is not None else None,
+    }
+
+
+def _markdown(stalled: StalledRun, sentence: str) -> str:
+    rows = [f"| {_time(end.ended_at)} | {for_markdown(end.state_name)} | {for_markdown(end.message, 300)} |" for end in stalled.ends[:_ROWS]]  # fmt: skip
+    return "\n".join(
+        [
+            f"**{for_markdown(stalled.job)}** stalled. {for_markdown(sentence, 1000)}",
+            "",
+            "| ended | state | message |",
+            "|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _time(when: datetime.datetime | None) -> str:
+    return when.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC") if when else "–"

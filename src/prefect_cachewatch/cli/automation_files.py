@@ -1,0 +1,149 @@
+"""Files of automations: Prefect's own form, with names where Prefect wants ids. Reads and checks; asks no server."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["AutomationFile", "is_reference", "read_automations", "shipped_automations", "template_directory"]
+
+_KEYS = ("name", "description", "enabled", "tags", "trigger", "actions")
+_REFERENCES = {"deployment": ("deployment_id", "FLOW/DEPLOYMENT"), "block": ("block_document_id", "TYPE/NAME")}
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class AutomationFile:
+    """One automation as a file says it."""
+
+    source: str
+    name: str
+    body: Mapping[str, Any]
+
+
+@contextmanager
+def template_directory() -> Iterator[Path]:
+    """Give the directory of the templates that were installed with this package.
+
+    Yields:
+        The directory.
+    """
+    with resources.as_file(resources.files("prefect_cachewatch.deployments")) as path:
+        yield path
+
+
+def shipped_automations() -> dict[str, Path]:
+    """Say which automations come with the package.
+
+    Returns:
+        Their short names and files.
+    """
+    with template_directory() as path:
+        return {file.stem: file for file in sorted((path / "automations").glob("*.yaml"))}
+
+
+def read_automations(names: Sequence[str]) -> list[AutomationFile]:
+    """Read automations from files, or the shipped ones by their short names.
+
+    Args:
+        names: paths of YAML files, or short names; none for all that are shipped.
+
+    Returns:
+        What they say, in this order.
+
+    Raises:
+        InputError: a file is missing or is no automation, or two have one name.
+    """
+    shipped = shipped_automations()
+    found: list[AutomationFile] = []
+    for name in names or list(shipped):
+        found += _read(_find(name, shipped))
+    seen: dict[str, str] = {}
+    for one in found:
+        if one.name in seen:
+            raise InputError(
+                f"{one.source}: {for_terminal(one.name)!r} is in {seen[one.name]} too: a name is used once"
+            )
+        seen[one.name] = one.source
+    return found
+
+
+def _find(name: str, shipped: Mapping[str, Path]) -> Path:
+    path = Path(name)
+    if path.is_file():
+        return path
+    if name in shipped:
+        return shipped[name]
+    near = difflib.get_close_matches(name, shipped, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InputError(f"{for_terminal(name)} is no file and none of the shipped automations {', '.join(shipped)}{hint}")
+
+
+def _read(path: Path) -> list[AutomationFile]:
+    where = for_terminal(str(path))
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+        if len(text) > _MAX_BYTES:
+            raise InputError(f"{where} is longer than 1 MiB: it is no file of automations")
+        loaded = yaml.safe_load(text)
+    except OSError as error:
+        raise InputError(f"{where} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(f"{where} is no YAML: {for_terminal(problem, 300)}") from None
+    if isinstance(loaded, dict) and set(loaded) == {"automations"}:
+        loaded = loaded["automations"]
+    entries = loaded if isinstance(loaded, list) else [loaded]
+    if not entries:
+        raise InputError(f"{where} has no automation in it")
+    return [_checked(where, entry) for entry in entries]
+
+
+def _checked(where: str, entry: Any) -> AutomationFile:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"].strip():
+        raise InputError(f"{where}: an automation is a mapping with a name, a trigger and actions")
+    name = entry["name"]
+    for key in entry:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            raise InputError(
+                f"{where}: {for_terminal(name)!r} has an unknown key {for_terminal(str(key))!r}"
+                + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_KEYS)}")
+            )
+    actions = entry.get("actions")
+    if not isinstance(entry.get("trigger"), dict) or not isinstance(actions, list) or not actions:
+        raise InputError(f"{where}: {for_terminal(name)!r} needs a trigger and at least one action")
+    for action in actions:
+        if not isinstance(action, dict):
+            raise InputError(f"{where}: each action of {for_terminal(name)!r} is a mapping with a type")
+        for key, (own, form) in _REFERENCES.items():
+            if key in action and (own in action or not is_reference(action[key])):
+                raise InputError(f"{where}: {key} in {for_terminal(name)!r} is {form}, and stands in place of {own}")
+    return AutomationFile(where, name, entry)
+
+
+def is_reference(value: Any) -> bool:
+    """Say whether a value names something on the server by two parts.
+
+    Args:
+        value: FLOW/DEPLOYMENT or TYPE/NAME.
+
+    Returns:
+        Whether it is text with one slash and something on either side.
+
+    Example:
+        >>> is_reference("slack-webhook/cachewatch"), is_reference("ops")
+        (True, False)
+    """
+    return isinstance(value, str) and value.count("/") == 1 and all(value.split("/"))

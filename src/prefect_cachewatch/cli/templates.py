@@ -1,0 +1,41 @@
+"""`cachewatch templates`: copies the deployment templates out of the installed package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from prefect_cachewatch.cli.automation_files import template_directory
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def command(directory: Path) -> None:
+    """Copy prefect.yaml, work-pool templates, image, compose, Kubernetes and automation files to DIRECTORY.
+
+    Nothing that is there already is overwritten.
+    """
+    where = for_terminal(str(directory))
+    with template_directory() as source:
+        files = sorted(
+            path.relative_to(source)
+            for path in source.rglob("*")
+            if path.is_file() and path.suffix not in (".py", ".pyc") and "__pycache__" not in path.parts
+        )
+        taken = [path for path in files if (directory / path).exists()]
+        if taken:
+            raise InputError(f"{where} has {for_terminal(str(taken[0]))} already: name a new or empty directory")
+        for path in files:
+            target = directory / path
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / path, target)
+            except OSError as error:
+                raise InputError(f"{for_terminal(str(target))} cannot be written: {error.strerror}") from error
+    print(f"{len(files)} files in {where}; begin with docs/deploy.md and {where}/prefect.yaml")

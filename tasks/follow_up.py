@@ -1,0 +1,129 @@
+"""A stalled run and its job's last runs read from the API, and the run started again; the rule is `followup`'s."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterId,
+    FlowRunFilter,
+    FlowRunFilterName,
+    FlowRunFilterStartTime,
+)
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Scheduled
+
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.followup import PastEnd
+from prefect_cachewatch.text import for_terminal
+
+__all__ = ["RERUN_TAG", "StalledRun", "read_stalled_run", "start_again"]
+
+RERUN_TAG = "cachewatch-rerun"
+_MAX_RUNS = 100
+
+
+@dataclass(frozen=True)
+class StalledRun:
+    """A stalled generation and what came before it."""
+
+    run_id: UUID
+    job: str
+    deployment_id: UUID | None
+    parameters: dict[str, Any]
+    tags: tuple[str, ...]
+    ends: tuple[PastEnd, ...]
+
+
+def read_stalled_run(flow_run_id: UUID, window_hours: float) -> StalledRun:
+    """Read a stalled run, and how the runs of the same job before it ended.
+
+    Args:
+        flow_run_id: the run.
+        window_hours: how far back to look, in hours.
+
+    Returns:
+        The run, with the ends of its job's runs, itself first.
+
+    Raises:
+        InputError: there is no such run, or it did not stall.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            run = client.read_flow_run(flow_run_id)
+        except ObjectNotFound:
+            raise InputError(f"there is no flow run {flow_run_id}: give the id of a stalled generation") from None
+        if run.state_name != "Stalled":
+            raise InputError(
+                f"flow run {for_terminal(run.name)} is {run.state_name}, not Stalled: there is nothing to follow up"
+            )
+        ended = run.end_time or datetime.datetime.now(datetime.UTC)
+        runs = client.read_flow_runs(
+            flow_filter=FlowFilter(id=FlowFilterId(any_=[run.flow_id])),
+            flow_run_filter=FlowRunFilter(
+                name=FlowRunFilterName(any_=[run.name]),  # generate_cache names its runs after the job
+                start_time=FlowRunFilterStartTime.model_validate(
+                    {"after_": ended - datetime.timedelta(hours=window_hours), "before_": ended}
+                ),
+            ),
+            sort=FlowRunSort.START_TIME_DESC,
+            limit=_MAX_RUNS,
+        )
+        before = [one for one in runs if one.id != run.id and one.end_time is not None and one.end_time <= ended]
+        return StalledRun(
+            run_id=run.id,
+            job=run.name,
+            deployment_id=run.deployment_id,
+            parameters=dict(run.parameters or {}),
+            tags=tuple(run.tags),
+            ends=(_end(run, _parent(client, run)), *(_end(one, None) for one in before)),
+        )
+
+
+@task(name="start-again", cache_policy=NO_CACHE)
+def start_again(stalled: StalledRun, delay_s: float) -> UUID:
+    """Start a run of the same deployment with the same parameters; asked twice, it starts one.
+
+    Args:
+        stalled: the run.
+        delay_s: pause before it, in seconds.
+
+    Returns:
+        Id of the new run.
+    """
+    assert stalled.deployment_id is not None
+    when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay_s)
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run_from_deployment(
+            stalled.deployment_id,
+            parameters=stalled.parameters,
+            state=Scheduled(scheduled_time=when),
+            tags=sorted({*stalled.tags, RERUN_TAG}),
+            # Automations act at least once: a second follow-up of the same stall gets the same run.
+            idempotency_key=f"{RERUN_TAG}-{stalled.run_id}",
+        )
+    return run.id
+
+
+def _parent(client: SyncPrefectClient, run: FlowRun) -> str | None:
+    if run.parent_task_run_id is None:
+        return None
+    try:
+        above = client.read_task_run(run.parent_task_run_id).flow_run_id
+        return client.read_flow_run(above).name if above is not None else "another run"
+    except ObjectNotFound:
+        return "another run"
+
+
+def _end(run: FlowRun, part_of: str | None) -> PastEnd:
+    message = (run.state.message if run.state else None) or ""
+    return PastEnd(run.state_name or "Unknown", message, run.end_time, RERUN_TAG in run.tags, part_of)
