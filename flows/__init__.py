@@ -1,3 +1,3 @@
-"""The Prefect flows that people deploy: `generation.generate_cache` and `deployment.deploy_cache`."""
+"""The Prefect flows that people deploy: generation, deployment, follow-up of a stall, and the watch over what runs already."""
 
-__all__ = ["deployment", "generation"]
+__all__ = ["deployment", "follow_up", "generation", "watching"]

@@ -20,7 +20,9 @@ from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPoli
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.placement import Placement, place_job
 from prefect_cachewatch.recorder import TraceRecorder, attempt_path, trace_path
 from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
 from prefect_cachewatch.rundir import make_run_directory
@@ -75,8 +77,23 @@ class Inputs:
     bundle_dir: Path | None
     bundle: bool
     logger: AnyLogger
+    place: Placement
     delivery: Delivery | None = None
     record: Path | None = None
+    metrics: MetricsExporter | None = None
+
+    def told(self, job: CacheJob, env: dict[str, str]) -> Inputs:
+        """The same inputs for a job that was told where to write.
+
+        Args:
+            job: with its directories.
+            env: what its environment gains.
+
+        Returns:
+            New inputs.
+        """
+        place = self.place.relocated(job)
+        return replace(self, job=place.job, place=place, env=self.env | env)
 
 
 def prepare(
@@ -90,6 +107,7 @@ def prepare(
     logger: AnyLogger,
     delivery: Delivery | None,
     record: Path | None = None,
+    metrics: MetricsExporter | None = None,
 ) -> Inputs:
     """Check all that can be checked before anything is touched.
 
@@ -104,6 +122,7 @@ def prepare(
         logger: of the run.
         delivery: into a cache store, or None.
         record: file or directory for a trace of the growth.
+        metrics: of the run, or None.
 
     Returns:
         The inputs, secrets loaded.
@@ -123,9 +142,10 @@ def prepare(
             ) from error
         secrets[variable] = str(loaded.get())
     env = dict(os.environ) | job.env | secrets
-    for command in (job.command, delivery.policy.check_command if delivery else None):
-        if command:
-            check_command(command, env, str(job.cwd) if job.cwd else None)
+    place = place_job(job, env)
+    job = place.job
+    if delivery is not None and delivery.policy.check_command:
+        check_command(delivery.policy.check_command, env, str(job.cwd) if job.cwd else None)
     if report is not None:
         check_report_path(report)
     trace = trace_path(record, job) if record is not None else None
@@ -140,7 +160,9 @@ def prepare(
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
     hidden = tuple({*secrets.values(), *secret_values(env)})
-    return Inputs(job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, delivery, trace)
+    return Inputs(
+        job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, place, delivery, trace, metrics
+    )
 
 
 def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
@@ -171,16 +193,20 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         if recorder is not None:
             recorder.sampled(watch)
         examiner.sampled(watch)
+        if inputs.metrics is not None:
+            inputs.metrics.sampled(watch)
         if view is not None:
             view.sampled(watch)
 
     watch = Watch(
-        site, inputs.job, inputs.stall, inputs.stop, env=inputs.env, output=pump,
-        on_sample=on_sample, before_stop=examiner.before_stop,
+        site, inputs.job, inputs.stall, inputs.stop, env=inputs.place.environment(inputs.env), output=pump,
+        on_sample=on_sample, before_stop=examiner.before_stop, make_supervisor=inputs.place.supervisor(site.paths),
     )  # fmt: skip
     attempt = Attempt(watch)
     size = _expected_size(inputs, site.paths)
     reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
+    if inputs.metrics is not None:
+        inputs.metrics.attempt_began(number, size.size_bytes if size else None)
     futures = []
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
@@ -194,9 +220,9 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         # Also the way out of a cancellation, which arrives here as a TerminationSignal: the flow process does not
         # leave before the tree has gone, and a tree that will not go holds it for no longer than this.
         reporter.close()
-        if watch.guard is not None and not watch.guard.gone.is_set():
+        if watch.supervisor is not None and not watch.supervisor.gone.is_set():
             watch.cancel("the flow run was cancelled")
-            watch.guard.wait(inputs.stop.grace_s + _TASKS_END_S)
+            watch.supervisor.wait(inputs.stop.grace_s + _TASKS_END_S)
         for future in futures:  # the monitor makes one last scan; the site must not be closed under it
             future.wait(_TASKS_END_S)
         if recorder is not None and (problem := recorder.finish(watch)):
@@ -208,6 +234,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     if view is not None:
         view.close()
     outcome = examiner.conclude(watch, watch.finish())
+    if inputs.metrics is not None:
+        inputs.metrics.attempt_ended(outcome, examiner.diagnosis.category if examiner.diagnosis else None)
     return outcome, _report(inputs, outcome, examiner, pump, number)
 
 

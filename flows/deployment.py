@@ -22,6 +22,7 @@ from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.site import check_command
 from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
+from prefect_cachewatch.tasks.logs import outlive_readers
 
 __all__ = ["deploy_cache"]
 
@@ -42,6 +43,8 @@ def deploy_cache(
     bundle: bool = True,
     storage: str | None = None,
     storage_slots: int | None = None,
+    metrics: str | None = None,
+    metrics_linger_s: float = 60,
 ) -> State[Any]:
     """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
 
@@ -58,7 +61,10 @@ def deploy_cache(
         bundle: Whether a post-mortem bundle is written.
         storage: Storage that the store lies on: each attempt waits for slots of the concurrency limit of that name.
         storage_slots: Slots that an attempt occupies.
+        metrics: Prometheus metrics of the generation, as in generate-cache.
+        metrics_linger_s: Seconds that their endpoint stays open for whoever has scraped it, before the cache is made current.
     """
+    outlive_readers()
     if publish.mode != "staged" or publish.store is None:
         return final_state(Failed(name="Refused", message=_NOT_STAGED))
     env = dict(os.environ) | job.env
@@ -72,7 +78,8 @@ def deploy_cache(
     staged = publish.model_copy(update={"activate": False, "keep": None})
     generated: State[Any] = generate_cache(
         job, stall=stall, stop=stop, retry=retry, report=report, log=log, bundle_dir=bundle_dir, bundle=bundle,
-        publish=staged, storage=storage, storage_slots=storage_slots, return_state=True,
+        publish=staged, storage=storage, storage_slots=storage_slots, metrics=metrics, metrics_linger_s=metrics_linger_s,
+        return_state=True,
     )  # fmt: skip
     if not generated.is_completed():
         return final_state(Failed(name=generated.name, message=generated.message))

@@ -2,9 +2,10 @@
 
 Per attempt two sibling tasks run side by side, `generate-N` and `monitor-N`. Attempts are made in
 the flow's body, so that each is a bar in the UI, and the flow ends by returning a state: Completed,
-or of type FAILED and named `Stalled`, `GeneratorFailed`, `FilesystemUnresponsive`,
-`DeadlineExceeded` or `Refused`. With a publish policy the cache is verified and published after it:
-Completed named `Cached` where it is whole already, `VerificationFailed` where the checks refuse it.
+Completed named `Ready` where a server was left running, or of type FAILED and named `Stalled`,
+`GeneratorFailed`, `FilesystemUnresponsive`, `DeadlineExceeded` or `Refused`. With a publish policy
+the cache is verified and published after it: Completed named `Cached` where it is whole already,
+`VerificationFailed` where the checks refuse it.
 """
 
 # No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
@@ -13,7 +14,6 @@ Completed named `Cached` where it is whole already, `VerificationFailed` where t
 import contextlib
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,17 @@ from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import Inputs, View, live_view, prepare, run_attempt, show_output, write_reports
 from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry, resume_build
+from prefect_cachewatch.profiles import complete_job
 from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry
+from prefect_cachewatch.rundir import release_run_directory
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.tasks.admission import Admission
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks
+from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.run_metrics import FlowMetrics
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome
 
@@ -69,6 +73,10 @@ class GenerationSummary(BaseModel):
     cache_dirs: list[str] = Field(description="The directories, resolved.")
     run_dir: str = Field(description="Where the report and the generator's log lie, on the machine that ran it.")
     publication: Publication | None = Field(default=None, description="What became of the build; null without a store.")
+    ready: ReadyReport | None = Field(
+        default=None,
+        description="When its server was ready, and how it is stopped; null for a job that is done when it exits.",
+    )
 
 
 @flow(name="generate-cache", flow_run_name="{job.name}", validate_parameters=True)
@@ -85,6 +93,9 @@ def generate_cache(
     storage: str | None = None,
     storage_slots: int | None = None,
     record: Path | None = None,
+    profile: dict[str, Any] | None = None,
+    metrics: str | None = None,
+    metrics_linger_s: float = 60,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -101,31 +112,46 @@ def generate_cache(
         storage: Storage that the cache lies on: each attempt waits for slots of the global concurrency limit of that name.
         storage_slots: Slots that an attempt occupies; default what the flow plan-capacity stored, else 1.
         record: File for a trace of the growth, for cachewatch replay, or a directory that gets one a run; on the machine that runs the flow.
+        profile: Profile of a known generator: its name and its parameters; what job and stall say themselves goes before it.
+        metrics: Prometheus metrics of this run, on the machine that runs the flow: HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479, or file:DIRECTORY for node-exporter.
+        metrics_linger_s: Seconds that the endpoint stays open at the end for whoever has scraped it, to see the end.
     """
     logger = get_run_logger()
     drop_empty_tracebacks()
+    outlive_readers()
     admission = Admission(storage, storage_slots, job.name)
+    run_metrics = FlowMetrics(metrics, metrics_linger_s, job, logger)
     try:
+        admission.metrics = exporter = run_metrics.open()
+        job, stall = complete_job(profile, job, stall)
         admission.check()
         delivery = Delivery(job, publish) if publish is not None else None
-        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record)
+        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record, exporter)
         clean = retry.on_retry == "clean"
         with contextlib.ExitStack() as stack:
+            stack.callback(release_run_directory, inputs.run_dir)
             if delivery is not None:
                 if (cached := find_cached(delivery, job)) is not None:
-                    return _cached(inputs, cached)
+                    state = run_metrics.ended(_cached(inputs, cached))
+                    admission.record(state, logger)
+                    return state
                 stack.enter_context(delivery)
                 job, told = begin_build(delivery, job, clean=clean, logger=logger)
-                inputs = replace(inputs, job=job, env=inputs.env | told)
-            site = CacheSite(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes)
-            stack.enter_context(site)
+                inputs = inputs.told(job, told)
+            job = inputs.job
+            if clean:
+                inputs.place.require_cleaning()
+            site = stack.enter_context(inputs.place.open_site())
             if delivery is not None:
                 resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
             state = _run_attempts(inputs, site, retry, admission)
     except InputError as error:
         state = Failed(name="Refused", message=error.message)
+    except BaseException as error:
+        run_metrics.abandon(error)
+        raise
     admission.record(state, logger)
-    return final_state(state)
+    return final_state(run_metrics.ended(state))
 
 
 def final_state(state: State[Any]) -> State[Any]:
@@ -159,13 +185,15 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             outcome, report = run_attempt(inputs, site, number)
         outcomes.append(outcome)
         admission.outcomes.append(outcome)
+        admission.report = report
         if start_bytes is None:
             start_bytes = outcome.samples[0].bytes_present if outcome.samples else 0
         if outcome.name == "completed":
             logger.info(outcome.message)
             if inputs.delivery is not None:
                 return _deliver(inputs, inputs.delivery, outcomes, report)
-            return Completed(message=outcome.message, data=_summary(inputs, outcomes))
+            name = "Ready" if outcome.ready is not None and outcome.ready.handed_over is not None else None
+            return Completed(name=name, message=outcome.message, data=_summary(inputs, outcomes))
         logger.error(outcome.message)
         decision = decide_retry(retry, outcomes, start_bytes, inputs.stall.min_growth_bytes)
         if not decision.again:
@@ -217,4 +245,5 @@ def _summary(inputs: Inputs, outcomes: list[Outcome], publication: Publication |
         cache_dirs=list(last.paths) if last else [found.path] if found else [],
         run_dir=str(inputs.run_dir),
         publication=publication,
+        ready=ready_section(last.ready) if last else None,
     )

@@ -171,6 +171,7 @@ def report_markdown(report: Report) -> str:
         ("Last growth", "never" if growth.last_growth_s is None else f"after {format_duration(growth.last_growth_s)}"),
         ("Longest pause before", format_duration(growth.longest_pause_s)),
         ("Generator", _ended(report)),
+        *_ready_rows(report),
     ]
     if stop is not None:
         rows.append(
@@ -242,6 +243,7 @@ def completion_markdown(report: Report, history: Sequence[PastRun], stall: Stall
             f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
         ),
     ]
+    rows += _ready_rows(report)
     enough_s = enough_window_s(history, effective_poll_s(stall))
     if enough_s is not None:
         runs = "this run" if len(history) == 1 else f"the last {len(history)} runs"
@@ -266,6 +268,23 @@ def _chart(report: Report) -> str:
         svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s)
     # An image, since both UIs strip raw SVG from Markdown.
     return f"![Bytes written over time]({svg_data_uri(svg)})"
+
+
+def _ready_rows(report: Report) -> list[tuple[str, str]]:
+    ready = report.ready
+    if ready is None:
+        return []
+    when = "never" if ready.at_s is None else f"after {format_duration(ready.at_s)}"
+    rows = [("Ready", f"{when}, by {ready.what}")]
+    if ready.at_s is None and ready.last_answer is not None:
+        rows.append(("Last answer", ready.last_answer))
+    warm_s = next((change.at_s for change in ready.phases if change.phase == "warm_up"), None)
+    if warm_s is not None:
+        rows.append(("Warm-up began", f"after {format_duration(warm_s)}"))
+    if ready.left_running:
+        rows.append(("Left running", f"pid {ready.pid}" if ready.pid is not None else f"container {ready.container}"))
+        rows.append(("To stop it", ready.how_to_stop or ""))
+    return rows
 
 
 def _ended(report: Report) -> str:

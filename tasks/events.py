@@ -6,6 +6,7 @@ related by Prefect. Emitting never waits for a server: Prefect sends events from
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from prefect.events import emit_event
@@ -41,7 +42,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
 
     Returns:
         Kind, name of the job, payload: outcome, message, the stall's kind, the diagnosis' category,
-        summary and confidence, and the numbers.
+        summary and confidence, the numbers, and `ready` as in the report.
     """
     growth, diagnosis = report.growth, report.diagnosis
     return (
@@ -62,6 +63,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "longest_pause_s": growth.longest_pause_s,
             "exit_code": report.exit_code,
             "bundle": report.bundle,
+            "ready": asdict(report.ready) if report.ready else None,
         },
     )
 
@@ -70,7 +72,7 @@ def emit_generation_event(kind: str, name: str, payload: dict[str, Any]) -> bool
     """Emit `cachewatch.generation.<kind>` about a cache.
 
     Args:
-        kind: started, progress, suspected, or an outcome: stalled, failed, deadline_exceeded, cancelled, completed.
+        kind: started, progress, suspected, warming_up, or an outcome: stalled, failed, deadline_exceeded, cancelled, completed.
         name: of the job.
         payload: numbers and short texts; nothing secret.
 

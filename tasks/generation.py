@@ -61,7 +61,7 @@ def run_generator(attempt: Attempt) -> State[Any]:
         attempt: shared with `monitor_growth`.
 
     Returns:
-        Completed; or Failed, named `Terminated` if it was stopped, `GeneratorFailed` if it failed by
+        Completed, named `Ready` for a server that became ready; or Failed, named `Terminated` if it was stopped, `GeneratorFailed` if it failed by
         itself, `Refused` if it could not be started.
     """
     logger = get_run_logger()
@@ -70,14 +70,22 @@ def run_generator(attempt: Attempt) -> State[Any]:
         attempt.start()
     except CachewatchError as error:
         return Failed(name="Refused", message=error.message)
-    assert watch.guard is not None
-    logger.info("generator started as pid %s under guard %s", watch.guard.pid, watch.guard.guard_pids)
+    assert watch.supervisor is not None
+    if watch.job.container is None:
+        logger.info("generator started as pid %s under guard %s", watch.supervisor.pid, watch.supervisor.root_pids)
+    else:
+        logger.info("generator started in a container of %s, pid %s", watch.job.container.image, watch.supervisor.pid)
     report = watch.supervise()
+    if watch.serving is not None and watch.serving.ends_well(report):
+        server = watch.serving.handed_over
+        then = f"was left running as {server.record.who}" if server else "has ended"
+        return Completed(name="Ready", message=f"The server was ready, and {then}.")
     if report.why == "exited":
-        if report.exit_code == 0:
+        early = " before it was ready" if watch.serving is not None and watch.serving.ready_s is None else ""
+        if report.exit_code == 0 and watch.serving is None:
             return Completed(message="The generator ended with exit code 0.")
         what = f"signal {report.signal}" if report.signal is not None else f"exit code {report.exit_code}"
-        return Failed(name="GeneratorFailed", message=f"The generator ended with {what}.")
+        return Failed(name="GeneratorFailed", message=f"The generator ended with {what}{early}.")
     return Failed(
         name="Terminated",
         message=f"The generator was stopped: its process tree was gone after {report.gone_after_s:.2f} s "
@@ -105,7 +113,8 @@ def monitor_growth(attempt: Attempt) -> State[Any]:
     summary = describe_growth(growth.bytes_present, growth.files_present, watch.state.last_path)
     if verdict is None:
         return Completed(message=f"{summary}; no stall.")
-    message = describe_stall(verdict, watch.site.paths, summary, problem=watch.state.problem)
+    unready = watch.serving.unready if watch.serving is not None else ""
+    message = describe_stall(verdict, watch.site.paths, summary, problem=watch.state.problem, unready=unready)
     return Failed(name="StallDetected" if verdict.status == "stalled" else "DeadlineExceeded", message=message)
 
 

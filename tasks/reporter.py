@@ -70,7 +70,7 @@ class Reporter:
         self._log_every_s = log_every_s
         self._stop = threading.Event()
         self._output_seen = 0
-        self._suspicions_seen = 0
+        self._suspicions_seen = self._phases_seen = 0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it is given this one's.
         context = contextvars.copy_context()
@@ -90,8 +90,12 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
+    def _started_as(self) -> str:
+        job = self._watch.job
+        return job.container.image if job.container else job.command[0]
+
     def _run(self) -> None:
-        self._emit("started", {"command": self._watch.job.command[0], "expected_bytes": self._expected_bytes})
+        self._emit("started", {"command": self._started_as(), "expected_bytes": self._expected_bytes})
         now_s = time.monotonic()
         next_log_s, next_progress_s, next_event_s = (
             now_s + self._log_every_s,
@@ -104,6 +108,7 @@ class Reporter:
             now_s = time.monotonic()
             try:
                 self._suspicions()
+                self._phases()
                 if now_s >= next_event_s and not ended:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
@@ -123,6 +128,15 @@ class Reporter:
             self._logger.warning("suspected stall: %s", suspicion.message)
             self._emit("suspected", {**self._numbers(), "message": suspicion.message})
 
+    def _phases(self) -> None:
+        if self._watch.serving is None:
+            return
+        for change in self._watch.state.rule.phases.changes[self._phases_seen :]:
+            self._phases_seen += 1
+            self._logger.info("%s: %s", "warm-up begins" if change.phase == "warm_up" else "writing", change.why)
+            if change.phase == "warm_up":
+                self._emit("warming_up", {**self._numbers(), "message": change.why})
+
     def _emit(self, kind: str, payload: dict[str, Any]) -> None:
         emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload})
 
@@ -135,18 +149,24 @@ class Reporter:
             "pause_s": round(state.rule.pause_s, 1),
             "window_s": state.rule.window_s,
             "expected_bytes": self._expected_bytes,
+            "phase": state.rule.phases.now,
         }
 
     def _log(self) -> None:
         state = self._watch.state
         rule, growth = state.rule, state.growth
         self._log_output()
+        warming_up = self._watch.serving is not None and rule.phases.now == "warm_up"
         self._logger.info(
-            "%s in %s files, pause %s of %s",
+            "%s in %s files, %s %s of %s%s",
             format_bytes(growth.bytes_present),
             f"{growth.files_present:,}",
+            "warm-up" if warming_up else "pause",
             format_duration(round(rule.pause_s)),
             format_duration(rule.window_s),
+            f", waiting for {self._watch.serving.waiting_for}"
+            if self._watch.serving is not None and warming_up
+            else "",
         )
 
     def _log_output(self) -> None:

@@ -29,7 +29,7 @@ from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 
-__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "slug", "store_run_record"]
+__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "slug", "store_run_record", "stored_records"]
 
 RUN_RECORD_PREFIX = "cachewatch-run-"
 _PAGE = 200
@@ -83,7 +83,8 @@ def store_run_record(record: RunRecord) -> UUID:
     stored = create_markdown_artifact(
         key=run_record_key(record.job),
         markdown=f"```json\n{run_record_json(record)}\n```",
-        description=f"Record of {for_terminal(record.job)} on {for_terminal(record.storage)}",
+        description=f"Record of {for_terminal(record.job)}"
+        + (f" on {for_terminal(record.storage)}" if record.storage else ""),
     )
     assert isinstance(stored, UUID)
     return stored
@@ -107,11 +108,11 @@ def read_run_records(
     """
     with get_client(sync_client=True) as client:
         runs = _flow_runs(client, start, end, flow_name)
-        stored = _stored_records(client, [run.id for run in runs])
+        stored = stored_records(client, [run.id for run in runs])
     records = []
     for run in runs:
         record = stored.get(run.id) or _bare_record(run)
-        if record is not None and (run.end_time is None or run.end_time >= start):
+        if record is not None and record.storage and (run.end_time is None or run.end_time >= start):
             records.append(record)
     return records
 
@@ -137,7 +138,16 @@ def _flow_runs(
             raise InputError(f"there are more than {_MAX_RUNS} runs of {flow_name} in the window: take a shorter one")
 
 
-def _stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID, RunRecord]:
+def stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID, RunRecord]:
+    """Read what runs stored of themselves, 50 of them a request.
+
+    Args:
+        client: of Prefect's API.
+        ids: of the flow runs.
+
+    Returns:
+        A record for each run that stored one.
+    """
     records: dict[UUID, RunRecord] = {}
     for first in range(0, len(ids), _RUNS_PER_ARTIFACT_QUERY):
         some = list(ids[first : first + _RUNS_PER_ARTIFACT_QUERY])

@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextvars
 import inspect
 import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,17 +26,22 @@ from prefect.variables import Variable
 
 from prefect_cachewatch.capacity.rollout import weights_variable
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.tasks.api_outage import ask_patiently, is_outage
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 
-__all__ = ["require_limit", "storage_slot", "storage_weight"]
+__all__ = ["require_limit", "slot_lease_s", "storage_slot", "storage_weight"]
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
-_LEASE_S = 300.0
+_logger = logging.getLogger("prefect.cachewatch")
+
+# What Prefect renews while the holder lives, and frees when it was killed: shorter, and a server that is away for a
+# while frees what is in use; longer, and a dead holder blocks the others.
+_LEASE_VARIABLE, _LEASE_S, _LEASES_S = "CACHEWATCH_SLOT_LEASE_S", 300.0, (60.0, 86400.0)
 _ROUND_TRIP_S = 5.0  # an API call under load, no wait for a slot
 _FIRST_REMINDER_S = 60.0
 _LONGEST_REMINDER_S = 1800.0
@@ -49,7 +57,7 @@ def storage_weight(storage: str, workload: str | None = None) -> int:
     Returns:
         Slots, 1 where nothing is stored for it; with several classes and none named, the heaviest.
     """
-    stored = Variable.get(weights_variable(storage), default=None)
+    stored = ask_patiently(lambda: Variable.get(weights_variable(storage), default=None), _logger)
     weights = stored.get("weights") if isinstance(stored, MutableMapping) else None
     if not isinstance(weights, MutableMapping):
         return 1
@@ -57,6 +65,27 @@ def storage_weight(storage: str, workload: str | None = None) -> int:
     if workload is not None:
         return whole.get(workload, 1)
     return max(whole.values(), default=1)
+
+
+def slot_lease_s() -> float:
+    """Say after how long Prefect frees the slots of a run that was killed: `CACHEWATCH_SLOT_LEASE_S`, else 300 s.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        InputError: the variable is not a number from 60 to 86400.
+    """
+    word = os.environ.get(_LEASE_VARIABLE)
+    if not word:
+        return _LEASE_S
+    try:
+        lease_s = float(word)
+    except ValueError:
+        lease_s = math.nan
+    if not _LEASES_S[0] <= lease_s <= _LEASES_S[1]:
+        raise InputError(f"{_LEASE_VARIABLE} is {for_terminal(word, 40)!r}: give seconds from 60 to 86400")
+    return lease_s
 
 
 @contextmanager
@@ -68,7 +97,7 @@ def storage_slot(
     workload: str | None = None,
     flow_run_id: UUID | None = None,
     timeout_s: float | None = None,
-    lease_s: float = _LEASE_S,
+    lease_s: float | None = None,
 ) -> Iterator[float]:
     """Occupy slots of the concurrency limit named like a storage, waiting for them with a log line.
 
@@ -81,7 +110,7 @@ def storage_slot(
         workload: class of the job, for `weight=None`.
         flow_run_id: the run that Prefect's UI shows as the holder.
         timeout_s: give up after this long; None: wait for ever.
-        lease_s: seconds after which Prefect frees the slots of a run that was killed.
+        lease_s: seconds after which Prefect frees the slots of a run that was killed; None: as `slot_lease_s` says.
 
     Yields:
         Seconds waited.
@@ -98,6 +127,8 @@ def storage_slot(
         logger.warning("The concurrency limit of %s is switched off: nothing protects the storage", shown)
         yield 0.0
         return
+    lease_s = slot_lease_s() if lease_s is None else lease_s
+    options = _options(flow_run_id, timeout_s, lease_s)
     begin_s = time.monotonic()
     what = f"{slots} of {limit.limit} slot{'' if limit.limit == 1 else 's'} of {shown}"
     waits = limit.active_slots + slots > limit.limit
@@ -106,7 +137,8 @@ def storage_slot(
     with ExitStack() as stack:
         try:
             with _reminders(what, logger):
-                stack.enter_context(concurrency(storage, occupy=slots, **_options(flow_run_id, timeout_s, lease_s)))
+                held = ask_patiently(lambda: _occupy(storage, slots, options), logger)
+                stack.push(_released(held, what, lease_s, logger))
         except TimeoutError:
             waited = format_duration(time.monotonic() - begin_s)
             raise InputError(
@@ -125,6 +157,35 @@ def storage_slot(
         else:
             logger.info("Occupying %s", what)
         yield waited_s if waits else 0.0
+
+
+def _occupy(storage: str, slots: int, options: dict[str, Any]) -> AbstractContextManager[None]:
+    held = concurrency(storage, occupy=slots, **options)
+    held.__enter__()
+    return held
+
+
+def _released(
+    held: AbstractContextManager[None], what: str, lease_s: float, logger: Logger
+) -> Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], bool]:
+    """Make what gives the slots back; that the API is away then must not take the place of how the run ended."""
+
+    def release(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        try:
+            return bool(held.__exit__(kind, error, trace))
+        except Exception as problem:
+            if problem is error or not is_outage(problem):
+                raise
+            # Prefect tries once more when the flow ends, and frees them when their lease is over.
+            logger.warning(
+                "%s could not be given back, since the Prefect API does not answer (%s): they are free after %s at the latest",
+                what,
+                type(problem).__name__,
+                format_duration(lease_s),
+            )
+            return False
+
+    return release
 
 
 def _options(flow_run_id: UUID | None, timeout_s: float | None, lease_s: float) -> dict[str, Any]:
@@ -156,14 +217,18 @@ def require_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
         InputError: it is missing, 0, or smaller than the job's slots; the message has the command to run.
     """
     shown = for_terminal(storage)
-    with get_client(sync_client=True) as client:
-        try:
-            limit = client.read_global_concurrency_limit_by_name(storage)
-        except ObjectNotFound:
-            raise InputError(
-                f"there is no concurrency limit for the storage {shown}: create it with "
-                f"prefect gcl create {shown} --limit N, or let the flow plan-capacity set it with apply"
-            ) from None
+
+    def read() -> GlobalConcurrencyLimitResponse:
+        with get_client(sync_client=True) as client:
+            return client.read_global_concurrency_limit_by_name(storage)
+
+    try:
+        limit = ask_patiently(read, _logger)
+    except ObjectNotFound:
+        raise InputError(
+            f"there is no concurrency limit for the storage {shown}: create it with "
+            f"prefect gcl create {shown} --limit N, or let the flow plan-capacity set it with apply"
+        ) from None
     if limit.limit < 1:
         raise InputError(
             f"the concurrency limit of {shown} is 0, so nothing would ever run: raise it with "

@@ -9,6 +9,8 @@ _BY_KIND = {
     "in normal work, raise stall_after_s above its longest pause.",
     "never_started": "See whether the generator loads its model or waits for a device or lock. If it needs longer "
     "before its first byte, raise first_write_within_s.",
+    "never_ready": "The cache was written and the server did not come up: read the end of its log, and ask its address "
+    "by hand. If its warm-up needs longer, raise warmup_within_s.",
     "churning": "The generator writes temporary files and deletes them: see whether it retries a step that fails.",
     "filesystem_unresponsive": "Check the mount of the cache directory and its server; nothing can be said about the "
     "cache until it answers.",

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError
 from prefect_cachewatch.guarded import run_guarded
 from prefect_cachewatch.publication import Publication
@@ -30,7 +31,14 @@ from prefect_cachewatch.text import for_terminal, redact
 from prefect_cachewatch.units import format_bytes
 from prefect_cachewatch.watch import Outcome
 
-__all__ = ["Delivery", "Publication", "describe_publication", "describe_refusal", "growth_summary"]
+__all__ = [
+    "Delivery",
+    "Publication",
+    "check_delivery",
+    "describe_publication",
+    "describe_refusal",
+    "growth_summary",
+]
 
 
 class Delivery:
@@ -45,25 +53,18 @@ class Delivery:
     """
 
     def __init__(self, job: CacheJob, policy: PublishPolicy) -> None:
-        self.policy = policy
-        self.name = check_cache_name(job.name)
+        check_delivery(job, policy)
+        self.policy, self.name = policy, job.name
         self.recipe = BuildRecipe.of(job.command, policy)
+        if job.container is not None:  # another image is another cache
+            tools = {**self.recipe.tool_versions, "container image": job.container.image}
+            self.recipe = replace(self.recipe, tool_versions=tools)
         self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
         self._source = job
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
-        told = [*job.command, *job.env.values()]
-        if policy.mode == "in_place" and any(PLACEHOLDER in str(path) for path in job.cache_dirs):
-            raise InputError(
-                "in_place publishing needs the job's cache_dirs: name the directory that the generator bakes in"
-            )
-        if policy.mode == "staged" and policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
-            raise InputError(
-                f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
-                "cache directory, or set cache_dir_env (--cache-dir-env) to the variable that it reads, such as TT_CACHE_PATH"
-            )
 
     @property
     def current(self) -> str:
@@ -309,6 +310,42 @@ class Delivery:
             ),
         )
         return self.publication
+
+
+def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
+    """See that a job and a publish policy fit together, without a look at the machine.
+
+    Args:
+        job: what is to be run.
+        policy: how it is published.
+
+    Raises:
+        InputError: they do not.
+
+    Example:
+        >>> check_delivery(CacheJob(name="c", command=["gen", "{cache_dir}"]), PublishPolicy(store="/s"))
+    """
+    check_cache_name(job.name)
+    if job.ready.kind != "exit" and job.ready.then == "leave_running":
+        raise InputError(
+            "a server that is left running may go on writing into its cache, and a published cache never changes: "
+            "have it stopped when it is ready (--then stop, ready.then), or publish nothing (no --store, no publish)"
+        )
+    told = [*job.command, *job.env.values()]
+    for path in map(str, job.cache_dirs):
+        if path.startswith(VOLUME_PREFIX):
+            raise InputError(
+                f"cache directory {path} is in a container's volume, which is not published: publish from a host directory"
+            )
+    if policy.mode == "in_place" and any(PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError(
+            "in_place publishing needs the job's cache_dirs: name the directory that the generator bakes in"
+        )
+    if policy.mode == "staged" and policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
+        raise InputError(
+            f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
+            "cache directory, or set cache_dir_env (--cache-dir-env) to the variable that it reads, such as TT_CACHE_PATH"
+        )
 
 
 def describe_refusal(name: str, refused: Sequence[Finding]) -> str:

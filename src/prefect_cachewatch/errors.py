@@ -5,6 +5,7 @@ CachewatchError
 │   ├── CacheDirectoryError     a cache directory that cannot be watched
 │   │   └── CacheDirectoryBusy  another job is writing into it
 │   ├── CommandError            a command that cannot be run (126, 127)
+│   ├── MetricsPortTaken        another process listens where metrics were to be served
 │   └── StoreError              a cache store, a build or a manifest that cannot be used as asked
 │       ├── StoreBusy           another process is publishing, switching or reading
 │       ├── BuildDamaged        a build that is not whole, or a manifest that was cut or edited
@@ -26,6 +27,7 @@ __all__ = [
     "CommandError",
     "GuardError",
     "InputError",
+    "MetricsPortTaken",
     "NotEnoughSpace",
     "ScanError",
     "ScanTimeout",
@@ -66,6 +68,10 @@ class CommandError(InputError):
     def __init__(self, message: str, **data: Any) -> None:
         super().__init__(message, **data)
         self.exit_code = int(data.get("exit_code", 126))
+
+
+class MetricsPortTaken(InputError):
+    """Another process listens where metrics were to be served."""
 
 
 class StoreError(InputError):

@@ -82,8 +82,8 @@ class Examiner:
         Args:
             watch: the attempt.
         """
-        rule, guard = watch.state.rule, watch.guard
-        if guard is None or guard.gone.is_set():
+        rule, supervisor = watch.state.rule, watch.supervisor
+        if supervisor is None or supervisor.gone.is_set():
             return
         if rule.last_growth_s != self._growth_seen:
             self._growth_seen = rule.last_growth_s
@@ -91,7 +91,7 @@ class Examiner:
         from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
 
         try:
-            sample = sample_processes(guard.guard_pids, include_roots=False)
+            sample = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots)
         except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
             self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
             return
@@ -106,9 +106,10 @@ class Examiner:
             watch: the attempt.
             verdict: why it will be stopped.
         """
-        guard = watch.guard
-        assert guard is not None
-        self._collect(watch, lambda: _growth_of(watch, verdict), guard.guard_pids, lambda: guard.freeze(_FREEZE_S))
+        supervisor = watch.supervisor
+        assert supervisor is not None
+        freeze = lambda: supervisor.freeze(_FREEZE_S)  # noqa: E731
+        self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, freeze)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
         """Name the cause of an attempt that stalled, ran out of time or failed.
@@ -135,6 +136,8 @@ class Examiner:
             # The message says so already, and the log may hold what not every reader of the message may see.
             self.diagnosis = self.diagnosis if self.diagnosis.category == "generator_failed" else None
             return outcome
+        if self.diagnosis.category == "never_ready":
+            return outcome  # its message has said the same
         return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
 
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
@@ -190,7 +193,7 @@ class Examiner:
             self.evidence = collect_evidence(
                 roots,
                 [Path(path) for path in watch.site.paths],
-                include_roots=False,
+                include_roots=watch.supervisor is not None and watch.supervisor.includes_roots,
                 budget_s=self._budget_s,
                 before=before,
                 growth=replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
@@ -237,6 +240,7 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
         discarded_bytes=_discarded_bytes(watch),
         min_growth_bytes=watch.stall.min_growth_bytes,
         samples=tuple((s.at_s, s.bytes_written, s.allocated_written) for s in state.samples),
+        unready=watch.serving.unready if watch.serving is not None else "",
     )
 
 

@@ -41,7 +41,13 @@ def describe_growth(bytes_present: int, files_present: int, last_path: str | Non
 
 
 def describe_stall(
-    verdict: Verdict, paths: Sequence[str], growth: str, *, problem: str | None = None, touched: bool = False
+    verdict: Verdict,
+    paths: Sequence[str],
+    growth: str,
+    *,
+    problem: str | None = None,
+    touched: bool = False,
+    unready: str = "it was not ready",
 ) -> str:
     """Say what was seen when an attempt was stopped, in one sentence.
 
@@ -51,6 +57,7 @@ def describe_stall(
         growth: from `describe_growth`.
         problem: what the last failed scan said, for a directory that cannot be measured.
         touched: whether files changed in place during the pause, without growing.
+        unready: for a server that was never ready, what was waited for in vain, as the end of a sentence.
 
     Returns:
         One line, harmless for a terminal.
@@ -62,6 +69,9 @@ def describe_stall(
         return f"Tensor cache generation exceeded its time limit and was stopped{tail}"
     if verdict.kind == "never_started":
         return f"Tensor cache generation never started: no byte written within {window}{tail}"
+    if verdict.kind == "never_ready":
+        pause = format_duration(round(verdict.pause_s, 1))
+        return f"Tensor cache generation never became ready: {pause} without a byte written, and {unready};{tail}"
     if verdict.kind == "churning":
         return f"Tensor cache generation stalled: files are written and deleted, but nothing is kept{tail}"
     if verdict.kind == "cache_directory_missing":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import select
 import threading
@@ -49,6 +50,8 @@ class OutputPump:
         self.log_path = log_path
         self.log_error: str | None = None
         self.total_bytes = 0
+        self.listener: Callable[[memoryview], None] | None = None
+        """Called with all that is read, in the reading thread: what it does not bound, holds the generator up."""
         self._tail_bytes = tail_bytes
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
@@ -83,6 +86,20 @@ class OutputPump:
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._drain, name="cachewatch-output", daemon=True)
         self._thread.start()
+
+    def detach(self, timeout_s: float = 2.0) -> tuple[int, ...]:
+        """Stop reading, so that somebody else can go on where this pump stopped; `finish` closes its own ends.
+
+        Args:
+            timeout_s: the longest wait for a copy of the output that its reader does not take.
+
+        Returns:
+            The read ends.
+        """
+        if self._thread is not None:
+            os.write(self._stop_write, b"x")
+            self._thread.join(timeout_s)
+        return tuple(self._reads)
 
     def finish(self, timeout_s: float = 2.0) -> None:
         """Read what is left and close; a stranger that still holds the pipe is waited for no longer than this.
@@ -135,7 +152,8 @@ class OutputPump:
         return [line[:_LINE_MAX] for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
 
     def _drain(self) -> None:
-        buffer = bytearray(_CHUNK)
+        # Of an anonymous mapping only what was ever filled is in memory; most generators print little.
+        buffer = mmap.mmap(-1, _CHUNK)
         view = memoryview(buffer)
         poll = select.poll()
         for fd in self._reads:
@@ -158,6 +176,8 @@ class OutputPump:
 
     def _take(self, data: memoryview, stream: int) -> None:
         self.total_bytes += len(data)
+        if self.listener is not None:
+            self.listener(data)
         with self._lock:
             self._tail += data[-self._tail_bytes :]
             if len(self._tail) > 4 * self._tail_bytes:

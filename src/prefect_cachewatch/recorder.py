@@ -12,13 +12,16 @@ import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.trace_rows import Event, TraceRow
 from prefect_cachewatch.traces import TraceWriter, check_trace_path
 from prefect_cachewatch.watch import Watch
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import CacheJob
 
 __all__ = ["TraceRecorder", "attempt_path", "trace_path"]
 
@@ -124,7 +127,7 @@ class TraceRecorder:
         Returns:
             What went wrong with the recording, in one sentence; None if nothing did.
         """
-        last, report = self._last, watch.guard.report if watch.guard is not None else None
+        last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
         if last is not None and report is not None:
             event: Event = "exited" if report.why == "exited" else "stopped"
             self._put(

@@ -17,6 +17,7 @@ from prefect_cachewatch.measure.ledger import Growth, Ledger
 from prefect_cachewatch.stall import Kind, Measurement, StallRule, Suspicion, Verdict, effective_poll_s
 from prefect_cachewatch.trace_rows import Trace, TraceFiles
 from prefect_cachewatch.units import format_duration
+from prefect_cachewatch.warmup import PhaseChange, Warmup
 
 __all__ = ["Enough", "Replay", "find_enough", "replay_trace"]
 
@@ -58,6 +59,7 @@ class Replay:
     bytes_written: int
     hang_at_s: float | None
     measurements: int
+    phases: tuple[PhaseChange, ...] = ()
 
     @property
     def after_last_growth_s(self) -> float:
@@ -70,7 +72,9 @@ class Replay:
         return tuple(each for each in self.suspicions if each.cleared_at_s is not None)
 
 
-def replay_trace(trace: Trace, policy: StallPolicy, hang_at_s: float | None = None) -> Replay:
+def replay_trace(
+    trace: Trace, policy: StallPolicy, hang_at_s: float | None = None, warmup: Warmup | None = None
+) -> Replay:
     """Watch a trace with a policy.
 
     Args:
@@ -78,6 +82,7 @@ def replay_trace(trace: Trace, policy: StallPolicy, hang_at_s: float | None = No
         policy: windows and poll.
         hang_at_s: seconds after the trace's first row at which the generator freezes and never ends; None: it goes
             on to the trace's end, and has ended there.
+        warmup: for the trace of a server: which silence is its warm-up.
 
     Returns:
         What came of it. As in a real watch, a stall is said within its window + one poll.
@@ -92,11 +97,11 @@ def replay_trace(trace: Trace, policy: StallPolicy, hang_at_s: float | None = No
         >>> found.status, found.at_s, found.grew_again_s
         ('stalled', 310.0, 400)
     """
-    _require_few_polls(trace, policy, hang_at_s)
+    _require_few_polls(trace, policy, hang_at_s, 0.0 if warmup is None else warmup.within_s)
     start_s = trace.start_s
     until_s = math.inf if hang_at_s is None else start_s + hang_at_s
     files = TraceFiles(trace, until_s)
-    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf)
+    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf, warmup)
     rule = watch.rule
     return Replay(
         status="ended" if not verdict.final else "stalled" if verdict.status == "stalled" else "deadline_exceeded",
@@ -112,6 +117,7 @@ def replay_trace(trace: Trace, policy: StallPolicy, hang_at_s: float | None = No
         bytes_written=watch.growth.bytes_written,
         hang_at_s=hang_at_s,
         measurements=watch.measurements,
+        phases=tuple(rule.phases.changes),
     )
 
 
@@ -166,10 +172,12 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
     return Enough(stall_s, first_s)
 
 
-def _run(trace: Trace, files: TraceFiles, policy: StallPolicy, end_s: float) -> tuple[_Watch, Verdict, float]:
+def _run(
+    trace: Trace, files: TraceFiles, policy: StallPolicy, end_s: float, warmup: Warmup | None = None
+) -> tuple[_Watch, Verdict, float]:
     """Measure until a verdict is final or the trace ends; returns the moment too."""
     now_s, verdict = trace.start_s, Verdict("growing")
-    watch = _Watch(policy, now_s)
+    watch = _Watch(policy, now_s, warmup)
     watch.scan(files, now_s)
     # Where the watch itself ended the run, its last measurement belongs to it.
     last_s = end_s + _LEAST_STEP_S if trace.ending == "stopped" else math.nextafter(end_s, 0)
@@ -188,8 +196,8 @@ def _run(trace: Trace, files: TraceFiles, policy: StallPolicy, end_s: float) -> 
 class _Watch:
     """A ledger and a rule that look at a trace's files."""
 
-    def __init__(self, policy: StallPolicy, started_s: float) -> None:
-        self.rule = StallRule(policy, started_s)
+    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None) -> None:
+        self.rule = StallRule(policy, started_s, warmup)
         self.growth = Growth()
         self.measurements = 0
         self._ledger = Ledger()
@@ -214,6 +222,7 @@ class _Watch:
             growth.allocated_kept,
             _age_s(growth.newest_changed_ns, at_s),
             _age_s(growth.touched_ns, at_s),
+            growth.bytes_present,
         )
         return self.rule.observe(at_s, at_s, seen, late_s)
 
@@ -222,11 +231,11 @@ def _age_s(changed_ns: int | None, at_s: float) -> float | None:
     return None if changed_ns is None else max(0.0, round(at_s - changed_ns / 1e9, 6))
 
 
-def _require_few_polls(trace: Trace, policy: StallPolicy, hang_at_s: float | None) -> None:
+def _require_few_polls(trace: Trace, policy: StallPolicy, hang_at_s: float | None, warmup_s: float = 0.0) -> None:
     span_s = trace.end_s - trace.start_s
     if hang_at_s is not None:
         longest_s = max(policy.first_write_within_s, 4 * policy.stall_after_s)
-        span_s = hang_at_s + longest_s
+        span_s = hang_at_s + longest_s + warmup_s
     poll_s = effective_poll_s(policy)
     if span_s / poll_s > _MAX_POLLS:
         raise InputError(

@@ -9,17 +9,18 @@ import contextlib
 import errno
 import json
 import os
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.attachment import Attachment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
 from prefect_cachewatch.publication import Publication
+from prefect_cachewatch.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.text import redact_argv
 from prefect_cachewatch.watch import Outcome
 
@@ -41,7 +42,7 @@ __all__ = [
 class StallReport:
     """Why cachewatch stopped the generator; all null when it did not."""
 
-    #: no_growth, never_started, churning, filesystem_unresponsive, cache_directory_missing, or null.
+    #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing, or null.
     kind: str | None
     #: The window that had passed.
     window_s: float | None
@@ -120,7 +121,8 @@ class StopSection:
 class Report:
     """One attempt."""
 
-    #: completed, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed.
+    #: completed, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a process that somebody
+    #: else started also ended (how is not known) and detached (the watch was ended before it).
     outcome: str
     stall: StallReport
     #: The outcome in one sentence.
@@ -151,6 +153,10 @@ class Report:
     bundle: str | None = None
     #: What became of the build; null without a store.
     publication: Publication | None = None
+    #: The process that was watched, where cachewatch did not start it; null for a generation.
+    attached: Attachment | None = None
+    #: Null for a job that is done when it exits.
+    ready: ReadyReport | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 
@@ -228,6 +234,7 @@ def build_report(
         listing=listing,
         log_tail=log_tail,
         notes=list(outcome.notes),
+        ready=ready_section(outcome.ready),
     )
 
 
@@ -344,6 +351,8 @@ def write_report(report: Report, path: Path) -> None:
                 _write_whole(report_json(_shortened(report, entries, error.strerror or str(error))), path)
                 return
     message = f"report file {path} cannot be written: {error.strerror}"
+    import tempfile  # noqa: PLC0415 - seldom, and half a megabyte with what it brings along
+
     try:
         fd, elsewhere = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
         with open(fd, "w", encoding="ascii") as file:
@@ -382,7 +391,7 @@ def _shortened(report: Report, entries: int, why: str) -> Report:
 
 def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | None:
     stop = outcome.stop
-    if stop is None or stop.why == "exited":
+    if stop is None or stop.why in ("exited", "released"):
         return None
 
     def named(processes: list[dict[str, Any]]) -> list[ProcessReport]:

@@ -10,8 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -50,6 +49,8 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
         raise CommandError(f"working directory {for_terminal(cwd)} is not a directory: create it first", exit_code=125)
     program, shown = command[0], for_terminal(command[0])
     if "/" not in program:
+        import shutil  # noqa: PLC0415 - brings three compression libraries along
+
         search = env.get("PATH", os.defpath)
         if shutil.which(program, path=search) is None:
             found = next((p for d in search.split(os.pathsep) if (p := Path(cwd or ".", d, program)).is_file()), None)
@@ -81,6 +82,7 @@ class CacheSite:
         expected_bytes: size of the finished cache, if known; more than what is free is refused.
         deadline_s: least deadline of a scan.
         lock: whether the directories are locked against other jobs; not for work that somebody else does.
+        scanner: makes what measures them, given the least deadline; default a process on this host.
 
     Raises:
         CacheDirectoryError: a directory cannot be used; `CacheDirectoryBusy` if another job holds it.
@@ -101,10 +103,13 @@ class CacheSite:
         expected_bytes: int | None = None,
         deadline_s: float = 10.0,
         lock: bool = True,
+        scanner: Callable[[float], DirectoryScanner] = DirectoryScanner,
     ) -> None:
         self.ignore = list(ignore)
-        self.scanner = DirectoryScanner(deadline_s)
+        self._make_scanner = scanner
+        self.scanner = scanner(deadline_s)
         self._closed = False
+        self._watched_only = not lock
         self._deadline_s = deadline_s
         self.paths: list[str] = []
         self.lock_fds: list[int] = []
@@ -159,7 +164,7 @@ class CacheSite:
         if self._closed:
             return
         self.scanner.close()
-        self.scanner = DirectoryScanner(self._deadline_s)
+        self.scanner = self._make_scanner(self._deadline_s)
 
     def clean(self) -> dict[str, Any]:
         """Remove what the attempts so far wrote: files and directories that were not there before the first.
@@ -205,7 +210,9 @@ class CacheSite:
     def _ask(self, path: str, create: bool, count: bool = False) -> dict[str, Any]:
         shown = for_terminal(path)
         try:
-            answer = self.scanner.request("check", _CHECK_TIMEOUT_S, path=path, create=create, count=count)
+            answer = self.scanner.request(
+                "check", _CHECK_TIMEOUT_S, path=path, create=create, count=count, writable=not self._watched_only
+            )
         except ScanTimeout as error:
             raise CacheDirectoryError(
                 f"cache directory {shown} does not answer within {_CHECK_TIMEOUT_S:.0f} s: "
@@ -219,6 +226,8 @@ class CacheSite:
         return answer
 
     def _check_space(self, path: str, answer: Mapping[str, Any], expected_bytes: int | None) -> None:
+        if self._watched_only:
+            return  # it runs already: a full disk is a cause to be named, no reason not to look
         free, inodes, shown = answer["free_bytes"], answer["free_inodes"], for_terminal(path)
         if free < _LEAST_FREE_BYTES:
             raise CacheDirectoryError(
@@ -271,6 +280,15 @@ def _lock(path: str) -> int:
     except BlockingIOError:
         holder = _holder(os.fstat(fd))
         os.close(fd)
+        from prefect_cachewatch.servers import find_server_on  # noqa: PLC0415 - seldom, and it brings pydantic along
+
+        if (server := find_server_on(path)) is not None:
+            raise CacheDirectoryBusy(
+                f"cache directory {for_terminal(path)} is in use by server {for_terminal(server.name, 100)} ({server.who}), "
+                f"which was left running: stop it first with {server.stop_command}, or use another directory",
+                path=path,
+                holder_pid=server.pid,
+            ) from None
         raise CacheDirectoryBusy(
             f"cache directory {for_terminal(path)} is in use by another job{_describe(holder)}: "
             "wait for it to end, or use another directory",

@@ -18,21 +18,46 @@ TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"
 PURE = [
     "replay",
     "trace_rows",
+    "attachment",
     "config",
+    "config.attach",
+    "config.base",
+    "config.markers",
+    "config.container",
+    "config.job",
+    "config.patterns",
+    "config.policies",
+    "config.ready",
     "errors",
+    "followup",
     "units",
     "text",
     "stall",
+    "warmup",
     "messages",
     "measure.folder",
+    "measure.growth",
     "measure.ledger",
+    "measure.tuples",
+    "metrics.destination",
     "postmortem.listing",
 ]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}
 # Helper processes start with `python -I -S`: there is no site-packages for them.
-HELPERS = ["supervise.guard", "measure.scan_process"]
+HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden"]
 # Commands that put the engine on Prefect; the others start without it.
-NO_PREFECT_COMMANDS = ["cli.main", "cli.exec", "cli.measure", "cli.options", "cli.progress", "cli.replay"]
+NO_PREFECT_COMMANDS = [
+    "cli.main",
+    "cli.exec",
+    "cli.exec_command",
+    "cli.measure",
+    "cli.options",
+    "cli.progress",
+    "cli.replay",
+    "cli.profiles",
+    "cli.watching",
+    "cli.templates",
+]
 
 
 @cache
@@ -152,6 +177,14 @@ def test_exec_loads_no_prefect():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_what_runs_exec_is_the_standard_library_alone():
+    code = "import sys, prefect_cachewatch.cli.exec; print(sorted({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-S", "-c", f"import sys; sys.path.append({str(TREES[PACKAGE].parent)!r}); {code}"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    foreign = set(ast.literal_eval(done.stdout)) - sys.stdlib_module_names - {PACKAGE, "__main__", "sitecustomize"}
+    assert foreign == set()
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -109,6 +109,9 @@ CASES = {
     ),
     "generator_failed": evidence(exit_code=1, log_tail="Traceback ...\nValueError: no such layer\n"),
     "never_started": evidence(process(), growth=GrowthFacts(kind="never_started", window_s=1200)),
+    "never_ready": evidence(
+        process(), growth=replace(GROWN, kind="never_ready", unready="http://x/health never answered")
+    ),
     "unknown": evidence(process()),
 }
 

@@ -48,6 +48,21 @@ def test_before_the_first_byte_it_says_so():
     assert plain(waiting)[1].endswith("30 s of 20 minutes (no byte yet)")
 
 
+def test_a_servers_warm_up_says_what_is_waited_for_and_raises_no_alarm():
+    warming = replace(
+        STATE, suspicion=None, pause_s=1500, window_s=1800, warmup="http://h:1/health (connection refused)"
+    )
+    lines = render_live(warming, 80)
+    assert [line.plain for line in lines][2:] == [
+        "warmup █████████████████████████████████░░░░░░░  25 minutes of 30 minutes",
+        "until  http://h:1/health (connection refused)",
+    ]
+    assert "green" in {str(span.style) for span in lines[2].spans}
+    assert render_plain(warming).endswith(
+        "warm-up 25 minutes of 30 minutes; waiting for http://h:1/health (connection refused)"
+    )
+
+
 names = st.text(max_size=300)
 
 

@@ -36,6 +36,13 @@ def stalled(kind, pause_s=300.0, window_s=300.0):
             "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
         ),
         (
+            stalled("never_ready", 1800, 1800),
+            {"unready": "http://127.0.0.1:8000/health never answered 200 (last answer: connection refused)"},
+            "Tensor cache generation never became ready: 30 minutes without a byte written, and "
+            "http://127.0.0.1:8000/health never answered 200 (last answer: connection refused); in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+        (
             stalled("churning"),
             {},
             "Tensor cache generation stalled: files are written and deleted, but nothing is kept in /mnt/cache/llama "
@@ -74,7 +81,8 @@ def test_several_directories_are_all_named():
 
 
 @pytest.mark.parametrize(
-    "kind", ["no_growth", "never_started", "churning", "cache_directory_missing", "filesystem_unresponsive"]
+    "kind",
+    ["no_growth", "never_started", "never_ready", "churning", "cache_directory_missing", "filesystem_unresponsive"],
 )
 def test_a_hostile_path_stays_on_its_line(kind):
     text = describe_stall(stalled(kind), ["/mnt/a\x1b[2J\nb"], GROWTH, problem="/mnt/\x1bx: gone")

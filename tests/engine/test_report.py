@@ -17,7 +17,7 @@ from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.monitor import Sample
 from prefect_cachewatch.report import Report, build_report, check_report_path, report_json, write_report
 from prefect_cachewatch.stall import Suspicion
-from prefect_cachewatch.supervise.client import StopReport
+from prefect_cachewatch.supervise.supervisor import StopReport
 from prefect_cachewatch.watch import Outcome
 
 STARTED = 1_700_000_000.25

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prefect_cachewatch.cli.main import cli
+from prefect_cachewatch.cli.group import command_group
+from prefect_cachewatch.cli.main import COMMANDS
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.recorder import attempt_path
@@ -194,7 +195,7 @@ def test_any_bytes_are_a_trace_or_refused_in_one_sentence(tmp_path, data, with_h
 
 
 def replayed(*args: object) -> str:
-    done = CliRunner().invoke(cli, ["replay", *map(str, args)], catch_exceptions=False)
+    done = CliRunner().invoke(command_group(COMMANDS), ["replay", *map(str, args)], catch_exceptions=False)
     assert done.exit_code == 0
     return done.output
 
@@ -244,7 +245,9 @@ def test_the_command_says_the_same_as_one_json_object():
 
 
 def test_a_torn_trace_is_replayed_with_a_note(tmp_path):
-    done = CliRunner().invoke(cli, ["replay", str(written(tmp_path / "t.csv", f"{HEADER},event\n0,1,1,\n1,2"))])
+    done = CliRunner().invoke(
+        command_group(COMMANDS), ["replay", str(written(tmp_path / "t.csv", f"{HEADER},event\n0,1,1,\n1,2"))]
+    )
     assert done.exit_code == 0
     assert "cachewatch: the last line of the trace was cut off and is not used" in done.output
     assert "no stall: the recording was cut off after 0.0 s" in done.output

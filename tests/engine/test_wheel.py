@@ -16,6 +16,7 @@ from prefect_cachewatch import __version__
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "prefect_cachewatch": "src/prefect_cachewatch",
+    "prefect_cachewatch/deployments": "deployments",
     "prefect_cachewatch/flows": "flows",
     "prefect_cachewatch/tasks": "tasks",
 }
@@ -26,7 +27,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     base = tmp_path_factory.mktemp("wheel")
     tree = base / "tree"  # a copy: a build leaves its traces beside the source
     leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
-    for directory in ("src", "flows", "tasks"):
+    for directory in ("src", "flows", "tasks", "deployments"):
         shutil.copytree(ROOT / directory, tree / directory, ignore=leave_out)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
@@ -62,7 +63,7 @@ def test_the_wheel_says_what_it_needs_and_starts_the_command(wheel):
     assert re.search(r"^Requires-Python: >=3.11$", metadata, re.M)
     assert re.search(r"^License-Expression: Apache-2.0$", metadata, re.M)
     required = {re.split(r"[<>=~! ;]", line)[0] for line in re.findall(r"^Requires-Dist: ([^;\n]+)$", metadata, re.M)}
-    assert required == {"prefect", "fastapi", "psutil", "pydantic", "click", "rich", "sqlalchemy"}
+    assert required == {"prefect", "fastapi", "psutil", "pydantic", "click", "rich", "sqlalchemy", "pyyaml"}
     entry_points = wheel.read(f"prefect_cachewatch-{__version__}.dist-info/entry_points.txt").decode()
     assert "cachewatch = prefect_cachewatch.cli.main:main" in entry_points
     assert "[prefect.collections]" in entry_points

@@ -99,7 +99,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_sessionfinish(session: pytest.Session) -> None:
     target = os.environ.get("RELIABILITY_TABLE")
     results = session.config.stash[_results]
-    if target and results.rows:
+    # Run side by side (pytest -n), each process has a part of the rows: the table is written by a run in one process.
+    if target and results.rows and "PYTEST_XDIST_WORKER" not in os.environ:
         Path(target).write_text(_table(results))
 
 

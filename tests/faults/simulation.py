@@ -144,7 +144,7 @@ class World:
             "full": self.full,
             "errors": [],
             "scan": self.ledger.scans - 1,
-            "growth": vars(growth),
+            "growth": growth._asdict(),
             "scan_s": 0.0,
         }
 

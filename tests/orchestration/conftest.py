@@ -82,12 +82,12 @@ class Server:
         found = self.request("POST", "/artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
         return {artifact["key"]: artifact for artifact in found}
 
-    def start_run(self, deployment: str, parameters: dict[str, Any]) -> str:
+    def start_run(self, deployment: str, parameters: dict[str, Any], **more: Any) -> str:
         flow_name, name = deployment.split("/")
         found = self.request("GET", f"/deployments/name/{flow_name}/{name}")
         for _ in range(10):
             try:
-                run = self.request("POST", f"/deployments/{found['id']}/create_flow_run", parameters=parameters)
+                run = self.request("POST", f"/deployments/{found['id']}/create_flow_run", parameters=parameters, **more)
                 return str(run["id"])
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != 503:  # SQLite is locked for a moment; the UI would try again too

@@ -174,3 +174,31 @@ def test_the_schedule_starts_a_run_by_itself(deployed: Server) -> None:
         assert time.monotonic() < deadline, [(run["state_type"], run["state"]["message"]) for run in runs]
         time.sleep(0.5)
     assert done[0]["auto_scheduled"] is True
+
+
+SERVES = """
+import http.server, os, sys, time
+open(os.path.join(sys.argv[1], "layer.bin"), "wb").write(os.urandom(50_000))
+time.sleep(1)
+print("startup complete", flush=True)
+http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler).serve_forever()
+"""
+
+
+def test_a_server_that_a_worker_has_started_outlives_its_run_and_is_stopped_by_its_record(
+    deployed: Server, tmp_path: Path
+) -> None:
+    tag = f"serve-{uuid.uuid4().hex[:8]}"
+    asked = parameters(tmp_path / "cache", SERVES, tag)
+    asked["job"]["ready"] = {"kind": "log", "pattern": "startup complete", "check_every_s": 0.5}
+    run_id = deployed.start_run(NIGHTLY, asked)
+    run = deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
+    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Ready")
+    time.sleep(2)  # the flow's process and its guards have ended
+    (server,) = [pid for pid in alive(tag) if b"keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert f"left running as pid {server}" in run["state"]["message"]
+    done = subprocess.run(
+        [BIN / "cachewatch", "stop", tag], env=deployed.env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.count("was stopped in")) == (0, 1), done
+    wait_until_gone(tag)

@@ -5,15 +5,27 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import (
+    AttachJob,
+    CacheJob,
+    ReadyOnHttp,
+    ReadyOnLog,
+    RetryPolicy,
+    StallPolicy,
+    StopPolicy,
+)
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.deployment import deploy_cache
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
 from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.profiles import Profile, TTInferenceServer, make_profile
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.report import Report, build_report
+from prefect_cachewatch.servers import list_servers, remove_record
 from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.stopping import stop_server
 from prefect_cachewatch.tasks import monitor_cache
 from prefect_cachewatch.watch import Outcome, Watch, run_watch
 
@@ -21,6 +33,23 @@ job = CacheJob(name="llama", command=["python3", "generate.py"], cache_dirs=[Pat
 stall: StallPolicy = StallPolicy(stall_after_s=300, first_write_within_s=1200, poll_s=15, progress="any")
 stop: StopPolicy = StopPolicy(grace_s=10)
 retry: RetryPolicy = RetryPolicy(attempts=3, backoff_s=30, factor=2, on_retry="clean")
+
+server = CacheJob(
+    name="llama",
+    command=["python3", "serve.py"],
+    cache_dirs=[Path("/mnt/cache")],
+    ready=ReadyOnHttp(url="http://127.0.0.1:8000/health", status=200, then="leave_running"),
+)
+once = ReadyOnLog(pattern="startup complete", then="stop", warmup_begins_log="model loaded")
+
+
+def stop_servers() -> int:
+    survivors = 0
+    for found in list_servers():
+        if found.record is not None and found.state == "running":
+            survivors += len(stop_server(found.record, 10).survivors)
+            remove_record(found.path)
+    return survivors
 
 
 def through_prefect() -> GenerationSummary:
@@ -61,3 +90,18 @@ def read_a_cache() -> int:
         size: int = pinned.manifest.total_bytes
     freed: int = store.gc("llama", keep=2).freed_bytes
     return size + freed
+
+
+def watch_what_runs() -> int | None:
+    state = watch_cache(AttachJob(pid=4711, cache_dirs=[Path("/mnt/cache")], on_stall="stop"), return_state=True)
+    summary = state.result()
+    assert isinstance(summary, WatchSummary)
+    return summary.exit_code
+
+
+def by_profile() -> CacheJob:
+    server = TTInferenceServer(model="Llama-3.1-8B-Instruct", device="n300", tt_cache_path=Path("/mnt/cache"))
+    policy: StallPolicy = server.stall(stall_after_s=600)
+    other: Profile = make_profile("openvino", {"cache_dir": "/mnt/ov"})
+    assert policy.stall_after_s < other.stall().first_write_within_s
+    return server.job(command=["python3", "run.py"])

@@ -55,6 +55,10 @@ class RunRecord:
     state: str = "Completed"  # final state's name: Completed, Cached, Stalled, GeneratorFailed, ...
     slots: int = 1  # of the storage's concurrency limit
     attempts: int = 1
+    bytes_present: int | None = None  # at the end
+    rate_bytes_per_s: float | None = None  # mean of the last attempt, from its first growth to its last
+    cause: str | None = None  # why it did not complete, in a sentence
+    advice: str | None = None  # what to do next
 
     @property
     def entered_s(self) -> float:
@@ -124,10 +128,13 @@ def read_run_record(data: Any) -> RunRecord | None:
         for name in ("run_id", "storage", "job"):
             values[name] = str(values[name])
         values["state"] = str(values.get("state", "Completed"))
-        for name in ("started_s", "ended_s", "slot_wait_s", "longest_pause_s", "first_write_s"):
+        for name in ("cause", "advice"):
+            if values.get(name) is not None:
+                values[name] = str(values[name])
+        for name in ("started_s", "ended_s", "slot_wait_s", "longest_pause_s", "first_write_s", "rate_bytes_per_s"):
             if values.get(name) is not None:
                 values[name] = _finite(values[name])
-        for name in ("bytes_written", "slots", "attempts"):
+        for name in ("bytes_written", "bytes_present", "slots", "attempts"):
             if values.get(name) is not None:
                 values[name] = int(_finite(values[name]))
     except (KeyError, TypeError, ValueError):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from prefect_cachewatch.capacity.presets import link_preset, nearest, storage_preset
+from prefect_cachewatch.capacity.presets import link_preset, storage_preset
 from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.inputs import nearest, validate
 from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.yamlfile import read_yaml
 
-__all__ = ["PlanInput", "read_plan", "read_storage", "read_yaml", "validate"]
+__all__ = ["PlanInput", "read_plan", "read_storage"]
 
-_MAX_BYTES = 4 * 2**20
 _KEYS = ("storage", "link", "workloads", "policy")
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -77,113 +77,6 @@ def read_storage(path: Path) -> StorageProfile:
     """
     shown = for_terminal(str(path))
     return validate(StorageProfile, _mapping(read_yaml(path), shown), shown, "")
-
-
-def read_yaml(path: Path) -> Any:
-    """Read one YAML document, refusing a key that is written twice.
-
-    Args:
-        path: the file, at most 4 MiB.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        InputError: if it cannot be read; the sentence says where and why.
-    """
-    shown = for_terminal(str(path))
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
-    if len(raw) > _MAX_BYTES:
-        raise InputError(f"{shown} is larger than 4 MiB: that is no plan; check the path")
-    try:
-        return yaml.load(raw, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        problem = for_terminal(" ".join((error.problem or "not YAML").split()))
-        raise InputError(f"{shown}{line}: {problem}: correct the YAML") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
-
-
-def validate(model: type[_Model], data: Any, file: str, field: str) -> _Model:
-    """Build a model from data, with one sentence for the first thing that is wrong.
-
-    Args:
-        model: the pydantic model.
-        data: what was read.
-        file: the file's name for the sentence.
-        field: where in the file, "" at its top.
-
-    Returns:
-        The model.
-
-    Raises:
-        InputError: if the data do not fit; the sentence names the field, and the nearest one to
-            an unknown key.
-    """
-    try:
-        return model.model_validate(data)
-    except (ValidationError, RecursionError) as error:
-        if isinstance(error, RecursionError):
-            raise InputError(f"{file}: {field or 'it'} refers to itself: write it out") from None
-        # An unknown key comes first: the field missed by a typing error is then only its consequence.
-        problems = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
-        raise InputError(_sentence(model, problems[0], len(problems), file, field)) from None
-
-
-def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field: str) -> str:
-    where = field
-    for part in problem["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
-    more = f" (and {count - 1} more)" if count > 1 else ""
-    name = for_terminal(where, 120) or "it"
-    if problem["type"] == "extra_forbidden":
-        return f"{file}: {name} is not known{nearest(str(problem['loc'][-1]), _fields(model, problem['loc']))}{more}"
-    if problem["type"] == "missing":
-        return f"{file}: {name} is missing: {_describe(model, problem['loc'])}{more}"
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
-    given = problem.get("input")
-    if problem["type"] == "value_error":
-        return f"{file}: {name}: {for_terminal(message, 400)}{more}"
-    shown = for_terminal(repr(given), 60)
-    return f"{file}: {name} = {shown}: {for_terminal(message, 300)}{more}"
-
-
-def _models(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model that the last part of a location belongs to."""
-    found: type[BaseModel] | None = model
-    for part in loc[:-1]:
-        if isinstance(part, int) or found is None:
-            continue
-        field = found.model_fields.get(str(part))
-        found = _model_in(field.annotation) if field else None
-    return found
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for inner in getattr(annotation, "__args__", ()):
-        found = _model_in(inner)
-        if found is not None:
-            return found
-    return None
-
-
-def _fields(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
-    found = _models(model, loc)
-    return list(found.model_fields) if found else []
-
-
-def _describe(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
-    found = _models(model, loc)
-    field = found.model_fields.get(str(loc[-1])) if found else None
-    return (field.description or "give it").rstrip(".") if field else "give it"
 
 
 def _storage(entry: Any, beside: Path, shown: str) -> StorageProfile:
@@ -252,16 +145,3 @@ def _refuse_unknown(data: dict[Any, Any], known: tuple[str, ...], shown: str, pr
     for key in data:
         if key not in known:
             raise InputError(f"{shown}: {prefix}{for_terminal(str(key))} is not known{nearest(str(key), known)}")
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is written twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)

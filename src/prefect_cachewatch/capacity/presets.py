@@ -7,15 +7,14 @@ client, a mount option or a small file reaches less.
 from __future__ import annotations
 
 import datetime
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect_cachewatch.capacity.profile import LinkProfile, ServiceCurve, StorageProfile
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.inputs import nearest
 from prefect_cachewatch.text import for_terminal
 
-__all__ = ["LINKS", "STORAGES", "link_preset", "nearest", "storage_preset"]
+__all__ = ["LINKS", "STORAGES", "link_preset", "storage_preset"]
 
 _MIB, _GIB = 2.0**20, 2.0**30
 _LOOKED_UP = datetime.date(2026, 11, 20)
@@ -140,25 +139,3 @@ def link_preset(name: str) -> LinkProfile:
     if name not in LINKS:
         raise InputError(f"link preset {for_terminal(name)!r} is not known{nearest(name, LINKS)}")
     return LinkProfile(name=name, bytes_per_s=LINKS[name], basis="vendor ceiling", source="IEEE 802.3 line rate")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them.
-
-    Args:
-        name: what was written.
-        known: what could have been.
-
-    Returns:
-        `: did you mean x?` or `: use one of a, b, c`.
-
-    Example:
-        >>> nearest("burst_byte", ["burst_bytes", "think_s"])
-        ': did you mean burst_bytes?'
-    """
-    names = list(known)
-    close = difflib.get_close_matches(name.lower(), [entry.lower() for entry in names], n=1, cutoff=0.6)
-    for entry in names:
-        if close and entry.lower() == close[0]:
-            return f": did you mean {entry}?"
-    return f": use one of {', '.join(names)}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.metrics import absolute_destination, check_metrics
 from prefect_cachewatch.cli.options import (
     DURATION,
     build_model,
@@ -25,18 +26,20 @@ from prefect_cachewatch.cli.options import (
 )
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.publishing import policy_from, publish_options
+from prefect_cachewatch.cli.readiness import ready_options, with_ready
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.placement import place_job
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.recorder import trace_path
 from prefect_cachewatch.report import check_report_path
-from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.supervise.proc import children, command_line
 
 __all__ = ["command", "run_flow"]
 
 NOT_PUBLISHED = 1
+NEVER_READY = 1
 
 
 @click.command("generate", context_settings={"allow_interspersed_args": False})
@@ -56,6 +59,7 @@ NOT_PUBLISHED = 1
     help="How long an API that does not answer is told how the run ended.",
 )
 @guard_options
+@ready_options
 def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_patience: float, **options: Any) -> int:
     """Generate a cache through the Prefect flow; same options, exit status and report as exec.
 
@@ -65,25 +69,28 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_
     publish = policy_from(options)
     if publish is not None and publish.mode == "staged" and name is None:
         raise InputError("--store needs --name NAME: the name of the cache in the store")
-    job, stall, stop = job_from(name, options, publish is not None), stall_from(options), stop_from(options)
+    job = with_ready(job_from(name, options, publish is not None), options)
+    stall, stop = stall_from(options), stop_from(options)
     retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
-    env = dict(os.environ) | job.env
-    check_command(job.command, env, str(job.cwd) if job.cwd else None)
+    place = place_job(job, dict(os.environ) | job.env)
     if options["report"] is not None:
         check_report_path(options["report"])
     if options["record"] is not None:
         trace_path(options["record"], job)
+    check_metrics(options["metrics"], options["metrics_linger"], job)
     if publish is not None:
         Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
-    named = [path for path in job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
-    with CacheSite(named, ignore=job.ignore, create=not options["no_create"], expected_bytes=job.expected_bytes):
-        pass
+    named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
+    place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(
+        create=not options["no_create"]
+    ).close()
     return run_flow(
         job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
         bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
         record=options["record"],
         api_patience_s=api_patience,
+        metrics=absolute_destination(options["metrics"]), metrics_linger_s=options["metrics_linger"],
     )  # fmt: skip
 
 
@@ -103,6 +110,8 @@ def run_flow(
     storage: str | None = None,
     record: Path | None = None,
     api_patience_s: float = 300.0,
+    metrics: str | None = None,
+    metrics_linger_s: float = 0.0,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -121,6 +130,8 @@ def run_flow(
         storage: storage whose concurrency limit admits the attempts.
         record: file or directory for a trace of the growth.
         api_patience_s: how long a Prefect API that does not answer is told how the run ended.
+        metrics: where Prometheus metrics go.
+        metrics_linger_s: how long an endpoint stays at the end for those who have scraped it.
 
     Returns:
         As `cachewatch exec`; 1 when the checks refuse what was generated.
@@ -161,6 +172,8 @@ def run_flow(
                 bundle=bundle,
                 storage=storage,
                 record=record.absolute() if record else None,
+                metrics=metrics,
+                metrics_linger_s=metrics_linger_s,
                 return_state=True,
             )
         finally:
@@ -254,7 +267,8 @@ class _ApiWatchdog:
 
 
 def _has_guard() -> bool:
-    return any("cachewatch-guard" in command_line(pid) for pid in children(os.getpid()))
+    words = [word for pid in children(os.getpid()) for word in command_line(pid)]
+    return any(word.startswith("cachewatch-guard") for word in words)  # of a process tree, or of a container
 
 
 def _api_answers() -> bool:
@@ -283,5 +297,5 @@ def _failed_status(report: dict[str, Any]) -> int:
         if report.get("signal") is not None:
             return 128 + int(report["signal"])
         if report.get("exit_code") is not None:
-            return int(report["exit_code"])
+            return int(report["exit_code"]) or NEVER_READY
     return 125

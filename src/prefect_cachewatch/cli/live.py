@@ -41,6 +41,8 @@ class LiveState:
     suspicion: str | None = None
     expected_bytes: int | None = None
     rates: tuple[float, ...] = ()
+    warmup: str | None = None
+    """In a server's warm-up, what is waited for."""
 
 
 def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
@@ -86,7 +88,9 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     """
     width = max(20, min(width, _MAX_WIDTH))
     share = min(1.0, state.pause_s / state.window_s) if state.window_s > 0 else 0.0
-    mood = "red" if share >= 0.8 else "yellow" if state.suspicion or share >= 0.6 else "green"
+    # Silence is what a warm-up looks like: no alarm before it has nearly used up its window.
+    warn, alarm = (0.9, 0.97) if state.warmup is not None else (0.6, 0.8)
+    mood = "red" if share >= alarm else "yellow" if state.suspicion or share >= warn else "green"
     head = Text().append(for_terminal(state.name, 24), style="bold")
     head.append(f"  {format_bytes(state.bytes_present)}", style="bold cyan")
     head.append(f" in {state.files_present:,} file{'' if state.files_present == 1 else 's'}")
@@ -106,8 +110,11 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
         what += " (no byte yet)"
     length = max(5, min(40, width - 9 - len(what)) if width > 70 else min(16, width - 9 - len(what)))
     filled = round(share * length)
-    bar = _labelled("pause").append("█" * filled, style=mood).append("░" * (length - filled), style="dim")
-    lines.append(bar.append(f"  {what}", style=mood if share >= 0.6 else ""))
+    bar = _labelled("pause" if state.warmup is None else "warmup")
+    bar.append("█" * filled, style=mood).append("░" * (length - filled), style="dim")
+    lines.append(bar.append(f"  {what}", style=mood if share >= warn else ""))
+    if state.warmup is not None:
+        lines.append(_labelled("until").append(for_terminal(state.warmup, width - 7)))
     if state.suspicion:
         lines.append(Text(for_terminal(f"suspected: {state.suspicion}", width), style="yellow"))
     for line in lines:
@@ -122,13 +129,16 @@ def render_plain(state: LiveState, width: int = 400) -> str:
         >>> render_plain(LiveState("llama", 60, 2**30, 43, 2**20, 12.4, 300))
         '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
     """
-    pause = f"{'pause' if state.started else 'no byte yet,'} {format_duration(float(round(state.pause_s)))}"
+    what = "warm-up" if state.warmup is not None else "pause" if state.started else "no byte yet,"
+    pause = f"{what} {format_duration(float(round(state.pause_s)))}"
     text = (
         f"{format_bytes(state.bytes_present)} in {state.files_present:,} file{'' if state.files_present == 1 else 's'}, "
         f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
     )
     if remaining := _remaining(state):
         text += f", {remaining}"
+    if state.warmup is not None:
+        text += f"; waiting for {state.warmup}"
     if state.suspicion:
         text += f"; suspected: {state.suspicion}"
     return for_terminal(text, width)

@@ -1,5 +1,6 @@
 """The `cachewatch` command: a table of sub-commands, each imported only when it is used.
 
+`exec`, which stays for hours, runs without the libraries that read its command line (see `apart`).
 Every error that the engine raises becomes one sentence on stderr and an exit status;
 a traceback is a defect.
 """
@@ -10,21 +11,26 @@ import contextlib
 import importlib
 import os
 import sys
-import traceback
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
+from prefect_cachewatch.errors import CachewatchError
 
-from prefect_cachewatch import __version__
+if TYPE_CHECKING:
+    from prefect_cachewatch.cli.apart import ExecSettings
 
-__all__ = ["cli", "main"]
+__all__ = ["COMMANDS", "main"]
 
 USAGE_ERROR = 125
 
 # name -> (module:attribute, one line for --help); a module is imported when its command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "exec": ("prefect_cachewatch.cli.exec:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
+    "exec": ("prefect_cachewatch.cli.exec_command:command", "Run a command under guard; no Prefect, like timeout(1) for progress."),
     "generate": ("prefect_cachewatch.cli.generate:command", "The same through the Prefect flow, with retries."),
+    "watch": ("prefect_cachewatch.cli.watching:command", "Watch a process that somebody else started."),
+    "profiles": ("prefect_cachewatch.cli.profiles:command", "Known generators: where they write, how long they are silent."),
+    "stop": ("prefect_cachewatch.cli.stop:command", "Stop a server that was left running when it was ready, or list them."),
+    "fleet": ("prefect_cachewatch.cli.fleet:command", "Many generations as one: jobs.yaml, on this host or over workers."),
     "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
     "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
     "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
@@ -32,31 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("prefect_cachewatch.cli.replay:command", "What a stall policy would have done on a recorded run."),
     "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
     "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
+    "automations": ("prefect_cachewatch.cli.automations:command", "React to stalls and dead runs on a Prefect server."),
+    "templates": ("prefect_cachewatch.cli.templates:command", "Copy the deployment templates into a directory."),
     "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
 }  # fmt: skip
-
-
-class _Table(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-
-@click.group(cls=_Table, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="cachewatch")
-def cli() -> None:
-    """Generate tensor caches under guard: stalls are seen by the bytes, stopped and explained."""
 
 
 def fail(message: str, exit_code: int = USAGE_ERROR) -> NoReturn:
@@ -82,25 +67,54 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: with the exit status.
     """
-    from prefect_cachewatch.errors import CachewatchError  # noqa: PLC0415 - after --help and --version
-    from prefect_cachewatch.text import for_terminal  # noqa: PLC0415
-
     _fill_standard_streams()
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
+    if argv is None and sys.argv[1:2] == ["exec"]:  # this process is the command's own: nobody else needs its memory
+        _end_with(lambda: _exec_apart(sys.argv[1:]))
+    _end_with(lambda: _run_click(argv))
+
+
+def _exec_apart(argv: Sequence[str]) -> int:
+    from prefect_cachewatch.cli.apart import settings_from  # noqa: PLC0415 - for exec alone
+
+    def read(receive: Callable[[ExecSettings], int]) -> int:
+        _end_with(lambda: _run_click(argv, receive))
+
+    settings = settings_from(read, lambda: importlib.import_module("prefect_cachewatch.cli.exec"))
+    if isinstance(settings, int):
+        return settings
+    from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415
+
+    return run_exec(settings)
+
+
+def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int] | None = None) -> object:
+    import click  # noqa: PLC0415 - and what comes with it stays out of a process that is to be small
+
+    from prefect_cachewatch.cli.group import command_group  # noqa: PLC0415
+
     try:
-        result: Any = cli.main(args=argv, prog_name="cachewatch", standalone_mode=False)
-        sys.stdout.flush()
+        return command_group(COMMANDS).main(
+            args=None if argv is None else list(argv), prog_name="cachewatch", standalone_mode=False, obj=receive
+        )
     except click.exceptions.Exit as exit_:
-        raise SystemExit(exit_.exit_code) from None
+        return exit_.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        raise SystemExit(USAGE_ERROR) from None
+        return USAGE_ERROR
     except click.Abort:
-        raise SystemExit(130) from None
+        return 130
     except click.ClickException as error:
         hint = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
         fail(" ".join(error.format_message().split()) + hint)
+
+
+def _end_with(action: Callable[[], Any]) -> NoReturn:
+    """End with the exit status that an action returns, or with one sentence for what it raises."""
+    try:
+        result = action()
+        sys.stdout.flush()
     except CachewatchError as error:
         fail(error.message, error.exit_code)
     except KeyboardInterrupt:
@@ -110,9 +124,13 @@ def main(argv: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except OSError as error:
+        from prefect_cachewatch.text import for_terminal  # noqa: PLC0415 - seldom
+
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")
     except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for whoever acts on the exit status
+        import traceback  # noqa: PLC0415 - seldom
+
         traceback.print_exc()
         fail(f"internal error, please report it with the lines above: {type(error).__name__}: {error}")
     raise SystemExit(result if isinstance(result, int) else 0)

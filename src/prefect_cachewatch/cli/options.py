@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from pydantic import BaseModel, ValidationError
 
+from prefect_cachewatch.cli.containers import container_from, container_options, environment_from
+from prefect_cachewatch.cli.profile_choice import profile_from, profile_options
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.stall import effective_poll_s
@@ -24,6 +27,7 @@ __all__ = [
     "check_log_path",
     "guard_options",
     "job_from",
+    "make_absolute",
     "poll_note",
     "stall_from",
     "stall_options",
@@ -36,6 +40,10 @@ M = TypeVar("M", bound=BaseModel)
 # The field of a model to the option that sets it, for messages.
 _OPTION_OF = {
     "cache_dirs": "--cache-dir",
+    "pid": "--pid",
+    "container": "--container",
+    "engine": "--engine",
+    "start_ticks": "--start-ticks",
     "env": "--env",
     "cwd": "--cwd",
     "ignore": "--ignore",
@@ -43,6 +51,7 @@ _OPTION_OF = {
     "expected_bytes": "--expect",
     "stall_after_s": "--stall-after",
     "first_write_within_s": "--first-write-within",
+    "warmup_within_s": "--warmup-within",
     "poll_s": "--poll",
     "min_growth_bytes": "--min-growth",
     "churn_after_s": "--churn-after",
@@ -114,6 +123,18 @@ _RULE_OPTIONS = [
 ]
 
 
+_RULE_FIELDS = {
+    "stall_after_s": "stall_after",
+    "first_write_within_s": "first_write_within",
+    "poll_s": "poll",
+    "min_growth_bytes": "min_growth",
+    "progress": "progress",
+    "churn_after_s": "churn_after",
+    "max_duration_s": "max_duration",
+    "attribute_cache_s": "attribute_cache",
+}
+
+
 def stall_options(function: F) -> F:
     """Add the options that make a stall policy to a click command."""
     for option in reversed(_RULE_OPTIONS):
@@ -127,6 +148,7 @@ def guard_options(function: F) -> F:
         click.option(
             "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
         ),
+        *profile_options(),
         click.option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
         *_RULE_OPTIONS,
         click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
@@ -159,11 +181,24 @@ def guard_options(function: F) -> F:
         click.option(
             "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."
         ),
+        click.option(
+            "--metrics",
+            metavar="WHERE",
+            help="Prometheus metrics: HOST:PORT, :PORT on loopback, a range :9464-9479, or file:DIR for node-exporter.",
+        ),
+        click.option(
+            "--metrics-linger",
+            type=DURATION,
+            default="1m",
+            show_default=True,
+            help="How long the endpoint stays at the end for whoever has scraped it, to see the end.",
+        ),
         click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the generator; repeatable."),
         click.option(
             "--cwd", type=click.Path(path_type=Path), metavar="DIR", help="Working directory of the generator."
         ),
         click.option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
+        *container_options(),
         click.argument("command", nargs=-1, type=click.UNPROCESSED),
     ]
     for option in reversed(options):
@@ -203,6 +238,8 @@ def explain(error: ValidationError) -> str:
     field = str(first["loc"][0]) if first["loc"] else ""
     where = _OPTION_OF.get(field, ".".join(map(str, first["loc"])))
     what = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:  # of the fields together
+        return what
     limits = first.get("ctx", {})
     if field.endswith("_s") and isinstance(first["input"], int | float):
         for word, bound in (("at least", limits.get("ge")), ("at most", limits.get("le"))):
@@ -228,25 +265,26 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
     Raises:
         InputError: something is missing or malformed.
     """
-    command = list(options["command"])
-    if not command:
+    profile, container = profile_from(options), container_from(options)
+    command = list(options["command"]) or list(profile.command if profile else ())
+    if not command and container is None:
         raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
-    if not options["cache_dirs"] and not published:
+    if not options["cache_dirs"] and profile is None and not published:
         raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
-    env = {}
-    for pair in options["env"]:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise InputError(
-                f"--env {for_terminal(pair, 40)!r} is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"
-            )
-        env[key] = value
-    dirs = [os.path.abspath(os.path.expanduser(path)) for path in options["cache_dirs"] if path]
-    if len(dirs) < len(options["cache_dirs"]):
-        raise InputError("--cache-dir is empty: name the directory that must grow")
+    env = environment_from(options["env"], inherit=container is not None)
+    named = options["cache_dirs"]
+    dirs = [path if path.startswith(VOLUME_PREFIX) else make_absolute([path])[0] for path in named]
     ignore = list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE))
+    further: dict[str, Any] = {}
+    if profile is not None:
+        dirs = dirs or [str(path) for path in profile.cache_dirs]
+        env = {**profile.env, **env}
+        ignore += [glob for glob in profile.ignore if glob not in DEFAULT_IGNORE]
+        name = name or (None if options["cache_dirs"] else profile.name)
+        further = {"ready": profile.ready, "markers": profile.markers}
     return build_model(
         CacheJob,
+        **{field: value for field, value in further.items() if value is not None},
         name=name or (for_terminal(os.path.basename(dirs[0]), 200) if dirs else "") or "cache",
         command=command,
         **({"cache_dirs": dirs} if dirs else {}),
@@ -255,7 +293,25 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         expected_bytes=options["expected_bytes"],
         ignore=ignore,
         wait_for=options["wait_for"],
+        container=container,
     )
+
+
+def make_absolute(paths: Sequence[str]) -> list[str]:
+    """Make the paths of `--cache-dir` absolute, `~` expanded.
+
+    Args:
+        paths: as given.
+
+    Returns:
+        The paths.
+
+    Raises:
+        InputError: one is empty.
+    """
+    if not all(paths):
+        raise InputError("--cache-dir is empty: name the directory that must grow")
+    return [os.path.abspath(os.path.expanduser(path)) for path in paths]
 
 
 def check_log_path(path: Path, job: CacheJob) -> None:
@@ -282,19 +338,21 @@ def check_log_path(path: Path, job: CacheJob) -> None:
 
 
 def stall_from(options: dict[str, Any]) -> StallPolicy:
-    """Make the stall policy from the parsed options; raises InputError."""
-    return build_model(
-        StallPolicy,
-        stall_after_s=options["stall_after"],
-        first_write_within_s=options["first_write_within"],
-        poll_s=options["poll"],
-        min_growth_bytes=options["min_growth"],
-        progress=options["progress"],
-        churn_after_s=options["churn_after"],
-        max_duration_s=options["max_duration"],
-        attribute_cache_s=options["attribute_cache"],
-        adaptive="extend" if options["adaptive"] else "off",
-    )
+    """Make the stall policy from the parsed options, those of a profile below them; raises InputError."""
+    written = {field: options[option] for field, option in _RULE_FIELDS.items()}
+    if (within := options.get("warmup_within")) is not None:
+        written["warmup_within_s"] = within
+    profile = profile_from(options)
+    if profile is not None:
+        context = click.get_current_context()
+        given = {field for field, option in _RULE_FIELDS.items() if _is_given(context, option)}
+        given |= {"warmup_within_s"} & written.keys()
+        written |= {field: value for field, value in profile.stall.items() if field not in given}
+    return build_model(StallPolicy, **written, adaptive="extend" if options["adaptive"] else "off")
+
+
+def _is_given(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
 def stop_from(options: dict[str, Any]) -> StopPolicy:

@@ -6,7 +6,6 @@ Takes its numbers from the watch; how they look is `live`.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -40,7 +39,7 @@ class ProgressLine:
         self._lock = threading.Lock()
         self._points: deque[tuple[float, int]] = deque()
         self._last_plain_s = time.monotonic()
-        self._suspected = 0
+        self._suspected = self._phases = 0
         self._watch: Watch | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,9 +61,10 @@ class ProgressLine:
                 self._thread = threading.Thread(target=self._redraw, name="cachewatch-progress", daemon=True)
                 self._thread.start()
             return
-        suspicions = watch.state.rule.suspicions
-        if now_s - self._last_plain_s >= _PLAIN_EVERY_S or len(suspicions) > self._suspected:
-            self._last_plain_s, self._suspected = now_s, len(suspicions)
+        suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
+        news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
+        if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
+            self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
             from prefect_cachewatch.cli.live import render_plain  # noqa: PLC0415
 
             self._write(f"cachewatch: {render_plain(self._state(watch))}\n".encode("utf-8", "replace"))
@@ -84,6 +84,8 @@ class ProgressLine:
         self.clear()
 
     def _redraw(self) -> None:
+        import shutil  # noqa: PLC0415
+
         from prefect_cachewatch.cli.live import LiveBlock, render_live, wants_colour  # noqa: PLC0415 - rich takes 50 ms
 
         block = self._block = LiveBlock(self._write, wants_colour())
@@ -115,6 +117,7 @@ class ProgressLine:
             suspicion=last.message if last and last.cleared_at_s is None else None,
             expected_bytes=watch.job.expected_bytes,
             rates=tuple(self._rates),
+            warmup=watch.serving.waiting_for if watch.serving is not None and rule.phases.now == "warm_up" else None,
         )
 
     def _rate(self) -> float:

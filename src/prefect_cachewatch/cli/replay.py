@@ -9,14 +9,16 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options import DURATION, poll_note, stall_from, stall_options
+from prefect_cachewatch.cli.options import DURATION, SIZE, poll_note, stall_from, stall_options
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.replay import Enough, Replay, find_enough, replay_trace
 from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.trace_rows import Trace
 from prefect_cachewatch.traces import read_trace
 from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.warmup import Warmup
 
 __all__ = ["command"]
 
@@ -33,8 +35,14 @@ _ENDINGS = {
 @click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
 @stall_options
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
+@click.option(
+    "--warmup-within",
+    type=DURATION,
+    help="The trace is a server's: silence after its last byte is its warm-up, so long.",
+)
+@click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the rule of warm-up.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(trace: Path, hang_at: float | None, as_json: bool, **options: Any) -> None:
+def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_json: bool, **options: Any) -> None:
     """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
 
     The exit status is 0 whatever the verdict. Traces come from exec --record, or any sampler that writes
@@ -42,7 +50,7 @@ def command(trace: Path, hang_at: float | None, as_json: bool, **options: Any) -
     """
     policy = stall_from(options)
     recorded = read_trace(trace)
-    found = replay_trace(recorded, policy, hang_at)
+    found = replay_trace(recorded, policy, hang_at, _warmup(policy, options["warmup_within"], expected_bytes, recorded))
     enough = find_enough(recorded, policy, hang_at)
     if as_json:
         print(json.dumps(_as_data(recorded, policy, found, enough)))
@@ -55,6 +63,17 @@ def command(trace: Path, hang_at: float | None, as_json: bool, **options: Any) -
         click.echo("cachewatch: the last line of the trace was cut off and is not used", err=True)
     for line in _lines(recorded, policy, found, enough):
         print(line)
+
+
+def _warmup(policy: StallPolicy, asked: float | None, expected_bytes: int | None, trace: Trace) -> Warmup | None:
+    if asked is None:
+        if expected_bytes is not None:
+            raise InputError(
+                "--expect is for the rule of warm-up: give --warmup-within too, if the trace is a server's"
+            )
+        return None
+    present = trace.rows[0].total_bytes
+    return Warmup(policy.warmup_within_s, expected_bytes=expected_bytes, present_at_start=present)
 
 
 def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> dict[str, Any]:
@@ -93,6 +112,7 @@ def _lines(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> 
         f"{format_duration(policy.first_write_within_s)}, poll {format_duration(effective_poll_s(policy))}",
         "",
         *_verdict(trace, found),
+        *(_line("warm-up", f"after {_time(c.at_s)}: {c.why}") for c in found.phases if c.phase == "warm_up"),
         _line("written", format_bytes(found.bytes_written)),
     ]
     if found.first_write_s is not None:

@@ -44,6 +44,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.waiting_for_child,
     process.generator_failed,
     process.never_started,
+    process.never_ready,
 )
 CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
 _SURENESS = {"high": 0, "medium": 1, "low": 2}

@@ -234,7 +234,8 @@ class GrowthFacts:
     """What the watch measured; `samples` are (seconds, bytes written, allocated bytes written).
 
     `touched` are cache files whose modification time moved in the window while their size did
-    not (`changed_in_place`: some did, names unknown); `discarded_bytes` were written in the window and are gone again.
+    not (`changed_in_place`: some did, names unknown); `discarded_bytes` were written in the window and are gone again;
+    `unready` says what a server's readiness was waited for in vain.
     """
 
     kind: str = "no_growth"
@@ -250,6 +251,7 @@ class GrowthFacts:
     discarded_bytes: int = 0
     min_growth_bytes: int = 4096
     samples: tuple[tuple[float, int, int], ...] = ()
+    unready: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ __all__ = [
     "deadlocked",
     "generator_failed",
     "memory_pressure",
+    "never_ready",
     "never_started",
     "oom_killed",
     "stopped_by_signal",
@@ -419,6 +420,8 @@ def generator_failed(view: View) -> Diagnosis | None:
 def never_started(view: View) -> Diagnosis | None:
     """Nothing was ever written, and nothing shows why."""
     growth = view.evidence.growth
+    if growth.kind == "never_ready":
+        return None
     if growth.kind != "never_started" and (growth.first_write_s is not None or growth.bytes_written):
         return None
     return Diagnosis(
@@ -428,6 +431,22 @@ def never_started(view: View) -> Diagnosis | None:
         "Check that it writes to the watched directory at all (its options, TT_CACHE_PATH); if it loads for long, "
         "raise --first-write-within.",
         "medium" if view.alive else "low",
+    )
+
+
+def never_ready(view: View) -> Diagnosis | None:
+    """The server came to the end of its writing and was never ready, and nothing else shows why."""
+    growth = view.evidence.growth
+    if growth.kind != "never_ready":
+        return None
+    return Diagnosis(
+        "never_ready",
+        f"the server was silent for {format_duration(round(growth.pause_s))} and never became ready: "
+        f"{shown(growth.unready or 'it did not answer', 300)}",
+        _what_each_does(view),
+        "Read the end of its log, and ask its address by hand; if it does warm up for so long, raise --warmup-within "
+        "(warmup_within_s).",
+        "medium",
     )
 
 

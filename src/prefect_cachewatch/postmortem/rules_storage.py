@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatch
 
-from prefect_cachewatch.config import DEFAULT_IGNORE
+from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
 from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from prefect_cachewatch.cli.main import cli
+from prefect_cachewatch.cli.group import command_group
+from prefect_cachewatch.cli.main import COMMANDS
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundle import BUNDLE_FILES, BundleContent, write_bundle
 from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, find_bundles, load_report, prune_bundles
@@ -229,16 +230,21 @@ def test_the_command_shows_lists_and_opens_bundles(tmp_path, cache, monkeypatch)
     root = tmp_path / "bundles"
     written = write_bundle(root, content(cache))
     run = CliRunner()
-    shown = run.invoke(cli, ["report", str(written.path)])
+    shown = run.invoke(command_group(COMMANDS), ["report", str(written.path)])
     assert shown.exit_code == 0
     assert shown.output.startswith("stalled: never_started")
     assert max(len(line) for line in shown.output.splitlines() if not line.startswith("page")) <= 80
-    assert run.invoke(cli, ["report", "--bundle-dir", str(root)]).output == shown.output
-    assert str(written.path) in run.invoke(cli, ["report", "--list", "--bundle-dir", str(root)]).output
-    assert json.loads(run.invoke(cli, ["report", "--json", str(written.path)]).output)["name"] == "llama"
+    assert run.invoke(command_group(COMMANDS), ["report", "--bundle-dir", str(root)]).output == shown.output
+    assert (
+        str(written.path) in run.invoke(command_group(COMMANDS), ["report", "--list", "--bundle-dir", str(root)]).output
+    )
+    assert (
+        json.loads(run.invoke(command_group(COMMANDS), ["report", "--json", str(written.path)]).output)["name"]
+        == "llama"
+    )
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or True)
-    assert run.invoke(cli, ["report", "--open", str(written.path)]).exit_code == 0
+    assert run.invoke(command_group(COMMANDS), ["report", "--open", str(written.path)]).exit_code == 0
     assert opened == [(written.path / "report.html").as_uri()]
 
 

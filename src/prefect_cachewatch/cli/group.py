@@ -1,0 +1,51 @@
+"""The table of sub-commands as click shows it; each is imported only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+from prefect_cachewatch import __version__
+
+__all__ = ["command_group"]
+
+
+class _Table(click.Group):
+    rows: Mapping[str, tuple[str, str]] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.rows)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.rows:
+            return None
+        module, _, attribute = self.rows[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in self.rows.items()])
+
+
+def command_group(rows: Mapping[str, tuple[str, str]]) -> click.Group:
+    """Make the `cachewatch` command.
+
+    Args:
+        rows: name of each sub-command -> (module:attribute, one line for --help).
+
+    Returns:
+        The group.
+    """
+
+    @click.group(cls=_Table, context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(__version__, prog_name="cachewatch")
+    def cachewatch() -> None:
+        """Generate tensor caches under guard: stalls are seen by the bytes, stopped and explained."""
+
+    assert isinstance(cachewatch, _Table)
+    cachewatch.rows = rows
+    return cachewatch
