@@ -147,6 +147,7 @@ NEAR_MISSES = {
         evidence(process(), oom_kills_in_window=3, cgroups=(CgroupFacts("/g", None, None, 0),)),
     ),
     "a futex with CPU used": ("deadlocked", evidence(process(call="futex", cpu_s=5.0))),
+    "a futex with CPU used in a short window": ("deadlocked", evidence(process(call="futex", cpu_s=0.1), window_s=0.4)),
     "a futex beside a thread that sleeps in the network": (
         "deadlocked",
         evidence(
@@ -193,6 +194,10 @@ NEAR_MISSES = {
 def test_a_near_miss_is_not_named(case):
     category, facts = NEAR_MISSES[case]
     assert diagnose(facts).category != category
+
+
+def test_a_tick_of_the_clock_in_a_short_window_is_not_work():
+    assert diagnose(evidence(process(call="futex", cpu_s=0.02), window_s=0.4)).category == "deadlocked"
 
 
 def test_a_surer_cause_goes_before_an_earlier_rule():

@@ -67,6 +67,21 @@ class Server:
             assert time.monotonic() < deadline, f"{run['name']} is {run['state_type']} {run['state']['message']}"
             time.sleep(0.2)
 
+    def wait_for_crash(self, run_id: str) -> None:
+        """Wait until a worker has said its last of a run whose process was killed.
+
+        A process worker reports such a run as Crashed twice, about 2 s apart; a retry in between is undone by the second.
+        """
+        self.wait_for_state(run_id, "CRASHED")
+        ended = {
+            "event": {"name": ["prefect.worker.executed-flow-run"]},
+            "related": {"id": [f"prefect.flow-run.{run_id}"]},
+        }
+        deadline = time.monotonic() + 60
+        while not self.request("POST", "/events/filter", filter=ended)["events"]:
+            assert time.monotonic() < deadline, "the worker did not say that the run has ended"
+            time.sleep(0.2)
+
     def task_states(self, run_id: str) -> dict[str, str]:
         """Names of task runs to the names of their states; waits until the events have arrived."""
         filters = {"flow_runs": {"id": {"any_": [run_id]}}}

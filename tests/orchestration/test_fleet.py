@@ -265,7 +265,7 @@ def test_a_fleet_that_is_killed_takes_its_jobs_along_and_a_retry_runs_what_is_le
     until((tmp_path / "slow" / "layer2.bin").exists)
     os.kill(until(lambda: fleet_process(tag)), signal.SIGKILL)
     wait_until_gone(tag, 60)
-    assert workers.wait_for_state(run_id, "CRASHED")["state_type"] == "CRASHED"
+    workers.wait_for_crash(run_id)
     hold.unlink()
     # Retry, as the button in the UI does it.
     workers.set_state(run_id, "SCHEDULED", "AwaitingRetry")
@@ -287,7 +287,7 @@ def test_a_fleet_over_workers_that_is_killed_finds_its_jobs_again(workers: Serve
     until((tmp_path / "slow" / "layer2.bin").exists)
     for pid in processes_of(run_id):
         os.kill(pid, signal.SIGKILL)
-    workers.wait_for_state(run_id, "CRASHED")
+    workers.wait_for_crash(run_id)
     workers.set_state(run_id, "SCHEDULED", "AwaitingRetry")
     workers.wait_for_state(run_id, "RUNNING")
     hold.unlink()

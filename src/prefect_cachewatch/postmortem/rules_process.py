@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _IDLE_CORES = 0.02
+# /proc counts CPU in hundredths of a second: who wakes up for an instant as one ends is charged all of it.
+_UNTOLD_CPU_S = 0.025
 _BUSY_CORES = 0.5
 _SIGKILL = 9
 
@@ -327,7 +329,7 @@ def deadlocked(view: View) -> Diagnosis | None:
     kinds = {wait.kind for wait in view.leaves}
     if not view.waits or not kinds <= {WaitKind.FUTEX, WaitKind.PIPE_READ}:
         return None
-    if view.cpu_cores is not None and view.cpu_cores >= _IDLE_CORES:
+    if view.cpu_cores is not None and view.cpu_cores * view.window_s > max(_IDLE_CORES * view.window_s, _UNTOLD_CPU_S):
         return None
     futexes = [wait for wait in view.leaves if wait.kind is WaitKind.FUTEX]
     if not futexes and view.leaves:
