@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -35,6 +34,7 @@ from prefect_cachewatch.containers.stopping import RunningContainer
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.measure.scanner import spawn_helper
 from prefect_cachewatch.rundir import slugify
+from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.proc import COOKIE
 from prefect_cachewatch.supervise.run_files import RunFileRefused
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
@@ -51,7 +51,7 @@ _MAX_WARDENS = 3
 _KILLED = 137
 
 
-class ContainerSupervisor:
+class ContainerSupervisor(HelperClient):
     """One container under a warden.
 
     Args:
@@ -60,31 +60,20 @@ class ContainerSupervisor:
         cache_dirs: paths on this host; mounted at the same paths where no mount of the job covers them.
     """
 
-    includes_roots = True
+    # Declared again: a type checker takes what is assigned here for narrower than what the base declares.
+    pid: int | None
+    report: StopReport | None
 
     def __init__(self, launch: Launch, plan: ContainerPlan, cache_dirs: Sequence[str]) -> None:
-        self.plan, self.cookie = plan, launch.cookie
-        self.pid: int | None = None
-        self.root_pids: list[int] = []
-        self.leader_exit: tuple[int | None, int | None] | None = None
-        self.gone = threading.Event()
-        self.report: StopReport | None = None
-        self.notes: list[str] = []
+        super().__init__("warden", launch.cookie)
+        self.plan = plan
         self.container_id: str | None = None
         self._launch = launch
         self._cache_dirs = list(cache_dirs)
         self._records = records_directory()
         self._record_fd: int | None = None
         self._log: LogStream | None = None
-        self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
-        self._ready, self._watching = threading.Event(), threading.Event()
-        self._frozen, self._removed = threading.Event(), threading.Event()
-        self._answered = threading.Event()
-        self._kept = ""
-        self._frozen_pids: list[int] = []
-        self._start_ticks = 0
+        self._ready, self._watching, self._removed = threading.Event(), threading.Event(), threading.Event()
         self._wardens = 0
         self._closing = self._seen_running = False
         self._lock = threading.Lock()
@@ -125,20 +114,6 @@ class ContainerSupervisor:
         if self.pid is None and self._seen_running:
             self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
 
-    def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until the container has ended, at most so long; None if it has not yet."""
-        return self.report if self.gone.wait(timeout_s) else None
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """Ask for the container to be stopped; returns at once."""
-        self._command({"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s}))
-
-    def freeze(self, timeout_s: float) -> list[int]:
-        """Keep the container from running, by signals to its processes or by the engine's pause; returns the pids."""
-        self._frozen.clear()
-        self._command({"cmd": "freeze"})
-        return self._frozen_pids if self._frozen.wait(timeout_s) else []
-
     def running(self) -> RunningServer | None:
         """Say which container would go on after a release; None if it has ended."""
         if self.gone.is_set() or self.container_id is None:
@@ -151,43 +126,21 @@ class ContainerSupervisor:
         return RunningServer("container", self.pid, ticks, identities, self.container_id, self.plan.engine.url)
 
     def release(self, timeout_s: float) -> str | None:
-        """Have the warden let go of the container and end; see `Supervisor.release`.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            None when it was let go, else why not.
-        """
-        self._answered.clear()
-        self._command({"cmd": "release"})
-        self._answered.wait(timeout_s)
-        if self.report is not None and self.report.why == "released":
+        """Have the warden let go of the container and end; see `Supervisor.release`."""
+        refusal = super().release(timeout_s)
+        if refusal is None:
             self._finish_log()
-            return None
-        if self.gone.is_set():
-            return "it has ended"
-        return self._kept or f"its warden did not answer within {timeout_s:.0f} s"
+        return refusal
 
     def close(self) -> None:
         """Let go; a container that still runs is stopped by the warden, and one that has ended is removed."""
         with self._lock:
             self._closing = True
         self._finish_log()
-        if self._socket is not None:
-            if self.gone.is_set() and not self._was_released:
-                self._removed.wait(_CLOSE_S)
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join(2)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_CLOSE_S)
-            self._process.returncode = self._process.returncode or 0
+        if self._socket is not None and self.gone.is_set() and not self._was_released:
+            self._removed.wait(_CLOSE_S)
+        self._hang_up()
+        self._reap(_CLOSE_S)
         if self._record_fd is not None:
             os.close(self._record_fd)
             self._record_fd = None
@@ -269,18 +222,9 @@ class ContainerSupervisor:
         if self.gone.is_set():
             raise GuardError("the warden process ended before the container was started")
 
-    @property
-    def _was_released(self) -> bool:
-        return self.report is not None and self.report.why == "released"
-
-    def _command(self, command: dict[str, Any]) -> None:
-        if self._socket is not None and not self.gone.is_set():
-            with contextlib.suppress(OSError):  # the warden has gone: the reader sees it and takes over
-                self._socket.sendall(json.dumps(command).encode() + b"\n")
-
     def _read(self) -> None:
         while True:
-            self._read_one_warden()
+            self._listen()
             with self._lock:
                 if self.gone.is_set() or self._closing:
                     break
@@ -289,22 +233,7 @@ class ContainerSupervisor:
                 break
         self._ready.set()
         self._watching.set()
-        self.gone.set()
-
-    def _read_one_warden(self) -> None:
-        connection, buffer = self._socket, b""
-        assert connection is not None
-        while True:
-            try:
-                chunk = connection.recv(1 << 16)
-            except OSError:
-                return
-            if not chunk:
-                return
-            buffer += chunk
-            while b"\n" in buffer:
-                line, _, buffer = buffer.partition(b"\n")
-                self._take(json.loads(line))
+        self._has_ended()
 
     def _another_warden(self) -> bool:
         """Put a new warden in the place of one that was killed; after a few, stop the container from here."""
@@ -325,8 +254,7 @@ class ContainerSupervisor:
         )
         return False
 
-    def _take(self, message: dict[str, Any]) -> None:
-        event = message.pop("ev")
+    def _take(self, event: str, message: dict[str, Any]) -> None:
         if event == "ready":
             self._ready.set()
         elif event == "watching":
@@ -334,15 +262,8 @@ class ContainerSupervisor:
             self._start_ticks = message["start_ticks"]
             self.root_pids = [] if self.pid is None else [self.pid]
             self._watching.set()
-        elif event == "frozen":
-            self._frozen_pids = message["pids"]
-            self._frozen.set()
-        elif event == "kept":
-            self._kept = message["problem"]
-            self._answered.set()
         elif event == "gone":
             self._take_end(message)
-            self._answered.set()
         elif event == "removed":
             if message["problem"]:
                 self.notes.append(
@@ -351,6 +272,8 @@ class ContainerSupervisor:
                 )
             else:
                 self._removed.set()
+        else:
+            super()._take(event, message)
 
     def _take_end(self, message: dict[str, Any]) -> None:
         code, number = message.pop("exit_code"), None
@@ -363,8 +286,7 @@ class ContainerSupervisor:
             self.notes.append(f"the engine says of the container: {for_terminal(redact(error), 300)}")
         if out_of_memory and code == _KILLED:
             code, number = None, 9
-        self.report = StopReport(exit_code=code, signal=number, **message)
-        self.gone.set()
+        self._has_ended(StopReport(exit_code=code, signal=number, **message))
 
     def _finish_log(self) -> None:
         log, self._log = self._log, None
@@ -373,9 +295,7 @@ class ContainerSupervisor:
         ended = self.gone.is_set() and not self._was_released
         if not log.finish(_LOG_END_S if ended else 0.0) and ended:
             self.notes.append("the end of the container's output did not come: the log may lack its last lines")
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(b'{"cmd": "remove"}\n')
+        self._send({"cmd": "remove"})
 
 
 def _sleep(seconds: float) -> float:

@@ -166,7 +166,7 @@ class Warden:
         """Let go of a container that goes on, and end; the only way out on which it is not stopped."""
         state = self.running.look() if self.running is not None else None
         if state is None or not is_running(state):
-            self.say("kept", problem="its engine does not answer" if state is None else "it has ended")
+            self.say("kept", reason="its engine does not answer" if state is None else "it has ended")
             return
         # Without its record no janitor takes it for a leftover. What the flow wrote before says how to stop it.
         remove_record(self.cookie, self.records)

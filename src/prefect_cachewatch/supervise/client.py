@@ -11,13 +11,13 @@ import errno
 import json
 import os
 import socket
-import subprocess
 import threading
 import time
 from typing import Any
 
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
+from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
@@ -27,6 +27,7 @@ from prefect_cachewatch.text import for_terminal
 __all__ = ["GuardClient"]
 
 _START_TIMEOUT_S = 30.0
+_CLOSE_S = 2.0
 _EXEC_HINTS = {
     errno.ENOENT: "the interpreter that its first line names is missing",
     errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
@@ -35,7 +36,7 @@ _EXEC_HINTS = {
 }
 
 
-class GuardClient:
+class GuardClient(HelperClient):
     """One command under guard.
 
     Args:
@@ -43,20 +44,13 @@ class GuardClient:
     """
 
     includes_roots = False  # the guards are no part of the generator
+    # Declared again: a type checker takes what is assigned here for narrower than what the base declares.
+    pid: int | None
+    leader_exit: tuple[int | None, int | None] | None
+    report: StopReport | None
 
     def __init__(self, launch: Launch) -> None:
-        self.cookie = launch.cookie
-        self.pid: int | None = None
-        self.root_pids: list[int] = []
-        self.leader_exit: tuple[int | None, int | None] | None = None
-        self.gone = threading.Event()
-        self.report: StopReport | None = None
-        self.notes: list[str] = []
-        self._start_ticks = 0
-        self._kept: str | None = None
-        self._answered = threading.Event()
-        self._frozen = threading.Event()
-        self._frozen_pids: list[int] = []
+        super().__init__("guard", launch.cookie)
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
         self._state_path: str | None = None
@@ -72,9 +66,6 @@ class GuardClient:
             "may_release": launch.may_release,
             "flow_pid": os.getpid(),
         }
-        self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the guard and, through it, the command.
@@ -126,37 +117,6 @@ class GuardClient:
             hint = _EXEC_HINTS.get(number, "check it by hand")
             raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
 
-    def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until the tree is gone.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            How it ended, or None if it has not yet.
-        """
-        return self.report if self.gone.wait(timeout_s) else None
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """Ask for the tree to be stopped; returns at once, `wait` says when it is gone."""
-        command: dict[str, Any] = {"cmd": "stop"}
-        if grace_s is not None:
-            command["grace_s"] = grace_s
-        self._command(command)
-
-    def freeze(self, timeout_s: float) -> list[int]:
-        """Stop the tree from running (SIGSTOP), so that a picture of it is consistent.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            The pids that were stopped; empty if there was no answer in time. `stop` still works after it.
-        """
-        self._frozen.clear()
-        self._command({"cmd": "freeze"})
-        return self._frozen_pids if self._frozen.wait(timeout_s) else []
-
     def running(self) -> RunningServer | None:
         """Say who would go on after a release.
 
@@ -171,70 +131,25 @@ class GuardClient:
         pid = self.pid if self.pid in tree and tree[self.pid] == self._start_ticks else next(iter(tree))
         return RunningServer("process", pid, tree[pid], tuple(tree.items()))
 
-    def release(self, timeout_s: float) -> str | None:
-        """Have the guards let go of the tree and end; see `Supervisor.release`.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            None when it was let go, else why not.
-        """
-        self._answered.clear()
-        self._command({"cmd": "release"})
-        self._answered.wait(timeout_s)
-        if self.report is not None and self.report.why == "released":
-            return None
-        if self.gone.is_set():
-            return "it has ended"
-        return self._kept or f"its guard did not answer within {timeout_s:.0f} s"
-
     def close(self) -> None:
         """Let go of the guard's process and socket; a tree that still runs is stopped by the guard itself."""
-        if self._socket is not None:
-            # The reader thread holds the same descriptor: shutdown wakes it, close alone would not.
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join(2)
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2)
-            self._process.returncode = self._process.returncode or 0
+        self._hang_up()
+        self._reap(_CLOSE_S)
         if self.report is not None and not self.report.survivors:
             self._remove_state()  # its keeper, the outer guard, may have been the one that died
 
-    def _command(self, command: dict[str, Any]) -> None:
+    def _may_speak(self) -> bool:
         # Before the command has started, a line would be read as a part of the configuration.
-        if self._socket is not None and self._started.is_set() and not self.gone.is_set():
-            with contextlib.suppress(OSError):  # the guard has gone: the reader sees it and takes over
-                self._socket.sendall(json.dumps(command).encode() + b"\n")
+        return self._started.is_set() and super()._may_speak()
 
     def _read(self) -> None:
-        assert self._socket is not None
-        buffer = b""
-        while True:
-            try:
-                chunk = self._socket.recv(1 << 16)
-            except OSError:
-                chunk = b""
-            if not chunk:
-                break
-            buffer += chunk
-            while b"\n" in buffer:
-                line, _, buffer = buffer.partition(b"\n")
-                self._take(json.loads(line))
+        self._listen()
         if self.report is None and self._failure is None and self.pid is not None:
             self._mourn()
         self._started.set()
-        self.gone.set()
-        self._answered.set()
+        self._has_ended()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        event = message.pop("ev")
+    def _take(self, event: str, message: dict[str, Any]) -> None:
         if event == "started":
             self.pid, self.root_pids = message["pid"], message["guards"]
             self._start_ticks = message["start_ticks"]
@@ -244,21 +159,13 @@ class GuardClient:
             self._started.set()
         elif event == "exited":
             self.leader_exit = _exit_of(message["status"])
-        elif event == "frozen":
-            self._frozen_pids = message["pids"]
-            self._frozen.set()
-        elif event == "kept":
-            self._kept = message["reason"]
-            self._answered.set()
         elif event == "released":
-            self.report = StopReport("released", None, None, 0.0)
-            self.gone.set()
-            self._answered.set()
+            self._has_ended(StopReport("released", None, None, 0.0))
         elif event == "gone":
             code, number = _exit_of(message.pop("status"))
-            self.report = StopReport(exit_code=code, signal=number, **message)
-            self.gone.set()
-            self._answered.set()
+            self._has_ended(StopReport(exit_code=code, signal=number, **message))
+        else:
+            super()._take(event, message)
 
     def _open_state(self) -> int | None:
         try:
