@@ -68,7 +68,7 @@ test-ui: $(VENV)/.test
 
 # The templates on a real Prefect server, and against the schemas of Docker's and Kubernetes' workers, the Kubernetes
 # API and the compose specification (compose-viz carries it; only its wheel is fetched). A Docker worker runs its pool on
-# podman, as root (Debian: podman runc busybox-static).
+# podman, as root (Debian: podman runc catatonit busybox-static).
 $(VENV)/.pools: $(VENV)/.test
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,pools]'
 	$(BIN)/pip download -q --disable-pip-version-check --no-deps --dest build/schemas compose-viz==0.3.5
@@ -92,7 +92,7 @@ images:
 test-faults: $(VENV)/.test
 	RELIABILITY_TABLE=docs/reliability.md $(BIN)/pytest -m faults tests/faults $(ARGS)
 
-# Containers on an engine of its own: podman with runc, as root (Debian: podman runc busybox-static).
+# Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
 test-containers: $(VENV)/.test
 	$(BIN)/pytest -n 4 --dist loadfile -m containers tests/containers $(ARGS)
 

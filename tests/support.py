@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -135,7 +135,7 @@ def needs_root(what: str) -> None:
         unavailable(f"{what} needs root")
 
 
-def unavailable(reason: str) -> None:
+def unavailable(reason: str) -> NoReturn:
     """Skip for a reason; in CI fail, so that a test cannot vanish there unseen."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"must run in CI, but: {reason}")

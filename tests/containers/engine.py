@@ -21,7 +21,7 @@ from tests.support import unavailable
 
 SHELL_IMAGE = "localhost/cachewatch-test/shell:1"
 PYTHON_IMAGE = "localhost/cachewatch-test/python:1"
-NEEDED = ("podman", "runc", "busybox")
+NEEDED = ("podman", "runc", "busybox", "catatonit")  # the last is the engine's init
 # A sandbox may refuse to raise limits, and podman asks for more than most have.
 _CONFIGURATION = """
 [containers]
@@ -230,7 +230,7 @@ def _matching(stem: str) -> list[str]:
 def an_engine() -> Iterator[Engine]:
     """An engine for some tests, which are skipped, or in CI fail, where there can be none."""
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
-        unavailable(f"needs {', '.join(missing)}: apt install podman runc busybox-static")
+        unavailable(f"needs {', '.join(missing)}: apt install podman runc catatonit busybox-static")
     if os.geteuid() != 0:
         unavailable("needs root, for an engine of the tests' own")
     engine = Engine()

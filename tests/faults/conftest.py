@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import HERE, NOBODY, Results, Row, Sandbox, in_namespace, missing, summarise
+from tests.faults.harness import HERE, NOBODY, Results, Row, Sandbox, in_namespace, summarise
+from tests.support import unavailable
 
 _results = pytest.StashKey[Results]()
 Fault = Callable[..., Row]
@@ -40,12 +41,12 @@ def user(request: pytest.FixtureRequest) -> int | None:
     """Each test as root and as somebody else; None for this process's own user."""
     if os.geteuid() != 0:
         if request.param == "root":
-            missing("needs root")
+            unavailable("needs root")
         return None
     if request.param == "root":
         return None
     if not request.getfixturevalue("nobody_runs"):
-        missing("the virtual environment cannot be read by an unprivileged user")
+        unavailable("the virtual environment cannot be read by an unprivileged user")
     return NOBODY
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -24,13 +24,6 @@ TREES = HERE / "trees.py"
 NOBODY = 65534
 SHAPES = {"plain": 1, "term_ignorer": 2, "daemon": 2, "sessions": 201, "bomb": 150}
 SLACK_S = 2.0  # no survivor within the grace period + this
-
-
-def missing(reason: str) -> NoReturn:
-    """Skip for want of a real part; in CI a part that is missing is a failure."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{reason} (CI=true: nothing may be skipped)")
-    pytest.skip(reason)
 
 
 def in_namespace(uid: int | None, *mounts: str) -> list[str]:

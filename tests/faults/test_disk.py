@@ -7,7 +7,8 @@ import os
 import sys
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import Sandbox, missing
+from tests.faults.harness import Sandbox
+from tests.support import unavailable
 
 SECTION = "3 The disk"
 WRITER = (
@@ -18,7 +19,7 @@ WRITER = (
 
 def small_disk(sandbox: Sandbox, name: str, options: str) -> None:
     if os.geteuid() != 0:
-        missing("needs root to mount a small file system")
+        unavailable("needs root to mount a small file system")
     sandbox.mkdir(name)
     sandbox.mounts += ["--tmpfs", str(sandbox.root / name), f"{options},mode=777"]
 

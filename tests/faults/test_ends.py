@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, missing, until, wait_ready
+from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, until, wait_ready
+from tests.support import unavailable
 
 GRACE_S = 0.5
 SECTION = "1 Ends of the process"
@@ -233,4 +234,4 @@ def memory_group(limit_bytes: int):
                     break
                 time.sleep(0.02)
         return
-    missing("needs a control group with a memory limit (root, and a writable cgroup file system)")
+    unavailable("needs a control group with a memory limit (root, and a writable cgroup file system)")

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import HERE, Sandbox, living, missing, until
+from tests.faults.harness import HERE, Sandbox, living, until
+from tests.support import unavailable
 
 SECTION = "2 The watch itself"
 
@@ -26,7 +27,7 @@ class HangingMount:
 
     def __init__(self, sandbox: Sandbox) -> None:
         if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
-            missing("needs root and /dev/fuse")
+            unavailable("needs root and /dev/fuse")
         mount_point = sandbox.mkdir("mount")
         self.pid_file = sandbox.root / "fuse.pid"
         sandbox.mounts += ["--fuse", str(mount_point), str(self.pid_file)]
@@ -130,7 +131,7 @@ def test_a_file_system_that_hangs_before_the_start_is_refused(
     # A second command in the same mount namespace.
     enter = ["nsenter", f"--mount=/proc/{hold.pid}/ns/mnt"]
     if shutil.which("nsenter") is None:
-        missing("needs nsenter")
+        unavailable("needs nsenter")
     argv = sandbox.cachewatch("exec", "--cache-dir", str(sandbox.root / "mount" / "other"), "--", "true")
     uid = (
         [] if sandbox.uid is None else ["setpriv", f"--reuid={sandbox.uid}", f"--regid={sandbox.uid}", "--clear-groups"]
@@ -208,7 +209,7 @@ def test_a_file_system_that_turns_read_only_is_a_stall_or_the_generators_error(
     sandbox: Sandbox, who: str, fault: Fault
 ) -> None:
     if os.geteuid() != 0:
-        missing("needs root to remount")
+        unavailable("needs root to remount")
     row = fault(
         SECTION,
         "remounted read-only",
@@ -222,7 +223,10 @@ def test_a_file_system_that_turns_read_only_is_a_stall_or_the_generators_error(
     process = sandbox.guarded(["sh", "-c", script, str(sandbox.cache)], window="2s")
     wait_written(sandbox, process.pid)
     remount = ["nsenter", f"--mount=/proc/{process.pid}/ns/mnt", "mount", "-o", "remount,ro,bind"]
-    subprocess.run([*remount, str(sandbox.root / "mount")], check=True)
+    deadline = time.monotonic() + 30
+    while (done := subprocess.run([*remount, str(sandbox.root / "mount")], capture_output=True, text=True)).returncode:
+        assert "busy" in done.stderr and time.monotonic() < deadline, done.stderr  # a file was just being written
+        time.sleep(0.02)
     assert process.wait(60) == 124, sandbox.stderr()
     report = sandbox.report()
     assert report["stall"]["kind"] == "no_growth"

@@ -63,7 +63,7 @@ def write_jobs(folder: Path, tag: str, jobs: list[dict[str, Any]], **top: Any) -
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def workers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A work pool with two queues, the generation and the fleet deployed to it, and a worker."""
     folder = tmp_path_factory.mktemp("fleet-workers")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.support import unavailable
 
 HERE = Path(__file__).parent
 
@@ -32,7 +33,7 @@ def hang():
 def hang_with_mounts():
     """The same in a mount namespace of its own."""
     if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
+        unavailable("mounting needs root")
     return scenario.run_in_mount_namespace
 
 
@@ -47,5 +48,5 @@ def python():
 def fuse():
     """The shell command that mounts a FUSE file system which misbehaves in a given way."""
     if not os.path.exists("/dev/fuse"):
-        pytest.skip("needs /dev/fuse")
+        unavailable("needs /dev/fuse")
     return lambda where, mode: f"mkdir -p {where}; {sys.executable} {HERE / 'fuse_daemon.py'} {where} {mode}"
