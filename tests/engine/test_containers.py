@@ -355,7 +355,7 @@ def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
     supervisor = ContainerSupervisor(launch, made, [])
     message = {"why": "exited", "exit_code": 137, "out_of_memory": True, "error": "", "gone_after_s": 0.0,
                "terminated": [], "killed": [], "survivors": []}  # fmt: skip
-    supervisor._take({"ev": "gone", **message})
+    supervisor._take("gone", message)
     assert supervisor.report is not None
     assert (supervisor.report.exit_code, supervisor.report.signal) == (None, 9)
     assert "beyond the memory there was" in supervisor.notes[-1]
