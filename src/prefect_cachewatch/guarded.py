@@ -10,11 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.messages import signal_name
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.supervise.client import GuardClient
-from prefect_cachewatch.supervise.supervisor import Launch
+from prefect_cachewatch.supervise.supervisor import Launch, wait_for_report
 from prefect_cachewatch.units import format_duration
 
 __all__ = ["GuardedResult", "run_guarded"]
@@ -99,10 +98,8 @@ def run_guarded(
                 os.close(fd)
             pump.start()
         timed_out = False
-        while (report := guard.wait(_WAIT_S)) is None:
+        while (report := wait_for_report(guard, _WAIT_S)) is None:
             elapsed_s = time.monotonic() - started_s
-            if guard.gone.is_set():
-                raise GuardError("the guard processes ended without a report: look for leftovers of the command")
             if elapsed_s >= timeout_s and not timed_out:
                 timed_out = True
                 guard.stop()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from prefect_cachewatch.errors import GuardError, InputError, ScanError
+from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.marking import write_completed, write_started
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.messages import describe_growth, describe_stall, signal_name
@@ -24,7 +24,7 @@ from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
-from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor
+from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
@@ -202,9 +202,8 @@ class Watch:
             GuardError: the guards died and what is left could not be found out.
         """
         supervisor = self._running()
-        while (report := supervisor.wait(_GUARD_WAIT_S)) is None:
-            if supervisor.gone.is_set():
-                raise GuardError("the guard processes ended without a report: look for leftovers of the command")
+        while (report := wait_for_report(supervisor, _GUARD_WAIT_S)) is None:
+            pass
         if self.serving is not None:
             self._settle()
         return report

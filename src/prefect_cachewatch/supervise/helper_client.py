@@ -85,9 +85,10 @@ class HelperClient:
         self._answered.clear()
         self._command({"cmd": "release"})
         self._answered.wait(timeout_s)
+        ended = self.gone.is_set()  # asked first: its report is there before it is set
         if self._was_released:
             return None
-        if self.gone.is_set():
+        if ended:
             return "it has ended"
         return self._kept or f"its {self._helper} did not answer within {timeout_s:.0f} s"
 

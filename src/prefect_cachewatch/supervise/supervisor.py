@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-__all__ = ["Launch", "RunningServer", "StopReport", "Supervisor"]
+from prefect_cachewatch.errors import GuardError
+
+__all__ = ["Launch", "RunningServer", "StopReport", "Supervisor", "wait_for_report"]
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,24 @@ class Supervisor(Protocol):
 
     def close(self) -> None:
         """Let go of what was held; what still runs is stopped."""
+
+
+def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | None:
+    """Wait until nothing is left, at most so long.
+
+    Args:
+        supervisor: of the generator.
+        timeout_s: the longest wait.
+
+    Returns:
+        How it ended, or None if it has not yet.
+
+    Raises:
+        GuardError: the guards died and what is left could not be found out.
+    """
+    report = supervisor.wait(timeout_s)
+    if report is None and supervisor.gone.is_set():
+        report = supervisor.report  # it came just after the wait was over
+        if report is None:
+            raise GuardError("the guard processes ended without a report: look for leftovers of the command")
+    return report
