@@ -11,12 +11,12 @@ import signal
 import time
 from typing import Any
 
-from prefect_cachewatch.supervise.adoptee import Adoptee, argv_within, exit_of
+from prefect_cachewatch.supervise.adoptee import Adoptee, argv_within
 from prefect_cachewatch.supervise.family import Family
 from prefect_cachewatch.supervise.observed import Subject
 from prefect_cachewatch.supervise.observer import Observer
 from prefect_cachewatch.supervise.proc import ProcessStat, send_signal
-from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport
+from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport, exit_of
 from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["AdoptedProcess"]

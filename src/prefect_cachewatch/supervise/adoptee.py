@@ -21,7 +21,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import command_line, read_stat
 from prefect_cachewatch.text import for_terminal, redact_argv
 
-__all__ = ["Adoptee", "argv_within", "exit_of"]
+__all__ = ["Adoptee", "argv_within"]
 
 _PF_KTHREAD = 0x00200000
 _GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
@@ -30,19 +30,6 @@ _GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
 _GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _INFO_EXIT = 1 << 3
 _REAPED_WITHIN_S = 1.0
-
-
-def exit_of(status: int | None) -> tuple[int | None, int | None]:
-    """Split a status of wait(2) into exit code and signal; both None where it is not known.
-
-    Example:
-        >>> exit_of(7 << 8), exit_of(9), exit_of(None)
-        ((7, None), (None, 9), (None, None))
-    """
-    if status is None:
-        return None, None
-    code = os.waitstatus_to_exitcode(status)
-    return (code, None) if code >= 0 else (None, -code)
 
 
 def argv_within(pid: int, timeout_s: float = 1.0) -> list[str]:
@@ -83,6 +70,7 @@ class Adoptee:
 
     Example:
         >>> import subprocess
+        >>> from prefect_cachewatch.supervise.supervisor import exit_of
         >>> with subprocess.Popen(["sleep", "30"]) as child, Adoptee(child.pid) as found:
         ...     child.kill()
         ...     child.wait() and found.wait_exit(10), exit_of(found.exit_status())

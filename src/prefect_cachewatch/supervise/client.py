@@ -21,7 +21,7 @@ from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
-from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport, exit_of
 from prefect_cachewatch.text import for_terminal
 
 __all__ = ["GuardClient"]
@@ -158,11 +158,11 @@ class GuardClient(HelperClient):
             self._failure = (message["errno"], message["step"])
             self._started.set()
         elif event == "exited":
-            self.leader_exit = _exit_of(message["status"])
+            self.leader_exit = exit_of(message["status"])
         elif event == "released":
             self._has_ended(StopReport("released", None, None, 0.0))
         elif event == "gone":
-            code, number = _exit_of(message.pop("status"))
+            code, number = exit_of(message.pop("status"))
             self._has_ended(StopReport(exit_code=code, signal=number, **message))
         else:
             super()._take(event, message)
@@ -195,10 +195,3 @@ class GuardClient(HelperClient):
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
         self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
-
-
-def _exit_of(status: int | None) -> tuple[int | None, int | None]:
-    if status is None:
-        return None, None
-    code = os.waitstatus_to_exitcode(status)
-    return (code, None) if code >= 0 else (None, -code)

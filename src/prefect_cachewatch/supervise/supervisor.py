@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from prefect_cachewatch.errors import GuardError
 
-__all__ = ["Launch", "RunningServer", "StopReport", "Supervisor", "wait_for_report"]
+__all__ = ["Launch", "RunningServer", "StopReport", "Supervisor", "exit_of", "wait_for_report"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,19 @@ class Supervisor(Protocol):
 
     def close(self) -> None:
         """Let go of what was held; what still runs is stopped."""
+
+
+def exit_of(status: int | None) -> tuple[int | None, int | None]:
+    """Split a status of wait(2) into exit code and signal; both None where it is not known.
+
+    Example:
+        >>> exit_of(7 << 8), exit_of(9), exit_of(None)
+        ((7, None), (None, 9), (None, None))
+    """
+    if status is None:
+        return None, None
+    code = os.waitstatus_to_exitcode(status)
+    return (code, None) if code >= 0 else (None, -code)
 
 
 def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | None:
