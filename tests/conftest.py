@@ -11,3 +11,6 @@ settings.load_profile("cachewatch")
 # Who runs the tests in the background of a script (`make test &`) ignores Ctrl-C, and so would every command under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# And under nohup that the terminal was closed.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
