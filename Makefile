@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPES := .venv-types
 # Markers of the slower tests, each with a target of its own.
-APART := generators or faults or slow or ui or deployments or fleet or containers or scale
+APART := generators or faults or slow or ui or deployments or fleet or containers or scale or peers
 
-.PHONY: demo test lint types bench test-capacity test-containers test-generators test-fleet test-faults test-deployments test-scale test-ui images scale soak clean
+.PHONY: demo test lint types bench test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -91,6 +91,10 @@ images:
 # Writes what was promised and measured to docs/reliability.md. Best as root: mounts and other users need it.
 test-faults: $(VENV)/.test
 	RELIABILITY_TABLE=docs/reliability.md $(BIN)/pytest -m faults tests/faults $(ARGS)
+
+# The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes docs/peers.md.
+test-peers: $(VENV)/.test
+	PEERS_TABLE=docs/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers $(ARGS)
 
 # Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
 test-containers: $(VENV)/.test

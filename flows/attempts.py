@@ -8,41 +8,46 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
+from prefect.futures import PrefectFuture
 
+from prefect_cachewatch.common.aside import Aside, Files, InPlace
+from prefect_cachewatch.common.secrets import LineRedactor, secret_values, worth_hiding
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.examination import LATE_MODULES, Examiner
+from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.placement import Placement, place_job
 from prefect_cachewatch.recorder import TraceRecorder, attempt_path, trace_path
-from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
+from prefect_cachewatch.report import Report, build_report, check_report_path, write_report_within
 from prefect_cachewatch.rundir import make_run_directory
 from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.stall import effective_poll_s
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
 from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, ExpectedSize, Reporter
-from prefect_cachewatch.text import redact
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
 
-__all__ = ["Inputs", "View", "live_view", "prepare", "run_attempt", "show_output", "write_reports"]
+__all__ = ["Inputs", "View", "is_output_shown", "live_view", "prepare", "run_attempt", "show_output", "write_reports"]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextVar[bool] = ContextVar("show_output", default=False)
 
 _TASKS_END_S = 20.0
+# A cancelled run is killed 30 s after SIGTERM, and its grace period has passed already.
+_CANCELLED_PATIENCE_S = 3.0
 
 
 class View(Protocol):
@@ -81,6 +86,7 @@ class Inputs:
     delivery: Delivery | None = None
     record: Path | None = None
     metrics: MetricsExporter | None = None
+    files: Files = field(default_factory=InPlace)
 
     def told(self, job: CacheJob, env: dict[str, str]) -> Inputs:
         """The same inputs for a job that was told where to write.
@@ -94,6 +100,12 @@ class Inputs:
         """
         place = self.place.relocated(job)
         return replace(self, job=place.job, place=place, env=self.env | env)
+
+
+def is_output_shown() -> bool:
+    """Say whether a command shows the run on its terminal, and so has said there what a log line would say again."""
+    # Asked for by a function of this module: serve pickles the flow by value, and a context variable cannot be pickled.
+    return show_output.get()
 
 
 def prepare(
@@ -159,9 +171,26 @@ def prepare(
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = make_run_directory(job.name, run_id)
-    hidden = tuple({*secrets.values(), *secret_values(env)})
+    # Whatever the attempts read and write goes through it: the run directory's file system may hang like the cache's.
+    files = Aside.spawn(LATE_MODULES)
+    hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
     return Inputs(
-        job, stall, stop, env, hidden, run_dir, report, log, bundle_dir, bundle, logger, place, delivery, trace, metrics
+        job,
+        stall,
+        stop,
+        env,
+        hidden,
+        run_dir,
+        report,
+        log,
+        bundle_dir,
+        bundle,
+        logger,
+        place,
+        delivery,
+        trace,
+        metrics,
+        files,
     )
 
 
@@ -184,8 +213,11 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         inputs.log or inputs.run_dir / f"generator-{number}.log",
         pass_through=show_output.get(),
         before_write=view.clear if view else None,
+        files=inputs.files,
     )
-    examiner = Examiner(secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir)
+    examiner = Examiner(
+        secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir, files=inputs.files
+    )
 
     recorder = _recorder(inputs, number)
 
@@ -201,13 +233,30 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     watch = Watch(
         site, inputs.job, inputs.stall, inputs.stop, env=inputs.place.environment(inputs.env), output=pump,
         on_sample=on_sample, before_stop=examiner.before_stop, make_supervisor=inputs.place.supervisor(site.paths),
+        files=inputs.files,
     )  # fmt: skip
+    note_work(watch)
     attempt = Attempt(watch)
     size = _expected_size(inputs, site.paths)
     reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
     if inputs.metrics is not None:
         inputs.metrics.attempt_began(number, size.size_bytes if size else None)
-    futures = []
+    futures: list[PrefectFuture[Any]] = []
+
+    def end() -> None:
+        """See that the tree is gone and both tasks have ended, in bounded time."""
+        reporter.close()
+        if watch.supervisor is None or not watch.supervisor.gone.is_set():
+            watch.cancel("the flow run was cancelled")
+        if watch.supervisor is not None:
+            watch.supervisor.wait(inputs.stop.grace_s + _TASKS_END_S)
+        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+            future.wait(_TASKS_END_S)
+        if view is not None:
+            view.close()
+        if recorder is not None and (problem := recorder.finish(watch)):
+            inputs.logger.warning(problem)
+
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
         futures.append(monitor_growth.with_options(task_run_name=f"monitor-{number}").submit(attempt))
@@ -216,51 +265,64 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
             reporter.start()
         for future in futures:
             future.wait()
-    finally:
-        # Also the way out of a cancellation, which arrives here as a TerminationSignal: the flow process does not
-        # leave before the tree has gone, and a tree that will not go holds it for no longer than this.
-        reporter.close()
-        if watch.supervisor is not None and not watch.supervisor.gone.is_set():
-            watch.cancel("the flow run was cancelled")
-            watch.supervisor.wait(inputs.stop.grace_s + _TASKS_END_S)
-        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
-            future.wait(_TASKS_END_S)
-        if recorder is not None and (problem := recorder.finish(watch)):
-            inputs.logger.warning(problem)
-    if attempt.failure is not None:
-        raise attempt.failure
-    if watch.error is not None:
-        raise watch.error
-    if view is not None:
-        view.close()
+    except BaseException:
+        # A cancellation arrives here as a TerminationSignal: the flow process does not leave before the tree has gone,
+        # and a tree that will not go holds it for no longer than this.
+        end()
+        _leave_cancelled(inputs, watch, examiner, pump, number)
+        raise
+    end()
+    if (failure := attempt.failure or watch.error) is not None:
+        raise failure
     outcome = examiner.conclude(watch, watch.finish())
     if inputs.metrics is not None:
         inputs.metrics.attempt_ended(outcome, examiner.diagnosis.category if examiner.diagnosis else None)
     return outcome, _report(inputs, outcome, examiner, pump, number)
 
 
+def _leave_cancelled(inputs: Inputs, watch: Watch, examiner: Examiner, pump: OutputPump, number: int) -> None:
+    """Leave the report and the event of an attempt that was broken off; the worker waits for no longer than its grace."""
+    if watch.monitor_state is None:
+        return  # it had not begun
+    try:
+        outcome = examiner.conclude(watch, watch.finish())
+        if inputs.metrics is not None:
+            inputs.metrics.attempt_ended(outcome, None)
+        _report(inputs, outcome, examiner, pump, number, _CANCELLED_PATIENCE_S)
+    except Exception as error:  # noqa: BLE001 - what cannot be told of a cancelled run does not make it a crashed one
+        inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
+
+
 def _recorder(inputs: Inputs, number: int) -> TraceRecorder | None:
     if inputs.record is None:
         return None
     try:
-        return TraceRecorder(attempt_path(inputs.record, number))
+        return TraceRecorder(attempt_path(inputs.record, number), inputs.files)
     except InputError as error:
         inputs.logger.warning("attempt %s is not recorded: %s", number, error.message)
         return None
 
 
-def _report(inputs: Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPump, number: int) -> Report:
+def _report(
+    inputs: Inputs,
+    outcome: Outcome,
+    examiner: Examiner,
+    pump: OutputPump,
+    number: int,
+    patience_s: float = PATIENCE_S,
+) -> Report:
     """Write the report to disk first, then publish; neither failure hides the outcome."""
     report: Report = build_report(
         outcome,
         name=inputs.job.name,
         command=inputs.job.command,
-        log_tail=[redact(line, inputs.secrets) for line in pump.tail_lines(50)],
+        log_tail=LineRedactor(inputs.secrets).lines(pump.tail_lines(50)),
         attempt=number,
         secrets=inputs.secrets,
     )
     if inputs.delivery is not None:
         report = replace(report, publication=inputs.delivery.unfinished())
+        inputs.delivery.open_files = examiner.open_files
     report = examiner.write_bundle(report, pump)
     write_reports(inputs, report, f"report-{number}.json")
     if report.bundle is not None:
@@ -270,8 +332,8 @@ def _report(inputs: Inputs, outcome: Outcome, examiner: Examiner, pump: OutputPu
         path = _history(inputs, report.cache_dirs)
         remember_run(path, report)
         publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
-    elif outcome.name != "cancelled":
-        publish_failure(report, inputs.logger)
+    else:
+        publish_failure(report, inputs.logger, patience_s)
     return report
 
 
@@ -298,9 +360,10 @@ def write_reports(inputs: Inputs, report: Report, name: str) -> None:
         report: the report.
         name: file name in the run directory.
     """
+    note_end(report, last=inputs.delivery is None)
     for path in (inputs.run_dir / name, inputs.report):
         if path is not None:
             try:
-                write_report(report, path)
+                write_report_within(inputs.files, report, path)
             except InputError as error:
                 inputs.logger.warning(error.message)

@@ -16,6 +16,7 @@ from prefect.states import Completed, Failed
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
 from prefect_cachewatch.health import HealthCheck
 from prefect_cachewatch.publish.names import PLACEHOLDER
@@ -45,6 +46,7 @@ def deploy_cache(
     storage_slots: int | None = None,
     metrics: str | None = None,
     metrics_linger_s: float = 60,
+    strict_secrets: bool = False,
 ) -> State[Any]:
     """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
 
@@ -63,12 +65,15 @@ def deploy_cache(
         storage_slots: Slots that an attempt occupies.
         metrics: Prometheus metrics of the generation, as in generate-cache.
         metrics_linger_s: Seconds that their endpoint stays open for whoever has scraped it, before the cache is made current.
+        strict_secrets: Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.
     """
     outlive_readers()
     if publish.mode != "staged" or publish.store is None:
         return final_state(Failed(name="Refused", message=_NOT_STAGED))
     env = dict(os.environ) | job.env
     try:
+        if (warning := check_exposure({"health": health}, strict=strict_secrets)) is not None:
+            get_run_logger().warning(warning)
         if health is not None and health.command is not None:
             # Now, and not after an hour of generation.
             check_command(health.command, env, None)
@@ -79,7 +84,7 @@ def deploy_cache(
     generated: State[Any] = generate_cache(
         job, stall=stall, stop=stop, retry=retry, report=report, log=log, bundle_dir=bundle_dir, bundle=bundle,
         publish=staged, storage=storage, storage_slots=storage_slots, metrics=metrics, metrics_linger_s=metrics_linger_s,
-        return_state=True,
+        strict_secrets=strict_secrets, return_state=True,
     )  # fmt: skip
     if not generated.is_completed():
         return final_state(Failed(name=generated.name, message=generated.message))
@@ -109,7 +114,7 @@ def _deploy(
         result = check_deployment(health, built.path, env)
         if not result.ok:
             stays = "The cache was current before this run; nothing was switched."
-            then = stays if cached else _go_back(store, name, built.build_id)
+            then = stays if cached else _go_back(store, name, built.build_id, result.reason)
             return Failed(name="Unhealthy", message=f"The health check failed: {result.reason}. {then}")
     collect_surplus(store, name, publish)
     healthy = ", and healthy" if health is not None else ""
@@ -119,10 +124,10 @@ def _deploy(
     return Completed(name="Cached" if cached else "Completed", message=message, data=summary)
 
 
-def _go_back(store: str, name: str, build_id: str) -> str:
+def _go_back(store: str, name: str, build_id: str, why: str) -> str:
     """Roll back and say how that went, as a sentence."""
     try:
-        back = roll_back_build(store, name, build_id)
+        back = roll_back_build(store, name, build_id, why)
     except InputError as error:
         return f"The roll-back failed too: {error.message}."
     return f"Rolled back from {build_id} to {back}."

@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.delivery import describe_publication
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.finished import whole_caches
+from prefect_cachewatch.exposure import check_exposure
+from prefect_cachewatch.fleet.finished import missing_caches, whole_caches
 from prefect_cachewatch.fleet.hostcheck import check_host
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import plan_of_jobs, read_jobs_file
@@ -39,6 +40,7 @@ from prefect_cachewatch.tasks.artifacts import AnyLogger
 from prefect_cachewatch.tasks.fleet_checks import check_deployments, check_limits
 from prefect_cachewatch.tasks.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
 from prefect_cachewatch.tasks.logs import outlive_readers
+from prefect_cachewatch.text import for_terminal
 
 __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
 
@@ -88,6 +90,7 @@ def generate_fleet(
     name: Annotated[str, Field(min_length=1, max_length=100)] | None = None,
     deployment: str | None = None,
     policy: FleetPolicy | None = None,
+    strict_secrets: bool = False,
 ) -> State[Any]:
     """Generate many caches under guard, each as a run of its own below this one.
 
@@ -97,6 +100,8 @@ def generate_fleet(
         deployment: Deployment that runs the jobs which name none, as flow/name; without any they run on the fleet's own
             host, each in a process of its own.
         policy: Parallelism, failures, missing limits, resuming; what is set here goes before the file's.
+        strict_secrets: Refuse jobs that hold what looks like a secret, which Prefect would store with their parameters;
+            otherwise each job's run logs a warning.
     """
     logger = get_run_logger()
     outlive_readers()
@@ -106,6 +111,8 @@ def generate_fleet(
             plan = read_jobs_file(jobs, name=name, deployment=deployment, policy=given)
         else:
             plan = plan_of_jobs(jobs, name=name, deployment=deployment, policy=policy)
+        if strict_secrets:
+            check_exposure({job.name: job for job in plan.jobs}, strict=True)
         with get_client(sync_client=True) as client, contextlib.ExitStack() as stack:
             return final_state(_run_fleet(client, plan, logger, stack))
     except InputError as error:
@@ -136,7 +143,7 @@ def _run_fleet(
         # Over workers the store may be another one than this host sees under the same path: the job's own run looks.
         _skip_whole(loop, jobs)
     if plan.policy.resume:
-        _skip_completed(loop, client, plan.name, jobs)
+        _skip_completed(loop, client, plan.name, jobs, over_workers, logger)
     if not over_workers:
         logger.info("The jobs' own output goes to %s", fleet.directory)
     rows = loop.drive()
@@ -161,10 +168,24 @@ def _skip_whole(loop: FleetLoop, jobs: Sequence[FleetJob]) -> None:
         loop.skip(name, JobRow(name, "Cached", "done", bytes_present=found.total_bytes, cause=cause))
 
 
-def _skip_completed(loop: FleetLoop, client: SyncPrefectClient, fleet: str, jobs: Sequence[FleetJob]) -> None:
-    """Leave out what an earlier run completed, of the jobs without a store: those with one have their manifest."""
+def _skip_completed(
+    loop: FleetLoop,
+    client: SyncPrefectClient,
+    fleet: str,
+    jobs: Sequence[FleetJob],
+    over_workers: bool,
+    logger: AnyLogger,
+) -> None:
+    """Leave out what an earlier run completed and is still there, of the jobs without a store: others have a manifest."""
     names = {job.digest: job.name for job in jobs if job.publish is None}
-    for digest, run in completed_before(client, fleet, generate_fleet.name, list(names)).items():
+    completed = completed_before(client, fleet, generate_fleet.name, list(names))
+    asked = [job for job in jobs if job.digest in completed and job.publish is None]
+    missing = missing_caches(asked, elsewhere=over_workers)
+    for name, why in missing.items():
+        logger.warning("%s was completed before and is run again: %s", for_terminal(name, 100), for_terminal(why, 300))
+    for digest, run in completed.items():
+        if names[digest] in missing:
+            continue
         ended = run.end_time.strftime("%Y-%m-%d %H:%M") if run.end_time else "earlier"
         cause = (
             f"completed {ended} UTC by an unfinished run of this fleet; without a store nothing says it is still whole"

@@ -14,6 +14,7 @@ the cache is verified and published after it: Completed named `Cached` where it 
 import contextlib
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,27 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
-from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.flows.attempts import Inputs, View, live_view, prepare, run_attempt, show_output, write_reports
-from prefect_cachewatch.flows.publishing import begin_build, deliver_build, find_cached, prepare_retry, resume_build
+from prefect_cachewatch.errors import CacheDirectoryError, CachewatchError, InputError
+from prefect_cachewatch.exposure import check_exposure
+from prefect_cachewatch.flows.attempts import (
+    Inputs,
+    View,
+    is_output_shown,
+    live_view,
+    prepare,
+    run_attempt,
+    show_output,
+    write_reports,
+)
+from prefect_cachewatch.flows.publishing import (
+    begin_build,
+    deliver_build,
+    find_cached,
+    leave_build,
+    prepare_retry,
+    resume_build,
+)
+from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.profiles import complete_job
 from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -36,10 +55,13 @@ from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry
 from prefect_cachewatch.rundir import release_run_directory
 from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.survivors import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.admission import Admission
+from prefect_cachewatch.tasks.artifacts import AnyLogger
 from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.run_metrics import FlowMetrics
-from prefect_cachewatch.units import format_duration
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Outcome
 
 __all__ = [
@@ -51,6 +73,8 @@ __all__ = [
     "live_view",
     "show_output",
 ]
+
+_SURVIVORS_S = 60.0  # beyond the back-off
 
 
 class CacheGenerationError(CachewatchError):
@@ -96,6 +120,7 @@ def generate_cache(
     profile: dict[str, Any] | None = None,
     metrics: str | None = None,
     metrics_linger_s: float = 60,
+    strict_secrets: bool = False,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -115,13 +140,18 @@ def generate_cache(
         profile: Profile of a known generator: its name and its parameters; what job and stall say themselves goes before it.
         metrics: Prometheus metrics of this run, on the machine that runs the flow: HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479, or file:DIRECTORY for node-exporter.
         metrics_linger_s: Seconds that the endpoint stays open at the end for whoever has scraped it, to see the end.
+        strict_secrets: Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.
     """
     logger = get_run_logger()
+    note_work()
     drop_empty_tracebacks()
     outlive_readers()
     admission = Admission(storage, storage_slots, job.name)
     run_metrics = FlowMetrics(metrics, metrics_linger_s, job, logger)
     try:
+        warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=strict_secrets)
+        if warning is not None and not is_output_shown():  # a command has said it on standard error
+            logger.warning(warning)
         admission.metrics = exporter = run_metrics.open()
         job, stall = complete_job(profile, job, stall)
         admission.check()
@@ -130,19 +160,23 @@ def generate_cache(
         clean = retry.on_retry == "clean"
         with contextlib.ExitStack() as stack:
             stack.callback(release_run_directory, inputs.run_dir)
+            stack.callback(inputs.files.close)
             if delivery is not None:
                 if (cached := find_cached(delivery, job)) is not None:
                     state = run_metrics.ended(_cached(inputs, cached))
                     admission.record(state, logger)
                     return state
                 stack.enter_context(delivery)
-                job, told = begin_build(delivery, job, clean=clean, logger=logger)
+                job, told = begin_build(delivery, job, clean=clean, grace_s=stop.grace_s, logger=logger)
                 inputs = inputs.told(job, told)
             job = inputs.job
             if clean:
                 inputs.place.require_cleaning()
             site = stack.enter_context(inputs.place.open_site())
+            site.to_clean = clean and retry.attempts > 1
+            site.to_record = delivery is not None and delivery.let_watch_record()
             if delivery is not None:
+                site.growth_mark = delivery.target.growth_mark
                 resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
             state = _run_attempts(inputs, site, retry, admission)
     except InputError as error:
@@ -150,6 +184,7 @@ def generate_cache(
     except BaseException as error:
         run_metrics.abandon(error)
         raise
+    note_end()
     admission.record(state, logger)
     return final_state(run_metrics.ended(state))
 
@@ -181,8 +216,10 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
     start_bytes: int | None = None
     while True:
         number = len(outcomes) + 1
+        note_work(attempts_left=retry.attempts - number)
         with admission.slots(logger):  # given back during the backoff
             outcome, report = run_attempt(inputs, site, number)
+        note_work()  # what follows is decided, waited for and published here
         outcomes.append(outcome)
         admission.outcomes.append(outcome)
         admission.report = report
@@ -199,15 +236,59 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
         if not decision.again:
             if number > 1 or retry.attempts > 1:
                 logger.info("no further attempt: %s", decision.reason)
+            if inputs.delivery is not None:
+                leave_build(inputs.delivery, report, site)
             return Failed(name=_state_name(outcome), message=outcome.message)
-        if retry.on_retry == "clean":
-            cleaned = site.clean()
-            logger.info("removed %s files of the attempts so far", f"{cleaned['removed']:,}")
-        elif inputs.delivery is not None:
-            prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
-        logger.warning("%s; next attempt in %s", decision.reason, format_duration(pause_s))
-        time.sleep(pause_s)
+        due_s = time.monotonic() + pause_s
+        if (problem := _await_survivors(outcome, pause_s, logger)) is not None:
+            logger.error(problem)
+            return Failed(name=_state_name(outcome), message=f"{outcome.message} {problem}")
+        if outcome.stop is not None and outcome.stop.survivors:
+            site.note_end(failed=True)  # they may have written until a moment ago
+        if retry.on_retry == "clean":
+            try:
+                _log_cleaned(site.clean(), logger)
+            except CacheDirectoryError as error:
+                message = f"{outcome.message} No further attempt: {error.message}."
+                logger.error("no further attempt: %s", error.message)
+                write_reports(inputs, replace(report, message=message), f"report-{number}.json")
+                if inputs.delivery is not None:
+                    leave_build(inputs.delivery, report, site)
+                return Failed(name=_state_name(outcome), message=message)
+        if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
+            prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
+        left_s = max(0.0, due_s - time.monotonic())
+        logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))
+        time.sleep(left_s)
+
+
+def _await_survivors(outcome: Outcome, pause_s: float, logger: AnyLogger) -> str | None:
+    """Wait for who could not be killed, who may still write; says why there is no further attempt if they stay."""
+    left = still_there(outcome.stop.survivors) if outcome.stop is not None else []
+    if not left:
+        return None
+    timeout_s = pause_s + _SURVIVORS_S
+    who = describe_survivors(left)
+    logger.warning("the next attempt waits, at most %s, until these have ended: %s", format_duration(timeout_s), who)
+    if not (left := await_survivors(left, timeout_s)):
+        return None
+    return (
+        f"There is no further attempt beside what is left of this one, which may still write: {describe_survivors(left)}. "
+        "See what it waits for, or restart the machine, then run the job again."
+    )
+
+
+def _log_cleaned(cleaned: dict[str, Any], logger: AnyLogger) -> None:
+    logger.info("removed %s files (%s) of the attempt", f"{cleaned['removed']:,}", format_bytes(cleaned["freed_bytes"]))
+    if cleaned["kept"]:
+        names = ", ".join(for_terminal(path, 200) for path in cleaned["kept_paths"][:5])
+        logger.warning(
+            "%s files that came during the attempt are not known to be its own, and stay: %s%s",
+            f"{cleaned['kept']:,}",
+            names,
+            ", ..." if cleaned["kept"] > 5 else "",
+        )
 
 
 def _cached(inputs: Inputs, report: Report) -> State[Any]:
@@ -227,7 +308,8 @@ def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report
 def _state_name(outcome: Outcome) -> str:
     if outcome.kind == "filesystem_unresponsive":
         return "FilesystemUnresponsive"
-    return {"stalled": "Stalled", "deadline_exceeded": "DeadlineExceeded"}.get(outcome.name, "GeneratorFailed")
+    names = {"stalled": "Stalled", "deadline_exceeded": "DeadlineExceeded", "nothing_written": "NothingWritten"}
+    return names.get(outcome.name, "GeneratorFailed")
 
 
 def _summary(inputs: Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:

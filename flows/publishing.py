@@ -5,6 +5,7 @@ The steps themselves are `delivery` and the tasks of `publication`; here they me
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from prefect.states import Completed, Failed
 
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.delivery import Delivery, describe_publication, growth_summary
+from prefect_cachewatch.errors import ScanError
 from prefect_cachewatch.publish.suspects import Suspect
 from prefect_cachewatch.report import Report, cached_report, suspected_paths
 from prefect_cachewatch.site import CacheSite
@@ -29,9 +31,10 @@ from prefect_cachewatch.tasks.publication import (
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.watch import Outcome
 
-__all__ = ["begin_build", "deliver_build", "find_cached", "prepare_retry", "resume_build"]
+__all__ = ["begin_build", "deliver_build", "find_cached", "leave_build", "prepare_retry", "resume_build"]
 
 _NAMED = 5
+_NOTE_S = 5.0
 
 
 def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
@@ -60,7 +63,7 @@ def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
 
 
 def begin_build(
-    delivery: Delivery, job: CacheJob, *, clean: bool, logger: AnyLogger
+    delivery: Delivery, job: CacheJob, *, clean: bool, grace_s: float, logger: AnyLogger
 ) -> tuple[CacheJob, dict[str, str]]:
     """Take the directory to write to.
 
@@ -68,6 +71,7 @@ def begin_build(
         delivery: of the run.
         job: as it was given.
         clean: whether what a killed run left is not to be resumed.
+        grace_s: how long the generator may write on when this run is killed.
         logger: of the run.
 
     Returns:
@@ -76,7 +80,8 @@ def begin_build(
     if delivery.store is None:
         # Looked at before the marker goes.
         CacheSite(job.cache_dirs, expected_bytes=job.expected_bytes).close()
-    delivery.begin(clean=clean)
+    delivery.begin(clean=clean, grace_s=grace_s)
+    _log_notes(delivery, logger)
     logger.info("generating build %s at %s", delivery.target.build_id, delivery.target.path)
     # A Secret block's value is worth more than the same variable in env.
     return delivery.job, {name: value for name, value in delivery.env.items() if name not in job.env_secrets}
@@ -92,6 +97,7 @@ def resume_build(delivery: Delivery, *, window_s: float, clean: bool, logger: An
         logger: of the run.
     """
     _log_removed(delivery.resume(clean=clean, window_s=window_s), logger)
+    _log_notes(delivery, logger)
 
 
 def prepare_retry(delivery: Delivery, report: Report, *, window_s: float, logger: AnyLogger) -> None:
@@ -104,6 +110,20 @@ def prepare_retry(delivery: Delivery, report: Report, *, window_s: float, logger
         logger: of the run.
     """
     _log_removed(delivery.prepare_retry(window_s, suspected_paths(report)), logger)
+
+
+def leave_build(delivery: Delivery, report: Report, site: CacheSite) -> None:
+    """Note for whoever resumes the build what its last attempt may have cut, as far as the watch has seen it.
+
+    Args:
+        delivery: of the run.
+        report: of that attempt.
+        site: whose scan process writes it: its storage may hang.
+    """
+    target = delivery.target
+    text = target.reported_json({*suspected_paths(report), *delivery.open_files})
+    with contextlib.suppress(ScanError):  # less is known then, and change times are left
+        site.scanner.request("mark", _NOTE_S, path=target.reported_record, text=text)
 
 
 def deliver_build(
@@ -141,6 +161,12 @@ def deliver_build(
     if done.current:
         collect_builds(delivery)
     return Completed(message=message), replace(report, message=message, publication=done)
+
+
+def _log_notes(delivery: Delivery, logger: AnyLogger) -> None:
+    notes = delivery.target.notes
+    while notes:
+        logger.warning("%s", notes.pop(0))
 
 
 def _log_removed(removed: Sequence[Suspect], logger: AnyLogger) -> None:

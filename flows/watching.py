@@ -120,7 +120,7 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
         for problem in (*observation.run.problems, *final.notes):
             logger.warning(problem)
         emit_generation_event(*describe_end(final))
-        if final.outcome in ("stalled", "deadline_exceeded", "failed"):
+        if final.outcome in ("stalled", "deadline_exceeded", "failed", "nothing_written"):
             _tell_failure(final, logger)
         else:
             logger.info(final.message)
@@ -155,6 +155,8 @@ def _conclude(observation: Observation, run_dir: Path) -> State[Any]:
     if stalls:
         count = "A stall was" if len(stalls) == 1 else f"{len(stalls)} stalls were"
         return Failed(name="StallReported", message=f"{count} reported, and it was left alone. {outcome.message}")
+    if outcome.name == "nothing_written":
+        return Failed(name="NothingWritten", message=outcome.message)
     if outcome.name == "failed":
         return Failed(name="GeneratorFailed", message=outcome.message)
     if outcome.name == "detached":

@@ -19,6 +19,7 @@ from prefect.variables import Variable
 from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, ProbeStep, run_probe
 from prefect_cachewatch.capacity.profile import StorageProfile
 from prefect_cachewatch.capacity.rollout import LimitDecision, weights_variable
+from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, slug, store_run_record
 from prefect_cachewatch.tasks.storage_slots import storage_slot, storage_weight
 from prefect_cachewatch.text import for_terminal
@@ -121,7 +122,9 @@ def measure_storage(
     )
 
     logger = get_run_logger()
-    partial = profile_path.with_name(f"{profile_path.stem}.partial.yaml") if profile_path else None
+    partial = None
+    if profile_path is not None and not is_special(profile_path):
+        partial = profile_path.with_name(f"{profile_path.stem}.partial.yaml")
     said = [""]
 
     def progress(step: ProbeStep) -> None:
@@ -142,9 +145,10 @@ def measure_storage(
 
     report = run_probe(directory, settings, on_progress=progress, on_level=save)
     profile = profile_from_report(report, name)
-    if profile_path is not None and partial is not None:
+    if profile_path is not None:
         write_atomically(profile_path, profile_yaml(profile))
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
         logger.info("Profile of %s written to %s", for_terminal(name), for_terminal(str(profile_path)))
     for note in profile.notes:
         logger.warning("Probe of %s: %s", for_terminal(name), note)

@@ -62,20 +62,24 @@ def check_deployment(health: HealthCheck, cache_dir: str, env: Mapping[str, str]
 
 
 @task(name="roll-back", task_run_name="roll-back", **_OPTIONS)
-def roll_back_build(store: str, name: str, build_id: str) -> str:
-    """Make the build current that was so before, unless somebody has switched meanwhile.
+def roll_back_build(store: str, name: str, build_id: str, why: str) -> str:
+    """Note that a build is unhealthy, and make the one current that was so before, unless somebody has switched meanwhile.
 
     Args:
         store: root of the store.
         name: the cache.
         build_id: the build to go back from.
+        why: what the health check said.
 
     Returns:
         The build that is current now.
     """
-    switched = CacheStore(store).rollback(name, expected=build_id)
+    switched = CacheStore(store).rollback(name, expected=build_id, unhealthy=why)
     emit_cache_event("rolled-back", name, {"build_id": switched.build_id, "previous": build_id, "path": switched.path})
-    get_run_logger().warning("rolled back from %s to %s", build_id, switched.build_id)
+    logger = get_run_logger()
+    for skipped in switched.skipped:
+        logger.warning("passed over: %s", skipped)
+    logger.warning("rolled back from %s to %s", build_id, switched.build_id)
     return switched.build_id
 
 

@@ -72,7 +72,7 @@ def emit_generation_event(kind: str, name: str, payload: dict[str, Any]) -> bool
     """Emit `cachewatch.generation.<kind>` about a cache.
 
     Args:
-        kind: started, progress, suspected, warming_up, or an outcome: stalled, failed, deadline_exceeded, cancelled, completed.
+        kind: started, progress, suspected, warming_up, or an outcome: nothing_written, stalled, failed, deadline_exceeded, cancelled, completed.
         name: of the job.
         payload: numbers and short texts; nothing secret.
 

@@ -7,7 +7,7 @@ cache too, so that one automation follows all its builds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect import State, get_run_logger, task
@@ -18,8 +18,9 @@ from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
 from prefect_cachewatch.delivery import Delivery, describe_publication, describe_refusal
-from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publication import Publication
+from prefect_cachewatch.publish.checks import Finding, refusals
 from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
@@ -89,10 +90,7 @@ def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str,
             logger.warning("%s", finding.message)
     if not refused:
         return Completed(message="The build is good.")
-    message = describe_refusal(delivery.name, refused)
-    publication = delivery.refuse(message)
-    emit_cache_event("quarantined", delivery.name, {**event_payload(publication), "message": message})
-    return Failed(name="VerificationFailed", message=message)
+    return _refuse(delivery, refused)
 
 
 def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
@@ -111,7 +109,12 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
     @materialize(asset, by="cachewatch", name="publish-cache", task_run_name="publish-cache", **_OPTIONS)
     def publish_cache(delivery: Delivery, growth: Mapping[str, Any] | None) -> State[None]:
         try:
-            done = delivery.publish(growth)
+            try:
+                done = delivery.publish(growth)
+            except BuildDamaged as error:
+                # A file that cannot be read would stop every later run of the key as well: aside with it, once.
+                delivery.findings = [*delivery.findings, Finding("unreadable", error.message)]
+                return _refuse(delivery, refusals(delivery.findings))
             emit_cache_event("published", delivery.name, event_payload(done))
             if delivery.policy.activate or delivery.store is None:
                 done = delivery.activate(done)
@@ -147,6 +150,13 @@ def collect_builds(delivery: Delivery) -> None:
         return
     if done is not None and done.removed:
         logger.info("removed %d old builds, %s", len(done.removed), format_bytes(done.freed_bytes))
+
+
+def _refuse(delivery: Delivery, refused: Sequence[Finding]) -> State[None]:
+    message = describe_refusal(delivery.name, refused)
+    publication = delivery.refuse(message)
+    emit_cache_event("quarantined", delivery.name, {**event_payload(publication), "message": message})
+    return Failed(name="VerificationFailed", message=message)
 
 
 def event_payload(publication: Publication) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+from prefect_cachewatch.common.secrets import LineRedactor
 from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.tasks.artifacts import AnyLogger
 from prefect_cachewatch.tasks.events import emit_generation_event
-from prefect_cachewatch.text import for_markdown, for_terminal, redact
+from prefect_cachewatch.text import for_markdown, for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
 from prefect_cachewatch.watch import Watch
 
@@ -66,7 +67,7 @@ class Reporter:
         self._attempt = attempt
         self._expected_bytes = expected.size_bytes if expected else None
         self._expected_from = expected.source if expected else ""
-        self._watch, self._logger, self._secrets = watch, logger, tuple(secrets)
+        self._watch, self._logger, self._redactor = watch, logger, LineRedactor(secrets)
         self._log_every_s = log_every_s
         self._stop = threading.Event()
         self._output_seen = 0
@@ -171,12 +172,12 @@ class Reporter:
 
     def _log_output(self) -> None:
         output = self._watch.output
-        new_bytes = output.total_bytes - self._output_seen
-        if new_bytes <= 0:
+        seen = self._output_seen
+        lines, self._output_seen = output.lines_since(seen)
+        if not lines:
             return
-        self._output_seen += new_bytes
-        lines = output.tail_lines(_LINES_MAX, new_bytes)
-        shown = "\n".join(for_terminal(redact(line, self._secrets), 300) for line in lines)
+        new_bytes = self._output_seen - seen
+        shown = "\n".join(for_terminal(line, 300) for line in self._redactor.lines(lines)[-_LINES_MAX:])
         self._logger.info("generator's output, last lines of %s:\n%s", format_bytes(new_bytes), shown)
 
     def _progress(self) -> None:

@@ -25,6 +25,7 @@ _OUTCOMES = {
     "Cached": "cached",
     "DeadlineExceeded": "deadline_exceeded",
     "FilesystemUnresponsive": "stalled",
+    "NothingWritten": "nothing_written",
     "Refused": "refused",
     "Stalled": "stalled",
     "VerificationFailed": "verification_failed",

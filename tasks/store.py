@@ -96,7 +96,7 @@ def collect_cache(
     store: str,
     name: str,
     keep: int = 3,
-    keep_quarantined: int = 1,
+    keep_quarantined: int = 3,
     grace_s: float = 3600,
     dry_run: bool = False,
 ) -> Collected:
@@ -114,5 +114,8 @@ def collect_cache(
         The decisions and the bytes freed.
     """
     done = CacheStore(store).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace_s, dry_run=dry_run)
-    get_run_logger().info("%d builds removed, %s", len(done.removed), format_bytes(done.freed_bytes))
+    logger = get_run_logger()
+    logger.info("%d builds removed, %s", len(done.removed), format_bytes(done.freed_bytes))
+    for problem in done.problems:
+        logger.warning("%s", problem)
     return done

@@ -79,7 +79,7 @@ def watch_process(observation: Observation) -> State[Any]:
         observation: shared with the flow.
 
     Returns:
-        Completed; or Failed, named `StallDetected`, `DeadlineExceeded`, `GeneratorFailed` or `Refused`.
+        Completed; or Failed, named `StallDetected`, `DeadlineExceeded`, `GeneratorFailed`, `NothingWritten` or `Refused`.
     """
     attach, watch = observation.run.watch.attach, observation.run.watch
     get_run_logger().info("watching %s in %s; on a stall: %s", watch.subject.who, watch.site.paths, attach.on_stall)
@@ -90,6 +90,7 @@ def watch_process(observation: Observation) -> State[Any]:
     outcome = observation.outcome
     assert outcome is not None
     names = {"stalled": "StallDetected", "deadline_exceeded": "DeadlineExceeded", "failed": "GeneratorFailed"}
+    names["nothing_written"] = "NothingWritten"
     if outcome.name in names:
         return Failed(name=names[outcome.name], message=outcome.message)
     if watch.stalls:

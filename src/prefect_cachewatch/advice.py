@@ -17,6 +17,8 @@ _BY_KIND = {
     "cache_directory_missing": "Find out who removed the cache directory; the generator's files went with it.",
 }
 _BY_OUTCOME = {
+    "nothing_written": "Name the directory that the command writes to (--cache-dir, cache_dirs). Where an empty cache is "
+    "right, allow it with --allow-empty (allow_empty).",
     "failed": "Read the last lines of the generator's log; its exit code is its own.",
     "deadline_exceeded": "Compare bytes written with what was expected: raise max_duration_s if it was merely slow.",
 }

@@ -65,6 +65,7 @@ class AttachedWatch(Watch):
             expected_bytes=attach.expected_bytes,
             ignore=list(attach.ignore),
             wait_for=attach.wait_for,
+            allow_empty=attach.allow_empty,
         )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
@@ -121,7 +122,10 @@ class AttachedWatch(Watch):
 
     def _monitor(self) -> Verdict:
         state, gone = self.state, self.adopted.gone
-        verdict = state.run(gone.wait, gone.is_set, self._sampled)
+        wait: Callable[[float], bool] = gone.wait
+        if self._emptiness is not None:
+            wait = self._emptiness.watch_over(wait, lambda: state.growth, self.adopted)
+        verdict = state.run(wait, gone.is_set, self._sampled)
         while verdict.final and not gone.is_set():
             self.verdict, self.decided_s = verdict, self._clock()
             if self.attach.on_stall == "stop":
@@ -200,6 +204,11 @@ class AttachedWatch(Watch):
         if report.why == "released":
             why = self.cancelled_by or "closed"
             return "detached", f"The watch was ended ({why}) after {watched}; {who} goes on; {where}."
+        if report.why == "exited" and not report.exit_code and report.signal is None and self._is_empty(state):
+            known = (
+                "with exit code 0" if report.exit_code == 0 else "with an exit code that is not known to an observer"
+            )
+            return "nothing_written", f"{self._describe_nothing(state)} after a watch of {watched} {known}."
         if report.why == "exited" and report.exit_code is None and report.signal is None:
             return (
                 "ended",

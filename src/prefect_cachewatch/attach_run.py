@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from prefect_cachewatch.attach import AttachedWatch
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.examination import Examiner, secret_values
-from prefect_cachewatch.report import Report, build_report, check_report_path, write_report
+from prefect_cachewatch.examination import Examiner
+from prefect_cachewatch.report import Report, build_report, check_report_path, write_report_within
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import Verdict
 from prefect_cachewatch.supervise.adopted import AdoptedProcess
-from prefect_cachewatch.supervise.adoptee import Adoptee, argv_within
+from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.observed import Observed
-from prefect_cachewatch.supervise.proc import descendants
+from prefect_cachewatch.supervise.proc import descendants, read_memory_file
+from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.text import for_terminal, redact_argv
 from prefect_cachewatch.watch import Outcome, Watch, run_watch
 from prefect_cachewatch.writers import directories_written, writers_below
@@ -42,6 +43,7 @@ class AttachedRun:
         bundle_root: where bundles go; default in the user's state directory.
         on_sample: called after each measurement; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
+        files: who collects evidence and writes bundles and reports; default this process.
 
     Raises:
         InputError: the process may not be watched, or a directory or the report's place cannot be used.
@@ -58,7 +60,9 @@ class AttachedRun:
         bundle_root: Path | None = None,
         on_sample: Callable[[Watch], None] | None = None,
         on_stall: Callable[[Report], None] | None = None,
+        files: Files | None = None,
     ) -> None:
+        self._files = files or InPlace()
         if report is not None:
             check_report_path(report)
         self.problems: list[str] = []
@@ -108,7 +112,7 @@ class AttachedRun:
         report = self._examiner.write_bundle(replace(made, attached=self.watch.attachment), self.watch.output)
         if self._report_path is not None:
             try:
-                write_report(report, self._report_path)
+                write_report_within(self._files, report, self._report_path)
             except InputError as error:
                 self.problems.append(error.message)
         return outcome, report
@@ -132,7 +136,7 @@ class AttachedRun:
             self._told_sample(watch)
 
     def _new_examiner(self) -> Examiner:
-        return Examiner(secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root)
+        return Examiner(secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files)
 
     def _others_that_write(self) -> list[str]:
         # A daemon that was never seen in the tree is not stopped: who it belongs to is not known. But it is named.
@@ -173,15 +177,13 @@ def suggest_directories(pid: int) -> str:
 
 def _environment(pid: int) -> dict[str, str]:
     """The environment that a process was started with: only for the values that must not be shown."""
-    found: list[bytes] = []
 
-    def read() -> None:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            found.append(file.read())
+    def read(of: int) -> bytes:
+        try:
+            return read_memory_file(of, "environ")
+        except OSError:
+            return b""
 
-    # As in argv_within: of a process that hangs in the kernel this read may hang too.
-    thread = threading.Thread(target=read, name="cachewatch-environ", daemon=True)
-    thread.start()
-    thread.join(_ENVIRON_S)
-    split = (pair.partition("=") for pair in os.fsdecode(found[0]).split("\0")) if found else ()
+    text = os.fsdecode(read_each([pid], read, each_s=_ENVIRON_S).get(pid, b""))
+    split = (pair.partition("=") for pair in text.split("\0"))
     return {name: value for name, _, value in split if name}

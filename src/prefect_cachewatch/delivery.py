@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, StoreError
 from prefect_cachewatch.guarded import run_guarded
 from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
@@ -62,6 +62,8 @@ class Delivery:
         self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
+        self.open_files: set[str] = set()
+        """What the last attempt had open for writing at its end, absolute."""
         self._source = job
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
@@ -111,11 +113,12 @@ class Delivery:
         manifest = find_whole_in_place(path, self.recipe.key, verify=self.policy.verify)
         return replace(self._describe("cached", manifest, path), current=path) if manifest else None
 
-    def begin(self, *, clean: bool) -> None:
+    def begin(self, *, clean: bool, grace_s: float = 10.0) -> None:
         """Get the directory to write to, and take the writer's lock.
 
         Args:
             clean: whether what a killed run left is not to be resumed.
+            grace_s: how long the generator may write on when this run is killed.
 
         Raises:
             StoreBusy: another publisher is at work.
@@ -126,8 +129,10 @@ class Delivery:
             self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         else:
             path = self._source.cache_dirs[0]
-            self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force)
+            self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
         self._resources.enter_context(self._target)
+        if not self._target.adopted:
+            self._target.note_growth()
 
     def resume(self, *, clean: bool, window_s: float) -> list[Suspect]:
         """Deal with what a killed run left in the directory; nobody may be writing there any more.
@@ -141,10 +146,17 @@ class Delivery:
         """
         if not self.target.adopted:
             return []
+        self.target.require_certain(self.policy, window_s=window_s)
         if clean:
             self.target.clean()
+            self.target.note_growth()
             return []
         return self.target.prepare_resume(self.policy, window_s=window_s)
+
+    def let_watch_record(self) -> bool:
+        """Leave it to the watch to record what is made, if that has to be known; says whether it has."""
+        self.target.watched = self.store is None
+        return self.target.watched
 
     @property
     def target(self) -> BuildTarget:
@@ -184,12 +196,9 @@ class Delivery:
             What was removed.
         """
         prefix = self.target.path + "/"
-        return self.target.prepare_resume(
-            self.policy,
-            window_s=window_s,
-            ended_at_s=self.target.filesystem_now(),
-            reported={path.removeprefix(prefix) for path in reported if path.startswith(prefix)},
-        )
+        below = {path.removeprefix(prefix) for path in {*reported, *self.open_files} if path.startswith(prefix)}
+        self.target.require_certain(self.policy, window_s=window_s, reported=below)
+        return self.target.prepare_resume(self.policy, window_s=window_s, reported=below)
 
     def verify(self, env: Mapping[str, str], secrets: Sequence[str] = ()) -> list[Finding]:
         """Check the build, with the user's command last and only where nothing else refuses it.
@@ -218,6 +227,7 @@ class Delivery:
             What became of it.
         """
         where = self.target.quarantine(self.findings, message)
+        self._prune_quarantine()
         return self._describe("verification_failed", None, self.target.path, quarantine=where)
 
     def publish(self, growth: Mapping[str, Any] | None = None) -> Publication:
@@ -272,6 +282,17 @@ class Delivery:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _prune_quarantine(self) -> None:
+        if self.store is None:
+            return
+        keep, most = self.policy.keep_quarantined, self.policy.quarantine_max_bytes
+        try:
+            problems = self.store.prune_quarantine(self.name, keep=keep, max_bytes=most)
+        except StoreError as error:
+            problems = [error.message]
+        said = [f"old refused builds were not all removed: {problem}" for problem in problems]
+        self.findings = [*self.findings, *(Finding("quarantine_not_pruned", text, "warn") for text in said)]
 
     def _run_check(self, env: Mapping[str, str], secrets: Sequence[str]) -> list[Finding]:
         assert self.policy.check_command is not None

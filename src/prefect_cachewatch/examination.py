@@ -6,12 +6,14 @@ findings afterwards. What fails here is noted and never changes how the attempt 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.secrets import redact, whole_lines
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.stall import Verdict
@@ -21,29 +23,24 @@ if TYPE_CHECKING:
     from prefect_cachewatch.postmortem.cause import Diagnosis
     from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts, ProcessSample
 
-__all__ = ["EVIDENCE_BUDGET_S", "Examiner", "secret_values"]
+__all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
 
+#: What is imported when it is needed, for the memory's sake: at a stall, when no file may be readable any more.
+LATE_MODULES = (
+    "prefect_cachewatch.postmortem.bundle",
+    "prefect_cachewatch.postmortem.bundlestore",
+    "prefect_cachewatch.postmortem.diagnosis",
+    "prefect_cachewatch.postmortem.evidence",
+    "linecache",
+    "shutil",
+    "tempfile",
+    "traceback",
+)
 EVIDENCE_BUDGET_S = 2.0
 _FREEZE_S = 0.3
 _SAMPLES_MAX = 16
-_SECRET_NAME = re.compile(r"(?i)token|secret|passw|passphrase|api_?key|_key$|^key$|auth|cred|cookie|signature")
-
-
-def secret_values(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Pick the values of an environment that are secret by their names, to be taken out of every text.
-
-    Args:
-        env: of the generator.
-
-    Returns:
-        Values of at least 8 characters that are no paths; shorter ones would spoil innocent text.
-
-    Example:
-        >>> secret_values({"HF_TOKEN": "abcdefgh", "SSH_AUTH_SOCK": "/run/agent.1", "PATH": "/usr/bin:/bin"})
-        ('abcdefgh',)
-    """
-    found = (value for name, value in env.items() if _SECRET_NAME.search(name))
-    return tuple(value for value in found if len(value) >= 8 and not value.startswith("/"))
+_SLACK_S = 0.5  # for the way of the evidence from one process to another
+_BUNDLE_S = 20.0
 
 
 class Examiner:
@@ -54,6 +51,7 @@ class Examiner:
         bundles: whether a bundle is written for an attempt that did not complete.
         bundle_root: where bundles go; default `cachewatch/bundles` below the user's state directory.
         budget_s: seconds that the evidence may take before the tree is stopped.
+        files: who looks at processes and file systems, and writes; default this process.
 
     Example:
         >>> Examiner().diagnosis is None
@@ -67,11 +65,14 @@ class Examiner:
         bundles: bool = True,
         bundle_root: Path | None = None,
         budget_s: float = EVIDENCE_BUDGET_S,
+        files: Files | None = None,
     ) -> None:
+        self._files = files or InPlace()
         self.diagnosis: Diagnosis | None = None
         self.evidence: Evidence | None = None
         self.notes: list[str] = []
-        self._secrets, self._bundles, self._bundle_root, self._budget_s = secrets, bundles, bundle_root, budget_s
+        self._secrets, self._bundles, self._budget_s = secrets, bundles, budget_s
+        self._bundle_root = bundle_root.absolute() if bundle_root else None  # whoever writes stands elsewhere
         # Samples since the last growth, each with the bytes discarded by then.
         self._samples: list[tuple[ProcessSample, int]] = []
         self._growth_seen: float | None = None
@@ -119,12 +120,19 @@ class Examiner:
             outcome: its outcome.
 
         Returns:
-            The outcome, the cause at the end of its message; as it was for any other outcome.
+            The outcome, the cause at the end of its message; as it was for any other outcome. The message, which becomes
+            that of a state, an event and a notification, has no secrets in it.
         """
+        outcome = self._named(watch, outcome)
+        return replace(outcome, message=redact(outcome.message, self._secrets))
+
+    def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
         if outcome.name == "failed" and self.evidence is None:
             self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
         if outcome.name not in ("stalled", "deadline_exceeded", "failed") or self.evidence is None:
             return outcome
+        if outcome.listing is not None and (paths := self.open_files):
+            outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
         from prefect_cachewatch.postmortem.diagnosis import diagnose  # noqa: PLC0415
 
         try:
@@ -140,6 +148,14 @@ class Examiner:
             return outcome  # its message has said the same
         return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
 
+    @property
+    def open_files(self) -> set[str]:
+        """Files in the cache that a process of the tree had open for writing when the evidence was taken: they may be cut."""
+        if self.evidence is None:
+            return set()
+        files = [file for process in self.evidence.processes for file in process.files]
+        return {file.target for file in files if file.in_cache and file.kind == "file" and "w" in file.access}
+
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
         """Write the bundle of an attempt that stalled or ran out of time, and remove old ones.
 
@@ -154,28 +170,18 @@ class Examiner:
         wanted = self._bundles and report.outcome in ("stalled", "deadline_exceeded")
         if self.diagnosis is None or self.evidence is None or not wanted:
             return report
-        from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
-        from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
-
-        root = choose_bundle_root(self.evidence.filesystems, self._bundle_root)
-        content = BundleContent(
-            report.name,
-            asdict(report),
-            self.evidence,
-            self.diagnosis,
-            report.cache_dirs,
-            lambda size: _log_end(output, size),
-            self._secrets,
-        )
+        report_data = asdict(report)
+        tail = output.tail()
+        log = (output.log_path, tail, len(tail) < output.total_bytes)
         try:
-            written = write_bundle(root.path, content)
-            prune_bundles(root.path, spare=[written.path])
-        except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
+            path, told = self._files.run(
+                _write_bundle, report_data, self.evidence, self.diagnosis, self._bundle_root, log, self._secrets,
+                timeout_s=_BUNDLE_S,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - it may not be written for any reason, and the report still is
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            note = f"no bundle was written in {root.path}: {why}"
-            return replace(report, notes=[*report.notes, note])
-        notes = [*report.notes, *([root.note] if root.note else []), *written.cut]
-        return replace(report, bundle=str(written.path), notes=notes)
+            path, told = None, [f"no bundle was written: {why}"]
+        return replace(report, bundle=path, notes=[*report.notes, *told])
 
     def _collect(
         self,
@@ -185,24 +191,25 @@ class Examiner:
         freeze: Callable[[], object] | None,
         outcome: Outcome | None = None,
     ) -> None:
-        from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
-
         try:
             facts = growth()
             before, discarded = self._reference(facts.pause_s)
-            self.evidence = collect_evidence(
-                roots,
-                [Path(path) for path in watch.site.paths],
-                include_roots=watch.supervisor is not None and watch.supervisor.includes_roots,
-                budget_s=self._budget_s,
-                before=before,
-                growth=replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
-                log_tail=watch.output.tail(),
-                exit_code=outcome.exit_code if outcome else None,
-                exit_signal=outcome.signal if outcome else None,
-                secrets=self._secrets,
-                freeze=freeze,
-            )
+            supervisor = watch.supervisor
+            options = {
+                "include_roots": supervisor is not None and supervisor.includes_roots,
+                "budget_s": self._budget_s,
+                "before": before,
+                "growth": replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
+                "log_tail": watch.output.tail(),
+                "exit_code": outcome.exit_code if outcome else None,
+                "exit_signal": outcome.signal if outcome else None,
+                "secrets": self._secrets,
+            }
+            paths = [Path(path) for path in watch.site.paths]
+            self.evidence = self._files.consult(
+                _collect_evidence, roots, paths, options, freeze is not None,
+                answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
             self._note(f"no evidence was collected: {type(error).__name__}: {error}")
 
@@ -255,12 +262,47 @@ def _sentence(diagnosis: Diagnosis) -> str:
     return f"{'Cause' if diagnosis.confidence == 'high' else 'Probable cause'}: {diagnosis.summary}."
 
 
-def _log_end(output: OutputPump, size: int) -> bytes:
-    if output.log_path is None:
-        return output.tail()[-size:]
+def _collect_evidence(
+    roots: list[int], paths: list[Path], options: Mapping[str, Any], freezes: bool, *, ask: Callable[[], object]
+) -> Evidence:
+    from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
+
+    return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
+
+
+def _write_bundle(
+    report: Mapping[str, Any],
+    evidence: Evidence,
+    diagnosis: Diagnosis,
+    wanted: Path | None,
+    log: tuple[Path | None, bytes, bool],
+    secrets: tuple[str, ...],
+) -> tuple[str | None, list[str]]:
+    """Write a bundle and remove old ones; returns its path and what is worth saying about it."""
+    from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
+    from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
+
+    root = choose_bundle_root(evidence.filesystems, wanted)
+    content = BundleContent(
+        report["name"], report, evidence, diagnosis, report["cache_dirs"], lambda size: _log_end(*log, size), secrets
+    )
     try:
-        with output.log_path.open("rb") as file:
+        written = write_bundle(root.path, content, shared=root.wanted)
+        prune_bundles(root.path, spare=[written.path])
+    except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return None, [f"no bundle was written in {root.path}: {why}"]
+    return str(written.path), [*([root.note] if root.note else []), *written.cut]
+
+
+def _log_end(path: Path | None, tail: bytes, cut: bool, size: int) -> bytes:
+    if cut:
+        tail = whole_lines(tail, size)
+    if path is None or is_special(path):  # a pipe would hold us, and a device has no end
+        return tail[-size:]
+    try:
+        with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - size))
             return file.read(size)
     except OSError:
-        return output.tail()[-size:]
+        return tail[-size:]

@@ -12,6 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from prefect_cachewatch.bounded import Bounded, CutLinks
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.guarded import run_guarded
 from prefect_cachewatch.publish.names import expand_placeholder
@@ -23,6 +24,7 @@ __all__ = ["HealthCheck", "HealthResult", "check_health"]
 _Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=2000)]
 _REQUEST_S = 10.0
 _LEAST_S = 0.05
+_SLACK_S = 0.5
 
 
 class HealthCheck(BaseModel):
@@ -90,8 +92,9 @@ def check_health(
         return _check_command(check, check.command, cache_dir, env)
     assert check.url is not None
     deadline_s, reason = started_s + check.deadline_s, "was not asked"
+    bounded = Bounded()
     while (left_s := deadline_s - clock()) > 0:
-        reason = _ask(check.url, min(_REQUEST_S, max(left_s, _LEAST_S)))
+        reason = _ask(check.url, min(_REQUEST_S, max(left_s, _LEAST_S)), bounded)
         if not reason:
             return HealthResult(True, "answered 200", clock() - started_s)
         sleep(max(0.0, min(check.interval_s, deadline_s - clock())))
@@ -112,11 +115,21 @@ def _check_command(check: HealthCheck, command: list[str], cache_dir: str, env: 
     return HealthResult(result.ok, f"{shown} {result.describe()}{said}", result.duration_s)
 
 
-def _ask(url: str, timeout_s: float) -> str:
+def _ask(url: str, timeout_s: float, bounded: Bounded) -> str:
     """Ask once; the empty string when all is well, else what was wrong."""
+    links = CutLinks()
+    try:
+        # The socket's own timeout bounds each read; an answer that comes drop by drop, only this does.
+        return bounded.call(lambda: _request(url, timeout_s, links), timeout_s + _SLACK_S)
+    except TimeoutError:
+        links.cut()
+        return "did not answer (timed out)"
+
+
+def _request(url: str, timeout_s: float, links: CutLinks) -> str:
     request = urllib.request.Request(url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
+        with urllib.request.build_opener(*links.handlers()).open(request, timeout=timeout_s) as answer:
             status: int = answer.status
             return "" if status == 200 else f"answered {status}"
     except urllib.error.HTTPError as error:

@@ -7,12 +7,12 @@ a generator under guard as well as work that somebody else does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import Measurement, StallRule, Verdict
 
@@ -68,10 +68,16 @@ class GrowthMonitor:
         rule: judges.
         clock: monotonic time in seconds.
         baseline: the scan process's answer to `site.begin()`.
+        holders: pids at the top of the process tree that writes, whose files may have no name.
     """
 
     def __init__(
-        self, site: CacheSite, rule: StallRule, clock: Callable[[], float], baseline: Mapping[str, Any]
+        self,
+        site: CacheSite,
+        rule: StallRule,
+        clock: Callable[[], float],
+        baseline: Mapping[str, Any],
+        holders: Callable[[], Sequence[int]] = tuple,
     ) -> None:
         self.site, self.rule = site, rule
         self.growth = Growth(**baseline["growth"])
@@ -85,6 +91,8 @@ class GrowthMonitor:
         self._partial_scans = 0
         self.samples: list[Sample] = []
         self._clock = clock
+        self._holders = holders
+        self._only_unnamed = True  # whether what has a name was silent in the last scan
         self._offset = Growth()
         self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
         self._known_errors = set(baseline["errors"])
@@ -163,9 +171,15 @@ class GrowthMonitor:
             self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=missing)
             return self.verdict
         self._note_replaced(answer)
+        if answer.get("by_path"):
+            self.note(
+                "the inode numbers of the cache directory's file system are not stable or not unique: files were followed "
+                "by their paths, renamed ones by size and date"
+            )
         before, self.growth = self.growth, self._offset_growth(Growth(**answer["growth"]))
         self._scans = int(answer["scan"])
         grown = self.growth.last_path is not None
+        self._only_unnamed = not grown or str(self.growth.last_path).endswith(NO_NAME)
         if grown:
             self.last_path = self.growth.last_path
             self._scan_times.append((ended_s, self._scans))
@@ -223,10 +237,11 @@ class GrowthMonitor:
             self._begin_anew = False
             # A new ledger begins at zero: what was counted so far is carried over.
             self._offset = self.growth
-        elif full:
-            scanner.send("scan")
         else:
-            scanner.send("scan", full=False, budget_s=_FULL_SHARE * self.rule.poll_s)
+            asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
+            if self._only_unnamed and (holders := self._holders()):
+                asked["holders"] = list(holders)
+            scanner.send("scan", **asked)
         return self._receive(stop_s, ended)
 
     def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
@@ -269,10 +284,11 @@ class GrowthMonitor:
         )
 
     def _measurement(self, answer: Mapping[str, Any]) -> Measurement:
-        newest, touched = answer["newest_changed_age_s"], answer["touched_age_s"]
+        ages = [answer.get(name) for name in ("newest_changed_age_s", "touched_age_s", "overwriting_age_s")]
         if self.site.on_network:
             # Another machine's clock stamps the files: growth is dated by when it was seen.
-            newest, touched = (None if age is None else 0.0 for age in (newest, touched))
+            ages = [None if age is None else 0.0 for age in ages]
+        newest, touched, overwriting = ages
         return Measurement(
             self.growth.bytes_written,
             self.growth.allocated_written,
@@ -281,6 +297,7 @@ class GrowthMonitor:
             newest,
             touched,
             self.growth.bytes_present,
+            overwriting,
         )
 
     def _note_replaced(self, answer: Mapping[str, Any]) -> None:

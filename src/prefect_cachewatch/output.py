@@ -11,17 +11,24 @@ import fcntl
 import mmap
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from prefect_cachewatch.common.aside import AsideFile, Files, InPlace
+from prefect_cachewatch.common.files import is_special, open_for_writing, write_within
+from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["OutputPump"]
 
 _CHUNK = 1 << 20
 _LINE_MAX = 2000
+_WORD_MAX = 600
+_LOG_OPEN_S = 10.0
+_LOG_READER_S = 1.0  # the longest that a pipe's reader may hold the draining; after that, what it takes at once
 
 
 class OutputPump:
@@ -33,6 +40,7 @@ class OutputPump:
         tail_bytes: how much of the end is kept in memory.
         pass_through: whether to copy the streams to this process's own standard output and error.
         before_write: called before each such copy, to take a live line off the screen.
+        files: who writes the log file; default this process.
 
     Raises:
         InputError: the log file cannot be opened.
@@ -46,9 +54,11 @@ class OutputPump:
         tail_bytes: int = 64 << 10,
         pass_through: bool = False,
         before_write: Callable[[], None] | None = None,
+        files: Files | None = None,
     ) -> None:
         self.log_path = log_path
         self.log_error: str | None = None
+        self._log_hangs = False
         self.total_bytes = 0
         self.listener: Callable[[memoryview], None] | None = None
         """Called with all that is read, in the reading thread: what it does not bound, holds the generator up."""
@@ -62,10 +72,14 @@ class OutputPump:
         self._reads: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._stop_read, self._stop_write = -1, -1
-        self._log = -1
+        self._log: AsideFile | _Log | None = None
         if log_path is not None:
+            files = files or InPlace()
             try:
-                self._log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+                # Which terminal or descriptor a special file is depends on who opens it, and it does not block.
+                special = files.run(is_special, log_path, timeout_s=_LOG_OPEN_S)
+                writer: Files = InPlace() if special else files
+                self._log = writer.open(_Log, log_path, timeout_s=_LOG_OPEN_S)
             except OSError as error:
                 raise InputError(f"log file {log_path} cannot be written: {error.strerror}") from error
 
@@ -120,15 +134,18 @@ class OutputPump:
         for fd in self._reads:
             os.close(fd)
         self._reads = {}
-        if self._log >= 0:
+        if self._log is not None:
             if self._cut_bytes:
                 kept = self.tail()
                 cut = self._cut_bytes - len(kept)
                 if cut > 0:
                     self._write_log(f"\n[... {cut} bytes cut here by the log's cap ...]\n".encode())
                 self._write_log(kept[-self._cut_bytes :])
-            os.close(self._log)
-            self._log = -1
+            log, self._log = self._log, None
+            try:
+                log.close()
+            except OSError as error:
+                self.log_error = self.log_error or f"{self.log_path}: {error.strerror}"
 
     def tail(self) -> bytes:
         """The last bytes of the output so far, both streams as they came."""
@@ -146,12 +163,35 @@ class OutputPump:
             The lines, without empty ones.
         """
         tail = self.tail()
-        if within_bytes is not None:
-            tail = tail[-within_bytes:]
+        wanted = len(tail) if within_bytes is None else within_bytes
+        if min(wanted, len(tail)) < self.total_bytes:
+            # The rest of a line that was cut may be the rest of a secret, which no longer looks like one.
+            tail = whole_lines(tail, wanted)
         text = tail.decode("utf-8", "surrogateescape")
-        return [line[:_LINE_MAX] for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
+        return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
+
+    def lines_since(self, seen: int) -> tuple[list[str], int]:
+        """The lines that ended since a number of bytes, as `tail_lines`; a line that goes on is left for the next call.
+
+        Args:
+            seen: bytes of the output that were dealt with; 0 at first.
+
+        Returns:
+            The lines that are still kept, and the number for the next call.
+        """
+        with self._lock:
+            total, tail = self.total_bytes, bytes(self._tail[-self._tail_bytes :])
+        new = total - seen
+        piece = tail if new >= total and len(tail) == total else whole_lines(tail, new)
+        rest = len(piece) - 1 - max(piece.rfind(b"\n"), piece.rfind(b"\r"))
+        if 0 < rest <= _LINE_MAX:
+            piece, total = piece[:-rest], total - rest
+        text = piece.decode("utf-8", "surrogateescape")
+        return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()], total
 
     def _drain(self) -> None:
+        # To copy to a terminal whose foreground is somebody else's must not stop the process that watches.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         # Of an anonymous mapping only what was ever filled is in memory; most generators print little.
         buffer = mmap.mmap(-1, _CHUNK)
         view = memoryview(buffer)
@@ -175,14 +215,14 @@ class OutputPump:
                 self._take(view[:count], self._reads[fd])
 
     def _take(self, data: memoryview, stream: int) -> None:
-        self.total_bytes += len(data)
         if self.listener is not None:
             self.listener(data)
         with self._lock:
+            self.total_bytes += len(data)
             self._tail += data[-self._tail_bytes :]
             if len(self._tail) > 4 * self._tail_bytes:
                 del self._tail[: -self._tail_bytes]
-        if self._log >= 0:
+        if self._log is not None:
             head = data[: self._head_left]
             if head:
                 self._head_left -= len(head)
@@ -194,13 +234,41 @@ class OutputPump:
             self._pass[stream] = False  # our reader left; the generator goes on, and is drained on
 
     def _write_log(self, data: bytes | memoryview) -> None:
+        if self._log is None or self._log_hangs:
+            return
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._log, view) :]
+            self._log.write(data)
         except OSError as error:
             # A full disk must not stop the draining, nor the watch: the report says that the log is cut.
+            self._log_hangs = isinstance(error, TimeoutError) and isinstance(self._log, AsideFile)
             self.log_error = self.log_error or f"{self.log_path}: {error.strerror}"
+
+
+def _shortened(line: str) -> str:
+    """A line at most so long, cut between two words: half a secret no longer looks like one."""
+    if len(line) <= _LINE_MAX:
+        return line
+    kept = line[:_LINE_MAX]
+    end = max(kept.rfind(mark) for mark in " \t\"',;&")
+    return f"{kept[:end]}…" if end > _LINE_MAX - _WORD_MAX else kept
+
+
+class _Log:
+    """The log file itself, in whichever process writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = open_for_writing(path)
+        self._failed = False
+
+    def write(self, data: bytes | memoryview) -> None:
+        try:
+            write_within(self._fd, data, 0.0 if self._failed else _LOG_READER_S)
+        except OSError:
+            self._failed = True
+            raise
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def _write_all(fd: int, data: memoryview) -> bool:

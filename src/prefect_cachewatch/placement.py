@@ -5,20 +5,25 @@ Nothing is imported of containers, and no engine is asked, for a job that has no
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
+from prefect_cachewatch.text import for_terminal
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.containers.preflight import ContainerPlan
 
 __all__ = ["Placement", "place_job"]
+
+_LOOK_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -66,18 +71,21 @@ class Placement:
 
         return lambda launch: ContainerSupervisor(launch, plan, paths)
 
-    def open_site(self, *, create: bool = True) -> CacheSite:
+    def open_site(self, *, create: bool = True, files: Files | None = None) -> CacheSite:
         """Check, lock and hold the job's cache directories; raises CacheDirectoryError.
 
         Args:
             create: whether missing ones are made.
+            files: who looks at anything but them; default this process.
 
         Returns:
             Them; to be closed.
         """
         job, plan = self.job, self.plan
         if plan is None or not plan.measured:
-            return CacheSite(job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes)
+            return CacheSite(
+                job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
+            )
         # What cannot be read cannot be locked; that no other run's container has the volume was looked at before.
         return CacheSite(
             job.cache_dirs,
@@ -86,6 +94,7 @@ class Placement:
             expected_bytes=job.expected_bytes,
             lock=False,
             scanner=plan.scanner,
+            files=files,
         )
 
     def require_cleaning(self) -> None:
@@ -97,12 +106,13 @@ class Placement:
             )
 
 
-def place_job(job: CacheJob, env: Mapping[str, str]) -> Placement:
+def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None) -> Placement:
     """Check that a job's generator can be run where it is to be run.
 
     Args:
         job: what to run.
         env: its environment on this host.
+        files: who looks for the command; default this process.
 
     Returns:
         Where it runs.
@@ -120,7 +130,17 @@ def place_job(job: CacheJob, env: Mapping[str, str]) -> Placement:
     if job.container is None:
         if not job.command:
             raise InputError("the job has no command: name the program to run")
-        check_command(job.command, env, str(job.cwd) if job.cwd else None)
+        try:
+            cwd = str(job.cwd) if job.cwd else os.getcwd()
+        except FileNotFoundError:
+            raise InputError("the present working directory has been removed: change to another one") from None
+        try:
+            (files or InPlace()).run(check_command, list(job.command), dict(env), cwd, timeout_s=_LOOK_S)
+        except TimeoutError as error:
+            raise InputError(
+                f"command {for_terminal(job.command[0])!r} cannot be looked for within {_LOOK_S:.0f} s: the file system of "
+                "its path, of the working directory or of a directory in PATH hangs; check the mounts"
+            ) from error
         return Placement(job, None)
     from prefect_cachewatch.containers.preflight import plan_container  # noqa: PLC0415 - only for containers
 

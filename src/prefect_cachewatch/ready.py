@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import os
-import re
 import socket
 import time
 import urllib.error
@@ -18,7 +17,9 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from prefect_cachewatch.bounded import Bounded, CutLinks
 from prefect_cachewatch.errors import ScanError, ScanTimeout
+from prefect_cachewatch.matching import PatternMatcher
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.text import for_terminal, redact
 
@@ -31,6 +32,7 @@ _BODY_MAX = 64 << 10
 _LINE_MAX = 4096
 _WINDOW = 64 << 10
 _SHOWN_MAX = 200
+_SLACK_S = 0.5
 
 
 class ReadyCheck(Protocol):
@@ -58,15 +60,41 @@ class HttpCheck:
 
     def __init__(self, ready: ReadyOnHttp, clock: Callable[[], float] = time.monotonic) -> None:
         self._ready, self._clock = ready, clock
-        self._body = re.compile(ready.body_pattern) if ready.body_pattern is not None else None
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
+        self._body = PatternMatcher(ready.body_pattern) if ready.body_pattern is not None else None
+        self._bounded = Bounded()
+        self._links = CutLinks()
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), *self._links.handlers()]
         if _is_loopback(urllib.parse.urlsplit(ready.url).hostname or ""):
             # A proxy that the environment names would look at its own loopback interface.
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
+    @property
+    def problem(self) -> str | None:
+        """Why a body was not looked at to its end; None while none was."""
+        return self._body.problem if self._body is not None else None
+
     def look(self) -> str | None:
         """Ask once; None when it is ready."""
+        try:
+            # The socket's own timeout bounds each read; headers that come drop by drop, only this does.
+            return self._bounded.call(self._ask, self._ready.timeout_s + _SLACK_S)
+        except TimeoutError:
+            self._links.cut()
+            return "no answer in time"
+
+    def begin(self) -> None:
+        """Start the process that looks at bodies, if any are looked at; raises OSError."""
+        if self._body is not None:
+            self._body.start()
+
+    def close(self) -> None:
+        """End the process that looks at bodies, if there is one."""
+        self._links.cut()
+        if self._body is not None:
+            self._body.close()
+
+    def _ask(self) -> str | None:
         deadline_s = self._clock() + self._ready.timeout_s
         request = urllib.request.Request(self._ready.url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
         try:
@@ -77,9 +105,6 @@ class HttpCheck:
                 return self._judge(error.code, error, deadline_s)
         except (OSError, http.client.HTTPException, ValueError) as error:
             return _why(error)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _judge(self, status: int, answer: IO[bytes], deadline_s: float) -> str | None:
         if status != self._ready.status:
@@ -92,8 +117,10 @@ class HttpCheck:
             return f"answered {status}, but its body took longer than {self._ready.timeout_s:g} s"
         except (OSError, http.client.HTTPException) as error:
             return f"answered {status}, but its body was cut: {_why(error)}"
-        if self._body.search(body.decode("utf-8", "replace")):
+        if self._body.search(body):
             return None
+        if self._body.problem is not None:
+            return f"answered {status}; {self._body.problem}"
         return f"answered {status} with another body"
 
     def _read(self, answer: IO[bytes], deadline_s: float) -> bytes:
@@ -199,6 +226,7 @@ class LogSearch:
 
     Args:
         pattern: a regular expression; ^ and $ are a line's begin and end.
+        matcher: of the pattern; default one of its own.
 
     Example:
         >>> search = LogSearch("startup complete$")
@@ -206,15 +234,25 @@ class LogSearch:
         (None, 'not printed yet')
         >>> search.feed(b"up complete"), search.look()
         (None, None)
+        >>> search.close()
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, matcher: PatternMatcher | None = None) -> None:
         self.found = False
-        self._pattern = re.compile(pattern, re.MULTILINE)
+        self._matcher = matcher or PatternMatcher(pattern)
         self._line = b""
 
+    @property
+    def problem(self) -> str | None:
+        """Why something was not looked at to its end; None while nothing was."""
+        return self._matcher.problem
+
+    def begin(self) -> None:
+        """Start the process that searches; raises OSError."""
+        self._matcher.start()
+
     def feed(self, data: bytes | memoryview) -> None:
-        """Take in what was printed; costs one search over it, no work per line."""
+        """Take in what was printed; costs one search over it by another process, no work per line."""
         for at in range(0, len(data), _WINDOW):
             if self.found:
                 self._line = b""
@@ -229,10 +267,11 @@ class LogSearch:
     def look(self) -> str | None:
         """Say whether it has been printed, in a line that has not ended yet too."""
         self.found = self.found or self._is_in(self._line)
-        return None if self.found else "not printed yet"
+        return None if self.found else self.problem or "not printed yet"
 
     def close(self) -> None:
-        """Nothing is held."""
+        """End the process that searches."""
+        self._matcher.close()
 
     def _is_in(self, data: bytes) -> bool:
         if len(data) > _LINE_MAX:
@@ -240,7 +279,7 @@ class LogSearch:
             if max(map(len, lines)) > _LINE_MAX:
                 # Some patterns take time that is quadratic in the line, and a megabyte without an end is no line to read.
                 data = b"\n".join(line[:_LINE_MAX] for line in lines)
-        return self._pattern.search(data.decode("utf-8", "replace")) is not None
+        return bool(data) and self._matcher.search(data)
 
 
 def make_check(ready: ReadyServer, first_dir: str) -> ReadyCheck:

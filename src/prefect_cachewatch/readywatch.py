@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.errors import InputError, ScanError
-from prefect_cachewatch.ready import FileCheck, LogSearch, ReadyCheck, describe_wanted, make_check
+from prefect_cachewatch.ready import FileCheck, HttpCheck, LogSearch, ReadyCheck, describe_wanted, make_check
 from prefect_cachewatch.text import for_terminal
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
@@ -38,6 +38,7 @@ class ReadyWatch:
         >>> waiting = ReadyWatch(ReadyOnLog(pattern="startup complete"), "/mnt/cache")
         >>> waiting.prepare(); waiting.feed(memoryview(b"startup complete")); waiting.look()
         True
+        >>> waiting.close()
     """
 
     def __init__(
@@ -127,10 +128,18 @@ class ReadyWatch:
     def describe_missing(self) -> str:
         """Say what did not come, as the end of a sentence."""
         what, never = describe_wanted(self.ready)
+        if problems := self.problems:
+            return f"{what} {never} ({problems[0]})"
         if self.ready.kind == "log" or self.last_answer is None:
             return f"{what} {never}"
         last = self.last_answer if self.ready.kind == "file" else f"last answer: {self.last_answer}"
         return f"{what} {never} ({for_terminal(last, 200)})"
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be looked at, one sentence each."""
+        checks = (self._check, self._mark_log)
+        return [check.problem for check in checks if isinstance(check, LogSearch | HttpCheck) and check.problem]
 
     def stop(self, timeout_s: float = _LAST_LOOK_S) -> None:
         """Stop looking; a look that hangs is left behind, and so is what follows from one if it takes too long.
@@ -146,12 +155,20 @@ class ReadyWatch:
     def close(self) -> None:
         """Stop looking, and end the helpers."""
         self.stop()
+        if self._mark_log is not None:
+            self._mark_log.close()
         if self._thread is None or not self._thread.is_alive():
             for check in (self._check, self._mark_file):
                 if check is not None:
                     check.close()
 
     def _prepare(self) -> None:
+        for search in (self._check, self._mark_log):
+            if isinstance(search, LogSearch | HttpCheck):
+                try:
+                    search.begin()
+                except OSError as error:
+                    raise InputError(f"the process that searches for a pattern cannot be started: {error}") from error
         for check in (self._check, self._mark_file):
             if isinstance(check, FileCheck):
                 try:

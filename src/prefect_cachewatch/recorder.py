@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.trace_rows import Event, TraceRow
-from prefect_cachewatch.traces import TraceWriter, check_trace_path
+from prefect_cachewatch.traces import TraceLines, check_trace_path, format_row
 from prefect_cachewatch.watch import Watch
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TraceRecorder", "attempt_path", "trace_path"]
 
-_CLOSE_S = 5.0
+_OPEN_S = 10.0
+_CLOSE_S = 11.0  # the last row and the end of the file may each be waited for
 _WAITING_MAX = 10_000
 
 
@@ -71,14 +73,18 @@ class TraceRecorder:
 
     Args:
         path: of the file, which must not exist.
+        files: who writes it; default this process.
 
     Raises:
         InputError: it cannot be made.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
-        self._writer = TraceWriter(path)
+        try:
+            self._writer = (files or InPlace()).open(TraceLines, path, timeout_s=_OPEN_S)
+        except OSError as error:
+            raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
         self._rows: queue.Queue[TraceRow | None] = queue.Queue(_WAITING_MAX)
         self._last: TraceRow | None = None
         self._problem: str | None = None
@@ -154,7 +160,7 @@ class TraceRecorder:
         while (row := self._rows.get()) is not None:
             if self._problem is None:
                 try:
-                    self._writer.write(row)
+                    self._writer.write(format_row(row).encode() + b"\n")
                 except OSError as error:
                     self._problem = f"the trace {for_terminal(str(self.path))} is incomplete: {error.strerror}"
         try:

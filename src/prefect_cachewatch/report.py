@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.attachment import Attachment
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
@@ -35,6 +37,7 @@ __all__ = [
     "report_json",
     "suspected_paths",
     "write_report",
+    "write_report_within",
 ]
 
 
@@ -121,7 +124,7 @@ class StopSection:
 class Report:
     """One attempt."""
 
-    #: completed, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a process that somebody
+    #: completed, nothing_written, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a process that somebody
     #: else started also ended (how is not known) and detached (the watch was ended before it).
     outcome: str
     stall: StallReport
@@ -328,49 +331,76 @@ def report_json(report: Report) -> str:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write a report whole or not at all: a temporary file beside it, then a rename.
+    """Write a report: a file whole or not at all, readable by its owner only unless it was there; a device or pipe as it is.
 
     Where there is no room it is shortened and says so; where that does not fit either it goes, whole, to the
     temporary directory.
 
     Args:
         report: the report.
-        path: where it goes; an older one is replaced.
+        path: where it goes; an older one is replaced, its mode kept.
 
     Raises:
         InputError: it cannot be written there; the message says where it is instead.
     """
     try:
-        _write_whole(report_json(report), path)
+        write_file(path, _bytes_of(report))
         return
     except OSError as failure:
         error = failure
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         for entries in (100, 10, 0):
             with contextlib.suppress(OSError):
-                _write_whole(report_json(_shortened(report, entries, error.strerror or str(error))), path)
+                write_file(path, _bytes_of(_shortened(report, entries, error.strerror or str(error))))
                 return
     message = f"report file {path} cannot be written: {error.strerror}"
-    import tempfile  # noqa: PLC0415 - seldom, and half a megabyte with what it brings along
-
     try:
-        fd, elsewhere = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(report_json(report) + "\n")
+        elsewhere = _write_elsewhere(report)
     except OSError:
         raise InputError(message) from error
     raise InputError(f"{message}; it is in {elsewhere} instead") from error
 
 
-def _write_whole(text: str, path: Path) -> None:
-    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
+def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> None:
+    """Write a report as `write_report` does, by whoever may be left behind.
+
+    Args:
+        files: who writes.
+        report: the report.
+        path: where it goes.
+        timeout_s: the longest wait.
+
+    Raises:
+        InputError: it could not be written there; the message says where it is instead.
+    """
+    if str(path).startswith(
+        ("/dev/", "/proc/")
+    ):  # a descriptor of ours is another one elsewhere, and the write is bounded
+        write_report(report, path)
+        return
     try:
-        temporary.write_text(text + "\n", encoding="ascii")
-        temporary.replace(path)
+        files.run(write_report, report, path.absolute(), timeout_s=timeout_s)
+        return
+    except OSError as failure:
+        message = f"report file {path} cannot be written: {failure.strerror}"
+    try:
+        elsewhere = files.run(_write_elsewhere, report, timeout_s=timeout_s)
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+        raise InputError(message) from None
+    raise InputError(f"{message}; it is in {elsewhere} instead")
+
+
+def _write_elsewhere(report: Report) -> str:
+    import tempfile  # noqa: PLC0415 - seldom, and half a megabyte with what it brings along
+
+    fd, path = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
+    with open(fd, "wb") as file:
+        file.write(_bytes_of(report))
+    return path
+
+
+def _bytes_of(report: Report) -> bytes:
+    return report_json(report).encode("ascii") + b"\n"
 
 
 def _shortened(report: Report, entries: int, why: str) -> Report:

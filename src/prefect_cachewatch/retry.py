@@ -38,6 +38,8 @@ def decide_retry(
     last, attempt = outcomes[-1], len(outcomes)
     if last.name in ("completed", "cancelled"):
         return RetryDecision(False, f"the attempt was {last.name}")
+    if last.name == "nothing_written":
+        return RetryDecision(False, "a directory that is not the one it writes to stays so")
     if attempt >= policy.attempts:
         return RetryDecision(False, f"attempt {attempt} of {policy.attempts} was the last")
     if last.kind == "filesystem_unresponsive":

@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["make_run_directory", "prune_run_directories", "release_run_directory", "slugify", "state_home"]
@@ -54,10 +55,9 @@ def make_run_directory(name: str, run_id: str, kind: str = "generations") -> Pat
     runs = state_home() / kind
     path = runs / f"{slugify(name)}-{run_id}"
     try:
-        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(make_own_directory(runs))
         prune_run_directories(runs)
-        path.mkdir(exist_ok=True, mode=0o700)
-        _hold(path)
+        _hold(path, make_own_directory(path))
     except OSError as error:
         raise InputError(
             f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
@@ -91,23 +91,24 @@ def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEE
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another run's pruning was quicker
                 if entry.is_dir(follow_symlinks=False):
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == os.geteuid():
-                        found.append((status.st_mtime, entry.path))
+                    own = look_path(entry.path)
+                    if own.owner == os.geteuid():
+                        found.append((own.modified_ns / 1e9, entry.path, own))
     found.sort(reverse=True)
     oldest_s = time.time() - keep_s
     removed = 0
-    for rank, (modified_s, path) in enumerate(found):
+    for rank, (modified_s, path, own) in enumerate(found):
         if (rank >= keep or modified_s < oldest_s) and not _in_use(path):
-            shutil.rmtree(path, ignore_errors=True)
-            removed += 1
+            removed += not remove_path(path, own).failed
     return removed
 
 
-def _hold(path: Path) -> None:
+def _hold(path: Path, fd: int) -> None:
     """Mark a directory as a living run's: a long run outlasts many short ones."""
-    if path not in _held:
-        _held[path] = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if path in _held:
+        os.close(fd)
+    else:
+        _held[path] = fd
         with contextlib.suppress(OSError):  # a file system without locks: as if nobody held it
             fcntl.flock(_held[path], fcntl.LOCK_SH | fcntl.LOCK_NB)
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.rundir import slugify, state_home
 
@@ -81,12 +83,13 @@ def remember_run(path: Path, report: Report) -> None:
         growth.longest_pause_s,
     )
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        here = make_own_directory(path.parent)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
+            write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
+        finally:
+            os.close(here)
 
 
 def enough_window_s(runs: Sequence[PastRun], poll_s: float) -> float | None:

@@ -6,7 +6,6 @@ removed when the server has been stopped. It signals nobody: see `handover` and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import time
@@ -16,9 +15,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.rundir import slugify, state_home
-from prefect_cachewatch.supervise.proc import boot_id, find_by_cookie, is_alive
+from prefect_cachewatch.supervise.proc import boot_id, is_alive
+from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.run_files import (
     RunFileRefused,
     machine_id,
@@ -179,27 +181,15 @@ def write_record(record: ServerRecord) -> Path:
     """
     path = record_path(record.name, record.run_id)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        here = open_runs_directory(str(path.parent))
+        here = make_own_directory(path.parent)
         try:
-            temporary = f".{path.name}.tmp"
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=here)
-            fd = os.open(
-                temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=here
-            )
-            with open(fd, "wb") as file:
-                file.write(record.model_dump_json(indent=1).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, path.name, src_dir_fd=here, dst_dir_fd=here)
+            write_entry(here, path.name, record.model_dump_json(indent=1).encode() + b"\n", sync=True)
             _prune_logs(path.parent)
         finally:
             os.close(here)
-    except (OSError, RunFileRefused) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+    except OSError as error:
         raise InputError(
-            f"the record {path} of the running server cannot be written: {why}; set CACHEWATCH_STATE to a directory of yours"
+            f"the record {path} of the running server cannot be written: {error.strerror}; set CACHEWATCH_STATE to a directory of yours"
         ) from error
     return path
 

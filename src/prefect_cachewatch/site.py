@@ -10,11 +10,14 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Mapping, Sequence
+import stat
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import (
     CacheDirectoryBusy,
     CacheDirectoryError,
@@ -22,15 +25,18 @@ from prefect_cachewatch.errors import (
     ScanError,
     ScanTimeout,
 )
+from prefect_cachewatch.filelocks import LockHolder, describe_holders, find_holders, is_reader_only, take_exclusive
 from prefect_cachewatch.measure.mounts import Mount, mount_of, read_mounts
+from prefect_cachewatch.measure.overlap import LOCK_FILE
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.supervise.proc import command_line
-from prefect_cachewatch.text import for_terminal, redact_argv
+from prefect_cachewatch.supervise.tending import wake
+from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
 __all__ = ["CacheSite", "check_command"]
 
-_CHECK_TIMEOUT_S = 10.0
+_CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
+_BELOW_S = 20.0
 _LEAST_FREE_BYTES = 1 << 20
 
 
@@ -48,28 +54,34 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
     if cwd is not None and not Path(cwd).is_dir():
         raise CommandError(f"working directory {for_terminal(cwd)} is not a directory: create it first", exit_code=125)
     program, shown = command[0], for_terminal(command[0])
-    if "/" not in program:
-        import shutil  # noqa: PLC0415 - brings three compression libraries along
-
-        search = env.get("PATH", os.defpath)
-        if shutil.which(program, path=search) is None:
-            found = next((p for d in search.split(os.pathsep) if (p := Path(cwd or ".", d, program)).is_file()), None)
-            if found is not None:
-                raise CommandError(
-                    f"command {for_terminal(str(found))!r} is not executable: chmod +x it, or name its interpreter first",
-                    exit_code=126,
-                )
-            raise CommandError(
-                f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127
-            )
-        return
-    path = Path(cwd or ".") / program
-    if not path.exists():
+    where = [""] if "/" in program else env.get("PATH", os.defpath).split(os.pathsep)
+    refused: tuple[str, str] | None = None
+    for directory in where:
+        path = os.path.join(cwd or ".", directory, program)
+        why = _why_not_executable(path, searched=bool(directory))
+        if why is None:
+            return
+        if why:
+            refused = refused or (path if directory else program, why)
+    if refused is not None:
+        raise CommandError(f"command {for_terminal(refused[0])!r} is not executable: {refused[1]}", exit_code=126)
+    if "/" in program:
         raise CommandError(f"command {shown!r} does not exist: check the path", exit_code=127)
-    if path.is_dir() or not os.access(path, os.X_OK):
-        raise CommandError(
-            f"command {shown!r} is not executable: chmod +x it, or name its interpreter first", exit_code=126
-        )
+    raise CommandError(f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127)
+
+
+def _why_not_executable(path: str, *, searched: bool) -> str | None:
+    """Say why a file cannot be executed; empty where there is none, None where it can be."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        absent = error.errno == errno.ENOENT or (searched and error.errno == errno.ENOTDIR)
+        return "" if absent else error.strerror or "it cannot be looked at"
+    if stat.S_ISDIR(found.st_mode):
+        return "it is a directory; name the program in it"
+    if not os.access(path, os.X_OK):
+        return "chmod +x it, or name its interpreter first"
+    return None
 
 
 class CacheSite:
@@ -83,6 +95,7 @@ class CacheSite:
         deadline_s: least deadline of a scan.
         lock: whether the directories are locked against other jobs; not for work that somebody else does.
         scanner: makes what measures them, given the least deadline; default a process on this host.
+        files: who looks at the home directory; default this process.
 
     Raises:
         CacheDirectoryError: a directory cannot be used; `CacheDirectoryBusy` if another job holds it.
@@ -104,11 +117,20 @@ class CacheSite:
         deadline_s: float = 10.0,
         lock: bool = True,
         scanner: Callable[[float], DirectoryScanner] = DirectoryScanner,
+        files: Files | None = None,
     ) -> None:
+        self._files = files or InPlace()
         self.ignore = list(ignore)
         self._make_scanner = scanner
         self.scanner = scanner(deadline_s)
         self._closed = False
+        self.to_clean = False
+        """Whether what each attempt makes is to be known, so that `clean` may remove it; set it before `begin`."""
+        self.to_record = False
+        """Whether what is made in the first directory is recorded there (`publish.begun`); set it before `begin`."""
+        self.growth_mark: str | None = None
+        """File that says, for whoever comes after a kill, when the first directory grew last; set it before `begin`."""
+        self._remembered_s: float | None = None
         self._watched_only = not lock
         self._deadline_s = deadline_s
         self.paths: list[str] = []
@@ -117,7 +139,9 @@ class CacheSite:
         try:
             self._check(list(dict.fromkeys(map(str, cache_dirs))), create, expected_bytes)
             for path in self.paths if lock else ():
-                self.lock_fds.append(_lock(path))
+                self.lock_fds += _lock(path)
+            if lock:
+                self._require_alone()
         except BaseException:
             self.close()
             raise
@@ -144,10 +168,11 @@ class CacheSite:
         Raises:
             CacheDirectoryError: the directories cannot be measured at all.
         """
+        marked = {} if self.growth_mark is None else {"mark": self.growth_mark}
         try:
             # A first scan of a cold tree may take minutes; nothing is running yet that could hang unseen.
             answer = self.scanner.request(
-                "begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore
+                "begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore, **marked
             )
         except ScanError as error:
             raise CacheDirectoryError(f"{self._names()} cannot be measured: {error.message}") from error
@@ -157,7 +182,29 @@ class CacheSite:
                 raise CacheDirectoryError(
                     f"cache directory {shown} cannot be measured: {root['error']}", path=root["path"]
                 )
+        if self.to_clean or self.to_record:
+            self._remember()
         return answer
+
+    def _remember(self) -> None:
+        self._remembered_s = None
+        try:
+            answer = self.scanner.request(
+                "remember", max(self.scanner.deadline_s, 120.0, self._walk_s), record=self.to_record
+            )
+        except ScanError as error:
+            raise CacheDirectoryError(
+                f"what an attempt makes in {self._names()} cannot be told from what is there: {error.message}; "
+                "use on_retry resume, and a store instead of in-place publishing"
+            ) from error
+        if answer["refused"]:
+            raise CacheDirectoryError(f"{for_terminal(answer['refused'], 2000)}: nothing was started")
+        self._remembered_s = float(answer["remembered_s"])
+
+    @property
+    def _walk_s(self) -> float:
+        """How long a walk over all may take that asks for every file."""
+        return max(60.0, 10 * (self._remembered_s or 0.0))
 
     def restart_scanner(self) -> None:
         """Replace a scan process that has died; never one that is stuck, and none after the end."""
@@ -166,13 +213,38 @@ class CacheSite:
         self.scanner.close()
         self.scanner = self._make_scanner(self._deadline_s)
 
+    def note_end(self, *, failed: bool) -> None:
+        """Have what the attempt made listed, as soon as its tree is gone: what comes later is not the attempt's.
+
+        Args:
+            failed: whether it may have to be removed for another attempt.
+        """
+        if self._remembered_s is not None and (self.to_record or (self.to_clean and failed)):
+            with contextlib.suppress(ScanError):  # not listed is not known, and `clean` refuses then
+                self.scanner.request("sight", self._walk_s)
+
     def clean(self) -> dict[str, Any]:
-        """Remove what the attempts so far wrote: files and directories that were not there before the first.
+        """Remove the files and directories that the last attempt is known to have made.
 
         Returns:
-            `removed` (files), `freed_bytes`, `problems`.
+            `removed` (files), `freed_bytes`, and `kept`: files that came meanwhile and are not known to be the attempt's,
+            with the first `kept_paths`.
+
+        Raises:
+            CacheDirectoryError: that cannot be known, and nothing was touched; or a file of it cannot be removed.
         """
-        return self.scanner.request("clean", 600.0)
+        try:
+            answer = self.scanner.request("clean", max(600.0, self._walk_s))
+        except ScanError as error:
+            raise CacheDirectoryError(f"{self._names()} cannot be cleaned: {error.message}") from error
+        if answer["refused"]:
+            raise CacheDirectoryError(f"{for_terminal(answer['refused'], 2000)}: nothing was removed")
+        if answer["failed"]:
+            more = f" and {answer['failed'] - 1:,} more" if answer["failed"] > 1 else ""
+            raise CacheDirectoryError(
+                f"what the attempt made cannot be removed: {for_terminal(answer['problems'][0], 2000)}{more}"
+            )
+        return answer
 
     def close(self) -> None:
         """Let go of the locks and the scan process."""
@@ -185,13 +257,39 @@ class CacheSite:
         names = ", ".join(for_terminal(path) for path in self.paths)
         return f"cache directory {names}" if len(self.paths) == 1 else f"cache directories {names}"
 
+    def _require_alone(self) -> None:
+        """Refuse what lies in another run's directory, or holds one: each would count and clean the other's files."""
+        try:
+            found = self.scanner.request("overlap", _CHECK_TIMEOUT_S + _BELOW_S, paths=self.paths, budget_s=_BELOW_S)
+        except ScanError as error:
+            raise CacheDirectoryError(f"{self._names()} cannot be looked through: {error.message}") from error
+        if not found:
+            return
+        path, other = found["path"], found.get("above") or found["below"]
+        with contextlib.suppress(OSError):
+            holders = find_holders(os.stat(other))
+            if not _are_ours(holders):
+                return
+            named = f" ({describe_holders(holders[:1])})" if holders else ""
+            how = "lies in" if "above" in found else "holds"
+            raise CacheDirectoryBusy(
+                f"cache directory {for_terminal(path)} {how} {for_terminal(other)}, which is in use by another job{named}: "
+                "wait for it to end, or give each job a directory of its own",
+                path=path,
+                holder_pid=holders[0].pid if holders else None,
+            )
+
     def _check(self, paths: Sequence[str], create: bool, expected_bytes: int | None) -> None:
         mounts = read_mounts()
+        try:
+            homes = self._files.run(_homes, timeout_s=_HOME_TIMEOUT_S)
+        except TimeoutError:  # it hangs, and no cache directory that is to be used can be it
+            homes = set()
         missing = []
         for path in paths:
             answer = self._ask(path, create=False, count=expected_bytes is not None)
             resolved = answer["path"]
-            _refuse_special(path, resolved, mounts)
+            _refuse_special(path, resolved, mounts, homes)
             if answer.get("missing") and create:
                 missing.append(path)
             elif answer["error"]:
@@ -247,10 +345,13 @@ class CacheSite:
             )
 
 
-def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount]) -> None:
+def _homes() -> set[str]:
+    return {os.path.realpath(home) for home in (os.environ.get("HOME"), os.path.expanduser("~")) if home}
+
+
+def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount], home: Collection[str]) -> None:
     shown = for_terminal(path)
     what = None
-    home = {os.path.realpath(home) for home in (os.environ.get("HOME"), os.path.expanduser("~")) if home}
     if resolved == "/":
         what = "the root directory"
     elif resolved in home:
@@ -263,60 +364,71 @@ def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount]) -> None:
         )
 
 
-def _lock(path: str) -> int:
-    """Take the directory's lock: flock on its own descriptor, so that no lock file is left in a cache."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _lock(path: str, until_s: float | None = None) -> list[int]:
+    """Take the directory's lock: flock on its own descriptor, so that no lock file is left in a cache.
+
+    Where a reader of the directory has locked it too (a backup program), a lock file keeps writers of ours apart.
+    """
+    fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)]
+    taken = False
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = True
+        except BlockingIOError:
+            if is_reader_only(fds[0]):
+                taken = _lock_file(fds)
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EISDIR):
                 raise
-            # NFS makes flock a byte-range lock, which needs a file open for writing; *.lock never counts as growth.
-            file = os.open(".cachewatch.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
-            os.close(fd)
-            fd = file
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = _holder(os.fstat(fd))
-        os.close(fd)
-        from prefect_cachewatch.servers import find_server_on  # noqa: PLC0415 - seldom, and it brings pydantic along
-
-        if (server := find_server_on(path)) is not None:
-            raise CacheDirectoryBusy(
-                f"cache directory {for_terminal(path)} is in use by server {for_terminal(server.name, 100)} ({server.who}), "
-                f"which was left running: stop it first with {server.stop_command}, or use another directory",
-                path=path,
-                holder_pid=server.pid,
-            ) from None
-        raise CacheDirectoryBusy(
-            f"cache directory {for_terminal(path)} is in use by another job{_describe(holder)}: "
-            "wait for it to end, or use another directory",
-            path=path,
-            holder_pid=holder,
-        ) from None
+            # NFS makes flock a byte-range lock, which needs a file open for writing.
+            taken = _lock_file(fds)
     except OSError as error:
-        os.close(fd)
+        _close(fds)
         raise CacheDirectoryError(
             f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path
         ) from error
-    return fd
+    if taken:
+        return fds
+    status = os.fstat(fds[-1])
+    _close(fds)  # before it is asked who holds locks
+    holders = find_holders(status)
+    if until_s is None and wake(holder.pid for holder in holders):
+        until_s = time.monotonic() + _WOKEN_S  # of a run that is over, unless its flow lives, which sees to it itself
+    if until_s is not None and time.monotonic() < until_s:
+        time.sleep(0.1)
+        return _lock(path, until_s)
+    from prefect_cachewatch.servers import find_server_on  # noqa: PLC0415 - seldom, and it brings pydantic along
+
+    if (server := find_server_on(path)) is not None:
+        raise CacheDirectoryBusy(
+            f"cache directory {for_terminal(path)} is in use by server {for_terminal(server.name, 100)} ({server.who}), "
+            f"which was left running: stop it first with {server.stop_command}, or use another directory",
+            path=path,
+            holder_pid=server.pid,
+        )
+    whose = "is in use by another job" if _are_ours(holders) else "is locked by a program that is no job of cachewatch"
+    named = f" ({describe_holders(holders[:1])})" if holders else ""
+    raise CacheDirectoryBusy(
+        f"cache directory {for_terminal(path)} {whose}{named}: wait for it to end, or use another directory",
+        path=path,
+        holder_pid=holders[0].pid if holders else None,
+    )
 
 
-def _holder(status: os.stat_result) -> int | None:
-    mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if mark in fields and "FLOCK" in fields and "->" not in fields:
-                return int(fields[4])
-    return None
+def _are_ours(holders: Sequence[LockHolder]) -> bool:
+    # A program that uses the library is any Python; until its guards run nothing else tells.
+    marks = ("cachewatch", "prefect", "python")
+    return not holders or any(mark in word for who in holders for word in who.argv for mark in marks)
 
 
-def _describe(pid: int | None) -> str:
-    if pid is None or pid <= 0:
-        return ""
-    argv = command_line(pid)
-    if not argv:
-        return f" (pid {pid}, which has ended; its process tree is still being stopped)"
-    return f" (pid {pid}: {for_terminal(' '.join(redact_argv(argv)), 120)})"
+def _lock_file(fds: list[int]) -> bool:
+    # *.lock never counts as growth. Its owner's alone: on a local disk who may read a file may lock it.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fds.append(os.open(LOCK_FILE, flags, 0o600, dir_fd=fds[0]))
+    return take_exclusive(fds[1], past_readers=True)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

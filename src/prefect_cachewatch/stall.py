@@ -42,6 +42,8 @@ class Measurement:
     newest_age_s: float | None = None
     touched_age_s: float | None = None
     bytes_present: int = 0
+    overwriting_age_s: float | None = None
+    """Of the last file that stood there at the start and is being overwritten, once."""
 
 
 class Reading(NamedTuple):
@@ -215,7 +217,11 @@ class StallRule:
             gap_s = self.pause_s + credit - pause_s
             if self.first_write_s is not None and wrote:
                 self._writing_s += min(gap_s, self.policy.stall_after_s)
-            self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
+            # What stood there may be touched and then be loaded for long: only bytes say that writing has begun.
+            if wrote or self.first_write_s is not None or self.policy.progress == "any":
+                self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
+            else:
+                self._clear_suspicion(grew_s)
             self.pause_s = pause_s
         self._follow_phase(ended_s, seen)
         churning = self._churning(seen)
@@ -325,7 +331,7 @@ class StallRule:
             return seen.newest_age_s or 0.0
         if self.policy.progress == "any":
             return seen.touched_age_s
-        return None
+        return seen.overwriting_age_s
 
     def _note_progress(self, grew_s: float, gap_s: float, seen: Measurement) -> None:
         if self.first_write_s is None:

@@ -1,86 +1,17 @@
 """Strings from strangers made safe to show: file names, command lines, log tails.
 
 File names are bytes, held as `str` with surrogate escapes, lossless. Here they become
-harmless for a terminal, HTML or Markdown; and secrets are taken out of argv and logs.
+harmless for a terminal, HTML or Markdown. Secrets are taken out before: see `common.secrets`.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+
+from prefect_cachewatch.common.secrets import redact, redact_argv
 
 __all__ = ["for_html", "for_markdown", "for_terminal", "markdown_code", "redact", "redact_argv"]
-
-_HIDDEN = "***"
-_SECRET_WORD = r"(?:token|secret|pass(?:w|phrase)|api[-_]?key|key|auth|cred|cookie|sig)"
-_KEY = re.compile(_SECRET_WORD, re.IGNORECASE)
-_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"), _HIDDEN),  # JSON web tokens
-    (re.compile(r"\b(?:hf_|ghp_|gho_|ghs_|github_pat_|pnu_|pnb_|sk-|xox[abpr]-)[\w-]{8,}"), _HIDDEN),
-    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), _HIDDEN),
-    (re.compile(r"(?<![\w+.-])([\w+.-]++://)[^\s/]+@"), rf"\1{_HIDDEN}@"),
-    (re.compile(r"(?i)\b(authorization[\"']?\s*+[:=]\s*+[\"']?)[^\r\n\"']+"), rf"\1{_HIDDEN}"),
-    (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{_HIDDEN}"),
-    # Possessive, and from a word's beginning only: a log line of one long word must not take seconds.
-    (
-        re.compile(rf"(?i)(?<![\w.-])((?=[\w.-]*?{_SECRET_WORD})[\w.-]++[\"']?\s*+[=:]\s*+[\"']?)[^\s\"'&,;]+"),
-        rf"\1{_HIDDEN}",
-    ),
-)
-
-
-def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Take what looks like a secret out of a text.
-
-    Args:
-        text: a log line, URL or message.
-        secrets: values that are known to be secret, removed wherever they stand.
-
-    Returns:
-        The text with each secret replaced by `***`.
-
-    Example:
-        >>> redact("GET https://me:pw@host/x?token=abc")
-        'GET https://***@host/x?token=***'
-    """
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
-    for pattern, replacement in _PATTERNS:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-def redact_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """Take secrets out of a command line, by value and by the option before them.
-
-    Args:
-        argv: the command and its arguments.
-        secrets: values that are known to be secret.
-
-    Returns:
-        As many strings, those that look secret replaced.
-
-    Example:
-        >>> redact_argv(["curl", "--token", "abc", "--password=x", "f.bin"])
-        ['curl', '--token', '***', '--password=***', 'f.bin']
-    """
-    known = list(secrets)
-    shown: list[str] = []
-    hide_next = False
-    for word in argv:
-        if hide_next and not word.startswith("-"):
-            shown.append(_HIDDEN)
-            hide_next = False
-            continue
-        name, equals, _ = word.partition("=")
-        if word.startswith("-") and _KEY.search(name):
-            shown.append(f"{name}={_HIDDEN}" if equals else word)
-            hide_next = not equals
-            continue
-        hide_next = False
-        shown.append(redact(word, known))
-    return shown
 
 
 def for_terminal(name: str, limit: int = 255) -> str:

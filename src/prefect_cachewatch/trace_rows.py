@@ -88,6 +88,8 @@ class _File(NamedTuple):
     st_blocks: int
     st_mtime_ns: int
     st_nlink: int = 1
+    st_atime_ns: int = 0
+    st_dev: int = 0
 
     @property
     def st_ctime_ns(self) -> int:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from prefect_cachewatch.common.files import PUBLIC, create_file
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.trace_rows import Event, Trace, TraceRow
 
-__all__ = ["TRACE_COLUMNS", "TraceWriter", "check_trace_path", "read_trace"]
+__all__ = ["TRACE_COLUMNS", "TraceLines", "TraceWriter", "check_trace_path", "format_row", "read_trace"]
 
 TRACE_COLUMNS = (
     "t_s", "total_bytes", "file_count", "alloc_bytes", "written_bytes", "kept_bytes", "written_alloc_bytes",
@@ -89,7 +90,7 @@ class TraceWriter:
         self.path = path
         self.rows = 0
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._fd = create_file(path, mode=PUBLIC, append=True)
         except OSError as error:
             raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
         self._whole_bytes = 0
@@ -101,7 +102,11 @@ class TraceWriter:
 
     def write(self, row: TraceRow) -> None:
         """Append a row; raises OSError, after which the file still ends with a whole line."""
-        self._append(",".join(_format(getattr(row, name)) for name in TRACE_COLUMNS))
+        self.append(format_row(row))
+
+    def append(self, line: str) -> None:
+        """Append a row that is a line already; raises as `write`."""
+        self._append(line)
         self.rows += 1
 
     def close(self) -> None:
@@ -120,6 +125,35 @@ class TraceWriter:
             os.ftruncate(self._fd, self._whole_bytes)
             raise
         self._whole_bytes += len(data)
+
+
+class TraceLines:
+    """Takes the bytes of rows, in whatever pieces they come, and writes them as `TraceWriter` does.
+
+    Args:
+        path: of the file, which must not exist.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer, self._rest = TraceWriter(path), b""
+
+    def write(self, data: bytes) -> None:
+        """Take bytes; raises OSError, after which the file still ends with a whole line."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._writer.append(line.decode())
+
+    def close(self) -> None:
+        """Close the file; one without a row is removed."""
+        self._writer.close()
+
+
+def format_row(row: TraceRow) -> str:
+    """Write a row as a line, without its end."""
+    return ",".join(_format(getattr(row, name)) for name in TRACE_COLUMNS)
 
 
 def _format(value: float | int | str | None) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.emptiness import Emptiness
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.marking import write_completed, write_started
 from prefect_cachewatch.measure.growth import Growth
@@ -24,6 +26,7 @@ from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule, Suspicion, Verdict
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
+from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
@@ -36,10 +39,13 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
 __all__ = ["Outcome", "Watch", "run_watch"]
 
 # The last two of adopted processes only: ended, and nobody could say how; still running when the watch was ended.
-OutcomeName = Literal["completed", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"]
+OutcomeName = Literal[
+    "completed", "nothing_written", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"
+]
 
 _LISTING_TIMEOUT_S = 10.0
 _GUARD_WAIT_S = 0.5
+_JANITOR_S = 12.0  # it gives those that it kills 10 s to be gone
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Watch:
         before_stop: called once when a stall was decided and before the tree is stopped, with the
             watch and the verdict; bounded by the caller.
         make_supervisor: makes whoever runs the generator; default a guard on this host.
+        files: who touches state files; default this process.
     """
 
     def __init__(
@@ -107,7 +114,10 @@ class Watch:
         on_sample: Callable[[Watch], None] | None = None,
         before_stop: Callable[[Watch, Verdict], None] | None = None,
         make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
+        files: Files | None = None,
     ) -> None:
+        self._files = files or InPlace()
+        self._state_answers = True
         self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
         self.output = output or OutputPump()
         self.run_id = os.urandom(16).hex()
@@ -128,6 +138,7 @@ class Watch:
         self._before_stop = before_stop
         self._make_supervisor = make_supervisor
         self._cancel_grace_s: float | None = None
+        self._emptiness: Emptiness | None = None
 
     @property
     def state(self) -> GrowthMonitor:
@@ -150,6 +161,8 @@ class Watch:
         notes = self._clear_leftovers()
         baseline = self.site.begin()
         self._prepare_serving()
+        if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
+            self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
         out_fd, error_fd = self.output.open_pipes()
         # A number of its own: the guard's 0 is /dev/null, whatever ours is.
         stdin_fd = (
@@ -167,6 +180,8 @@ class Watch:
             wait_for=self.job.wait_for,
             hold=self.site.lock_fds,
             may_release=self.serving is not None and self.serving.ready.then == "leave_running",
+            files=self._files,
+            has_state=self._state_answers,
         )
         self.supervisor = self._make_supervisor(launch)
         notes += write_started(self.site, self.job.markers)
@@ -187,7 +202,9 @@ class Watch:
         self.started_at, self.started_s = time.time(), self._clock()
         warmup = self.serving.warmup(baseline["growth"]["bytes_present"]) if self.serving is not None else None
         rule = StallRule(self.stall, self.started_s, warmup)
-        self.monitor_state = GrowthMonitor(self.site, rule, self._clock, baseline)
+        self.monitor_state = GrowthMonitor(
+            self.site, rule, self._clock, baseline, holders=lambda: self._running().root_pids
+        )
         self.monitor_state.notes += [*notes, *self.supervisor.notes]
         if self.serving is not None and warmup is not None:
             self.serving.start(self.supervisor, warmup, self._hand_over)
@@ -216,7 +233,10 @@ class Watch:
         """
         supervisor, state = self._running(), self.state
         try:
-            verdict = state.run(supervisor.gone.wait, supervisor.gone.is_set, self._sampled)
+            wait: Callable[[float], bool] = supervisor.gone.wait
+            if self._emptiness is not None:
+                wait = self._emptiness.watch_over(wait, lambda: state.growth, supervisor)
+            verdict = state.run(wait, supervisor.gone.is_set, self._sampled)
             ready = self.serving is not None and verdict.final and not self.serving.forestall()
             if verdict.final and not supervisor.gone.is_set() and not ready:
                 self.verdict, self.decided_s = verdict, self._clock()
@@ -256,7 +276,10 @@ class Watch:
         self._settle()
         supervisor.close()
         self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
-        return self.describe(listing_limit)
+        outcome = self.describe(listing_limit)
+        # Now, and not when it is asked for: whatever comes from here on is not the attempt's.
+        self.site.note_end(failed=outcome.name not in ("completed", "cancelled"))
+        return outcome
 
     def describe(self, listing_limit: int = 1000) -> Outcome:
         """Say how things stand, with a listing; the generator may still be running.
@@ -278,6 +301,8 @@ class Watch:
         else:
             state.note("no listing: the cache directory does not answer")
         name, message = self._conclude(report, state)
+        if name == "nothing_written" and self._emptiness is not None:
+            message = f"{message} {self._emptiness.describe(self.started_at)}"
         if name == "completed":
             for problem in write_completed(self.site, self.job.markers):
                 state.note(problem)
@@ -328,6 +353,8 @@ class Watch:
         self.output.finish()
         if self.serving is not None:
             self.serving.finish(self._running().report)
+            for problem in self.serving.watcher.problems:
+                self.state.note(problem)
 
     def _hand_over(self, ready: str) -> HandedOver | None:
         from prefect_cachewatch.handover import hand_over  # noqa: PLC0415 - as above
@@ -346,11 +373,24 @@ class Watch:
 
     def _clear_leftovers(self) -> list[str]:
         # Whoever is left of a dead run may be writing into these very directories.
-        return describe_leftovers(clear_leftovers())
+        try:
+            return describe_leftovers(self._files.run(clear_leftovers, timeout_s=_JANITOR_S))
+        except TimeoutError as error:
+            self._state_answers = False
+            return [f"leftovers of dead runs were not looked for in {runs_directory()}: {error.strerror}"]
 
     def _sampled(self) -> None:
         if self._on_sample is not None:
             self._on_sample(self)
+
+    def _is_empty(self, state: GrowthMonitor) -> bool:
+        # What could not be measured at the end is not empty.
+        return self._emptiness is not None and state.problem is None and self._emptiness.is_empty(state.growth)
+
+    def _describe_nothing(self, state: GrowthMonitor) -> str:
+        where = ", ".join(for_terminal(path) for path in state.site.paths)
+        wrote = "kept nothing of what it wrote" if state.growth.bytes_written else "wrote nothing"
+        return f"Tensor cache generation {wrote}: {where} was empty before it and is empty now, and it ended"
 
     def _running(self) -> Supervisor:
         assert self.supervisor is not None, "start() comes first"
@@ -388,6 +428,9 @@ class Watch:
                 "engine_lost": "its container has ended, and the engine does not say how",
             }.get(report.why if report else "", "it was stopped because its guard process died")
             return "failed", f"Tensor cache generation failed: {why}; {where}."
+        if report.exit_code == 0 and self._is_empty(state):
+            elapsed = format_duration(self._clock() - self.started_s)
+            return "nothing_written", f"{self._describe_nothing(state)} after {elapsed} with exit code 0."
         if report.exit_code == 0:
             how = "" if state.growth.bytes_written or state.growth.allocated_written else "; nothing new was written"
             elapsed = format_duration(self._clock() - self.started_s)
@@ -418,7 +461,7 @@ def run_watch(watch: Watch) -> Outcome:
         >>> from pathlib import Path
         >>> from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
         >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "c"]) as site:
-        ...     job = CacheJob(name="x", command=["true"], cache_dirs=site.paths)
+        ...     job = CacheJob(name="x", command=["touch", f"{site.paths[0]}/a.bin"], cache_dirs=site.paths)
         ...     run_watch(Watch(site, job, StallPolicy(), StopPolicy())).name
         'completed'
     """

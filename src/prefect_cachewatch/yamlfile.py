@@ -18,6 +18,11 @@ from prefect_cachewatch.text import for_terminal
 __all__ = ["YamlFile", "open_yaml", "read_yaml"]
 
 _MAX_BYTES = 4 * 2**20
+_MAX_DEPTH = 64
+# Values that a file may stand for: so many times those that are written in it, and never more than the most.
+_GROWTH, _FREE_VALUES, _MAX_VALUES = 20, 10_000, 2_000_000
+_LONG = 100  # characters
+_NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ def open_yaml(path: Path) -> YamlFile:
         The document.
 
     Raises:
-        InputError: if it cannot be read, or a key is written twice; the sentence says where and why.
+        InputError: if it cannot be read, a key is written twice, or it stands for more than anybody writes; the sentence
+            says where and why.
     """
     shown = for_terminal(str(path))
     try:
@@ -93,7 +99,11 @@ def open_yaml(path: Path) -> YamlFile:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = for_terminal(" ".join((error.problem or "not YAML").split()))
         raise InputError(f"{shown}{line}: {problem}: correct the YAML") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (yaml.reader.ReaderError, UnicodeDecodeError):
+        raise InputError(
+            f"{shown} is not text in UTF-8, or has control characters in it: check that it is the right file"
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
     return YamlFile(shown, data, root)
 
@@ -114,13 +124,62 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence."""
+    """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence, and what grows too large.
+
+    Aliases and merge keys let a few lines stand for millions of values. Each node's size, all that it refers to included,
+    is known when it is composed, before anything is made of it.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._measures: dict[int, tuple[int, int]] = {}  # node to its size and depth
+        self._written = self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML's stubs
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._measures:
+                raise _refusal("it refers to itself", mark)
+            return node
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _refusal(f"nested deeper than {_MAX_DEPTH}", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        assert node is not None
+        size, depth = self._measure(node)
+        if depth > _MAX_DEPTH:
+            raise _refusal(f"nested deeper than {_MAX_DEPTH}", mark)
+        if size > _MAX_VALUES or (self._depth == 0 and size > _FREE_VALUES + _GROWTH * self._written):
+            raise _refusal("its aliases or merge keys stand for more values than anybody writes", mark)
+        return node
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        else:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+        own = 1
+        if isinstance(node, yaml.ScalarNode):
+            own += len(node.value) // _LONG
+            if node.tag in _NUMBERS and len(node.value) > _LONG:  # 1:1:1:... takes minutes to become a number
+                raise _refusal(f"a number of {len(node.value)} characters", node.start_mark)
+        measures = [self._measures[id(part)] for part in parts]
+        self._written += own
+        measured = own + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
+        self._measures[id(node)] = measured
+        return measured
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is written twice", key.start_mark)
+                    raise _refusal(f"{key.value} is written twice", key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)

@@ -115,7 +115,19 @@ class HalvesScan:
                 return found
 
             def visit(directory: str, rank: int, listed: list[str], stats: Any) -> None:
-                values = [(s.st_ino, s.st_nlink, s.st_size, s.st_blocks, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
+                values = [
+                    (
+                        s.st_ino,
+                        s.st_nlink,
+                        s.st_size,
+                        s.st_blocks,
+                        s.st_mtime_ns,
+                        s.st_ctime_ns,
+                        s.st_atime_ns,
+                        s.st_dev,
+                    )
+                    for s in stats
+                ]
                 other.append((directory, rank, listed, values))
 
             self._walk(fd, names, Walk(is_same, ()), visit)

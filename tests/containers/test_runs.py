@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE
 from tests.support import eventually, exec_argv, run_exec, running
@@ -38,7 +39,7 @@ def test_a_program_that_the_image_lacks_is_127_and_one_that_cannot_be_executed_1
 
 
 def test_an_image_runs_its_own_command_and_one_without_is_refused(cache):
-    ran = run_exec(cache, "--image", PYTHON_IMAGE, command=[])
+    ran = run_exec(cache, "--image", PYTHON_IMAGE, "--allow-empty", command=[])
     assert (ran.status, ran.stdout) == (0, "the image speaks\n")
     refused = run_exec(cache, "--image", SHELL_IMAGE, command=[])
     assert refused.status == 125
@@ -53,7 +54,7 @@ def test_the_container_is_made_as_it_was_asked_for(contain, cache, tmp_path):
         "df /dev/shm | while read a b c; do echo shm $b; done; ls /dev/fuse; ulimit -n; ls /sys/class/net",
         "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001", "--group-add", "44", "--workdir", "/tmp",
         "--env", "WORD=said", "--shm-size", "8m", "--device", "/dev/null:/dev/fuse", "--ulimit", "nofile=99:100", "--ulimit", "nproc=100",
-        "--network", "none", "--label", "team=ml",
+        "--network", "none", "--label", "team=ml", "--allow-empty",
     )  # fmt: skip
     assert ran.status == 0, ran.stderr
     lines = ran.stdout.splitlines()
@@ -96,7 +97,9 @@ def test_a_generator_that_acts_on_sigterm_has_the_grace_period_for_it(contain, c
 
 def test_a_flood_of_output_is_drained_and_capped(contain, tmp_path):
     log = tmp_path / "log"
-    ran = contain("yes 0123456789abcdef0123456789abcdef | head -n 1000000; echo the end >&2", "--log", log)
+    ran = contain(
+        "yes 0123456789abcdef0123456789abcdef | head -n 1000000; echo the end >&2", "--log", log, "--allow-empty"
+    )
     assert ran.status == 0, ran.stderr
     assert ran.stdout.count("\n") == 1_000_000
     assert log.stat().st_size == 33_000_000 + len("the end\n")
@@ -119,3 +122,22 @@ def test_ctrl_c_stops_the_container(engine, cache):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     assert eventually(lambda: not engine.containers())
+
+
+def test_usr1_reaches_the_containers_first_process_and_ctrl_z_suspends_it(cache):
+    script = f"trap 'echo got-usr1' USR1; echo up; while [ ! -e {cache}/end ]; do sleep 0.1; done; exit 5"
+    with running(exec_argv(cache, "--image", SHELL_IMAGE, "--quiet", command=["sh", "-c", script])) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "got-usr1\n"
+        process.send_signal(signal.SIGTSTP)
+        assert eventually(lambda: _state(process.pid) == "T")
+        (cache / "end").touch()
+        assert not eventually(lambda: _state(process.pid) != "T", 1)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 5
+
+
+def _state(pid: int) -> str:
+    text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return text[text.rindex(")") + 2]

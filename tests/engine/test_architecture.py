@@ -32,19 +32,35 @@ PURE = [
     "followup",
     "units",
     "text",
+    "common.private_keys",
+    "common.secrets",
     "stall",
     "warmup",
     "messages",
     "measure.folder",
     "measure.growth",
     "measure.ledger",
-    "measure.tuples",
+    "measure.missing",
+    "measure.numbers",
+    "common.tuples",
     "metrics.destination",
     "postmortem.listing",
 ]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}
 # Helper processes start with `python -I -S`: there is no site-packages for them.
-HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden"]
+HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden", "match_process"]
+# What every room may import, helper processes too: nothing of the package outside it.
+COMMON = [
+    "common",
+    "common.aside",
+    "common.directories",
+    "common.files",
+    "common.pinned",
+    "common.private_keys",
+    "common.removal",
+    "common.secrets",
+    "common.tuples",
+]
 # Commands that put the engine on Prefect; the others start without it.
 NO_PREFECT_COMMANDS = [
     "cli.main",
@@ -110,7 +126,7 @@ def top(name: str) -> str:
 
 
 def test_the_modules_are_found():
-    assert {f"{PACKAGE}.{name}" for name in [*PURE, *HELPERS, *NO_PREFECT_COMMANDS]} <= set(modules())
+    assert {f"{PACKAGE}.{name}" for name in [*PURE, *HELPERS, *COMMON, *NO_PREFECT_COMMANDS]} <= set(modules())
 
 
 @pytest.mark.parametrize("module", engine())
@@ -158,7 +174,13 @@ def test_a_pure_rule_has_no_clock_no_files_and_no_processes(name):
     assert own(module) <= pure
 
 
-@pytest.mark.parametrize("name", HELPERS)
+@pytest.mark.parametrize("name", [name for name in modules() if name.startswith(f"{PACKAGE}.common")])
+def test_what_every_room_imports_is_listed_and_knows_none_of_them(name):
+    assert name.removeprefix(f"{PACKAGE}.") in COMMON
+    assert own(name) <= {f"{PACKAGE}.{other}" for other in COMMON}
+
+
+@pytest.mark.parametrize("name", [*HELPERS, *COMMON])
 def test_a_helper_process_needs_the_standard_library_alone(name):
     for module in closure(f"{PACKAGE}.{name}"):
         foreign = {top(i) for i in imports(module)} - sys.stdlib_module_names - {PACKAGE, "__future__"}

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -247,7 +246,7 @@ def test_a_fio_that_fails_is_told_in_its_own_words(tmp_path, monkeypatch):
 
 def test_a_directory_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+    monkeypatch.setattr("prefect_cachewatch.capacity.probe_target.remove_path", lambda *args: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     with scratch_directory(inspect_target(tmp_path), said.append) as scratch:
         pass

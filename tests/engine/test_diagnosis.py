@@ -213,6 +213,93 @@ def test_a_failed_generator_that_ran_out_of_space_is_disk_full_without_any_proce
     assert (found.category, found.confidence) == ("disk_full", "high")
 
 
+SLOW = replace(WELL, responded=False, error="no answer in time")
+TRACE = 'Traceback (most recent call last):\n  File "gen.py", line 7, in <module>\n'
+# exit code or minus a signal, the last lines, category, a part of the summary
+OWN_ENDS = {
+    "a missing script": (2, "python3: can't open file '/x/gen.py': [Errno 2] No such file or directory\n", "generator_failed", "a file or program that it needs is not there"),
+    "a missing checkpoint": (1, TRACE + "FileNotFoundError: [Errno 2] No such file or directory: '/m/a.safetensors'\n", "generator_failed", "is not there"),
+    "a missing program": (127, "run.sh: line 3: convert: command not found\n", "generator_failed", "is not there"),
+    "a missing module": (1, TRACE + "ModuleNotFoundError: No module named 'ttnn'\n", "generator_failed", "a module or library"),
+    "a missing library": (127, "gen: error while loading shared libraries: libtt_metal.so: cannot open shared object file: No such file or directory\n", "generator_failed", "a module or library"),
+    "no CUDA device": (1, TRACE + "RuntimeError: No CUDA GPUs are available\n", "generator_failed", "its device failed"),
+    "CUDA out of memory": (1, TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "generator_failed", "its device failed"),
+    "a Tenstorrent device": (134, "TT_FATAL: Device 0 init: failed to initialize FW! Try resetting the board.\n", "generator_failed", "its device failed"),
+    "an assertion of tt-metal": (1, "what():  TT_THROW @ /tt-metal/device.cpp:22: tt::exception\n", "generator_failed", "its device failed"),
+    "no memory": (1, TRACE + "MemoryError\n", "generator_failed", "it ran out of memory"),
+    "a wrong option": (2, "usage: gen [-h] --out DIR\ngen: error: unrecognized arguments: --fast\n", "generator_failed", "its command line is wrong"),
+    "usage alone": (64, "Usage: convert IN OUT\n", "generator_failed", "its command line is wrong"),
+    "permission elsewhere": (1, TRACE + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n", "generator_failed", "it was refused access"),
+    "permission in the cache": (1, TRACE + "PermissionError: [Errno 13] Permission denied: '/c/x'\n", "permission_denied", "refused access to a file of its cache"),
+    "no space in the cache": (1, TRACE + "OSError: [Errno 28] No space left on device: '/c/x'\n", "disk_full", "out of space on its cache"),
+    "no space elsewhere": (1, TRACE + "OSError: [Errno 28] No space left on device: '/tmp/x'\n", "disk_full", "not the cache's"),
+    "quota": (1, TRACE + "OSError: [Errno 122] Disk quota exceeded\n", "quota_exceeded", "quota"),
+    "an exception of its own": (1, TRACE + "mylib.errors.BadLayerError: layer 7 has no weights\n", "generator_failed", "it raised an exception"),
+    "an interpreter that crashed": (-11, "Fatal Python error: Segmentation fault\n", "generator_failed", "killed by SIGSEGV: it crashed"),
+    "a segfault in a shell": (139, "run.sh: line 3: 4711 Segmentation fault (core dumped) gen\n", "generator_failed", "exit code 139 (SIGSEGV): it crashed"),
+    "a segfault without a word": (-11, "", "generator_failed", "killed by SIGSEGV and printed nothing"),
+    "killed": (-9, "layer 7\n", "generator_failed", "killed by SIGKILL, and its last line was: layer 7"),
+    "killed in a container": (137, "layer 7\n", "generator_failed", "exit code 137 (SIGKILL)"),
+    "nothing said": (3, "", "generator_failed", "exit code 3 and printed nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("filesystem", [WELL, SLOW], ids=["well", "one-slow-statvfs"])
+@pytest.mark.parametrize("case", OWN_ENDS)
+def test_who_ended_by_itself_is_explained_by_its_own_last_lines(case, filesystem):
+    code, log, category, summary = OWN_ENDS[case]
+    ended = {"exit_signal": -code} if code < 0 else {"exit_code": code}
+    found = diagnose(evidence(filesystems=(filesystem,), log_tail="layer 1\nlayer 2\n" + log if log else "", **ended))
+    assert (found.category, summary in found.summary) == (category, True), found
+    assert found.confidence == (
+        "medium"
+        if "said" in case or "killed" in case or "word" in case or ("elsewhere" in case and "space" in case)
+        else "high"
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [SLOW, replace(WELL, free_bytes=0), replace(WELL, free_inodes=0), replace(WELL, options=("ro",)),
+     replace(WELL, quota_limit_bytes=10**6, quota_used_bytes=10**6), replace(WELL, error="No such file or directory")],
+)  # fmt: skip
+def test_what_is_odd_on_the_machine_does_not_speak_for_a_generator_that_said_why_it_ended(odd):
+    log = "python3: can't open file '/x/gen.py': [Errno 2] No such file or directory\n"
+    found = diagnose(evidence(filesystems=(odd,), exit_code=2, log_tail=log))
+    assert (found.category, found.confidence) == ("generator_failed", "high")
+    assert found.evidence[-1].startswith("also seen: ")
+
+
+def test_a_warning_of_long_ago_does_not_speak_for_the_end():
+    log = "warning: Permission denied: '/c/.tune'\n" + "layer\n" * 10 + TRACE + "ImportError: no backend\n"
+    found = diagnose(evidence(exit_code=1, log_tail=log))
+    assert (found.category, found.confidence) == ("generator_failed", "high")
+
+
+@pytest.mark.parametrize(
+    ("odd", "category"),
+    [(replace(WELL, free_bytes=0), "disk_full"), (replace(WELL, options=("ro",)), "read_only_filesystem"), (SLOW, "generator_failed")],
+)  # fmt: skip
+def test_for_an_end_without_a_word_a_full_disk_is_the_best_guess_and_a_slow_answer_is_none(odd, category):
+    found = diagnose(evidence(filesystems=(odd,), exit_code=1, log_tail="layer 7\n"))
+    assert (found.category, found.confidence) == (category, "medium")
+
+
+def test_one_slow_statvfs_is_never_sure():
+    found = diagnose(evidence(process(), filesystems=(SLOW,)))
+    assert (found.category, found.confidence) == ("filesystem_unresponsive", "medium")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [evidence(process(state="D", call="fsync"), filesystems=(SLOW,)),
+     evidence(process(), filesystems=(SLOW,), growth=replace(GROWN, kind="filesystem_unresponsive"))],
+)  # fmt: skip
+def test_a_statvfs_that_hangs_beside_something_else_that_does_is_sure(facts):
+    found = diagnose(facts)
+    assert (found.category, found.confidence) == ("filesystem_unresponsive", "high")
+
+
 def test_the_reader_of_a_full_pipe_is_named():
     reader = process(
         8, call="clock_nanosleep", name="sort", parent_pid=7, files=(OpenFile(0, "pipe:[5]", "pipe", "r", inode=5),)

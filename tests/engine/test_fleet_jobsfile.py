@@ -176,14 +176,14 @@ def test_aliases_that_stand_for_gigabytes_are_refused_at_once(tmp_path: Path) ->
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
     text = "\n".join(["version: 1", "jobs:", "- name: a", "  command: *a9"])
     said = sentence(tmp_path, "\n".join(["x: ", *(f"  {line}" for line in lines), text]))
-    assert said == "jobs.yaml, line 1: x is not known: use one of version, name, policy, defaults, jobs"
+    assert (
+        said
+        == "jobs.yaml, line 8: its aliases or merge keys stand for more values than anybody writes: correct the YAML"
+    )
     inline = (
         "version: 1\njobs:\n- name: a\n  env:\n" + "\n".join(f"    {line}" for line in lines) + "\n  command: *a9\n"
     )
-    assert sentence(tmp_path, inline) == (
-        "jobs.yaml, line 13: jobs[0].command[0] = [[[[[[[...], [...], [...], [...], [...], [...], ...], [[...…: "
-        "input should be a valid string (and 19 more)"
-    )
+    assert sentence(tmp_path, inline) == said.replace("line 8", "line 11")
 
 
 def test_what_is_given_goes_before_the_file(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-noth
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: [", "is no YAML: "),
+        ("a: [", ", line 1: expected the node content, but found '<stream end>': correct the YAML"),
         ("[]", "has no automation in it"),
         ("5", "an automation is a mapping with a name, a trigger and actions"),
         (yaml.safe_dump({**GOOD, "name": ""}), "an automation is a mapping with a name"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prefect_cachewatch.measure import ledger as ledger_module
+from prefect_cachewatch.measure import missing as missing_module
 from prefect_cachewatch.measure.ledger import Growth, Ledger
 
 
@@ -24,6 +25,8 @@ class File:
     st_nlink: int = 1
     st_mtime_ns: int = 1
     st_ctime_ns: int = 1
+    st_atime_ns: int = 0
+    st_dev: int = 0
 
     @property
     def st_blocks(self) -> int:
@@ -159,10 +162,91 @@ def test_a_sparse_file_counts_by_size_at_once_and_by_blocks_as_it_is_filled():
 
 
 def test_a_preallocated_file_that_is_filled_in_place_is_touched_and_does_not_grow():
-    disk = Disk({"/c/a": File(1, 2**26)})
+    disk = Disk()
+    disk.scan({"/c/a": File(1, 2**26)})
     filled = disk.scan({"/c/a": File(1, 2**26, st_mtime_ns=8, st_ctime_ns=9)})
-    assert counters(filled) == (0, 0)
-    assert (filled.touched_ns, filled.last_path) == (9, None)
+    assert counters(filled) == (2**26, 2**26)
+    assert (filled.touched_ns, filled.last_path, filled.overwriting_ns) == (9, None, None)
+
+
+def test_what_stood_there_at_the_start_and_is_overwritten_at_its_size_counts_once():
+    disk = Disk({"/c/a": File(1, 1000), "/c/b": File(2, 500)})
+    grown = disk.scan({"/c/a": File(1, 1000, st_mtime_ns=8, st_ctime_ns=8), "/c/b": File(2, 500)})
+    assert (counters(grown), grown.allocated_written) == ((1000, 1000), 1024)
+    assert (grown.last_path, grown.newest_changed_ns, grown.overwriting_ns) == ("/c/a", 8, 8)
+    again = disk.scan({"/c/a": File(1, 1000, st_mtime_ns=9, st_ctime_ns=9), "/c/b": File(2, 500)})
+    assert (counters(again), again.overwriting_ns) == ((1000, 1000), None)
+
+
+@pytest.mark.parametrize("size", [400, 1000])
+def test_what_stood_there_at_the_start_and_is_written_anew_counts_as_far_as_it_was_seen(size):
+    disk = Disk({"/c/a": File(1, 1000)})
+    assert counters(disk.scan({"/c/a": File(1, size, st_mtime_ns=8, st_ctime_ns=8)})) == (size, size)
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_mtime_ns=9, st_ctime_ns=9)})) == (1000, 1000)
+    assert counters(disk.scan({"/c/a": File(1, 1200, st_mtime_ns=10, st_ctime_ns=10)})) == (1200, 1200)
+
+
+def test_a_new_ledger_counts_what_is_overwritten_anew():
+    for n in range(2, 5):  # the next attempt, and the next night
+        disk = Disk({"/c/a": File(1, 1000, st_mtime_ns=n, st_ctime_ns=n)})
+        assert counters(disk.scan({"/c/a": File(1, 1000, st_mtime_ns=n + 1, st_ctime_ns=n + 1)})) == (1000, 1000)
+
+
+def test_a_touch_is_no_write_and_neither_is_a_change_of_mode_owner_or_name():
+    disk = Disk({"/c/a": File(1, 10**6, st_atime_ns=5)})
+    seen = [disk.scan({"/c/a": File(1, 10**6, st_mtime_ns=n, st_ctime_ns=n, st_atime_ns=n)}) for n in range(7, 20)]
+    seen.append(disk.scan({"/c/a": File(1, 10**6, st_mtime_ns=19, st_ctime_ns=30, st_atime_ns=5)}))
+    seen.append(disk.scan({"/c/b": File(1, 10**6, st_mtime_ns=19, st_ctime_ns=31, st_atime_ns=5)}))
+    assert {counters(growth) for growth in seen} == {(0, 0)}
+    # A file that was read and written within one tick, or by a mapping, looks the same: it is progress once.
+    assert [growth.overwriting_ns for growth in seen] == [7] + [None] * 14
+
+
+def test_a_change_time_that_moves_alone_is_progress_once_since_the_date_may_have_been_set_back():
+    disk = Disk({"/c/a": File(1, 1000), "/c/b": File(2, 1000)})
+    changed = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=7), "/c/b": File(2, 1000)})
+    again = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), "/c/b": File(2, 1000)})
+    renamed = disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), "/c/c": File(2, 1000, st_ctime_ns=9)})
+    linked = {"/c/c": File(2, 1000, st_ctime_ns=10, st_nlink=2), "/c/d": File(2, 1000, st_ctime_ns=10, st_nlink=2)}
+    seen = [changed, again, renamed, disk.scan({"/c/a": File(1, 1000, st_ctime_ns=8), **linked})]
+    assert [(*counters(growth), growth.overwriting_ns) for growth in seen] == [(0, 0, 7)] + [(0, 0, None)] * 3
+
+
+def test_a_large_file_may_be_overwritten_in_place_for_as_long_as_its_size_takes():
+    size, second = 10 * ledger_module._OVERWRITE_BYTES_PER_S, 10**9
+    disk = Disk({"/c/a": File(1, size)})
+    seen = []
+    for n in range(1, 15):
+        growth = disk.scan({"/c/a": File(1, size, st_mtime_ns=n * second, st_ctime_ns=n * second)})
+        assert counters(growth) == (size, size)
+        seen.append(growth.overwriting_ns)
+    assert seen == [n * second for n in range(1, 12)] + [None] * 3
+
+
+def test_a_small_append_to_what_stood_there_is_progress_once_and_counts_as_what_it_is():
+    disk = Disk({"/c/a": File(1, 10**9)})
+    one = disk.scan({"/c/a": File(1, 10**9 + 10, st_mtime_ns=2, st_ctime_ns=2)})
+    two = disk.scan({"/c/a": File(1, 10**9 + 20, st_mtime_ns=3, st_ctime_ns=3)})
+    assert [(*counters(g), g.overwriting_ns) for g in (one, two)] == [(10, 10, 2), (20, 20, None)]
+
+
+ODD_TIMES = (10**9 * 1_700_000_000_000, -(2**80), -(2**63) - 1, -1, 0, 2**63, 2**64, 2**64 + 5, 2**90)
+
+
+def test_no_date_that_a_file_system_can_hold_is_too_odd():
+    for one, two in itertools.permutations(ODD_TIMES, 2):
+        disk = Disk({"/c/a": File(1, 1000, st_mtime_ns=one, st_ctime_ns=one), "/c/b": File(2, 10)})
+        assert (
+            counters(disk.scan({"/c/a": File(1, 1000, st_mtime_ns=one, st_ctime_ns=two), "/c/b": File(2, 10)}))[0] == 0
+        )
+        assert disk.ledger.newest(1)[0].path in ("/c/a", "/c/b")
+        grown = disk.scan(
+            {"/c/a": File(1, 1500, st_mtime_ns=two, st_ctime_ns=one, st_atime_ns=one), "/c/b": File(2, 10)}
+        )
+        assert counters(grown) == (500, 500)
+        assert disk.ledger.files[1][6:8] == (two, one)
+        moved = disk.scan({"/c/c": File(1, 1500, st_mtime_ns=two, st_ctime_ns=two), "/c/b": File(2, 10)})
+        assert (moved.bytes_written, moved.files_present) == (500, 2)
 
 
 def test_a_change_of_mode_is_no_touch():
@@ -265,6 +349,111 @@ def test_the_memory_of_deleted_paths_is_bounded(monkeypatch):
     assert len(disk.ledger._retired) == 3
 
 
+@pytest.mark.parametrize("births", [{}, {"/c/a": 1, "/c/b": 1, "/c/d": 1}])
+def test_a_file_that_a_scan_did_not_find_while_it_was_moved_keeps_its_credit(births):
+    disk = Disk({"/c/a": File(1, 1000)}, births)
+    disk.scan({"/c/a": File(1, 1000), "/c/b": File(2, 500)})
+    for n in range(2, 9):
+        assert counters(disk.scan({})) == (500, 0)
+        assert counters(disk.scan({f"/c/{n}/a": File(1, 1000), "/c/b": File(2, 500)})) == (500, 500)
+    assert counters(disk.scan({})) == (500, 0)
+    assert counters(disk.scan({"/c/a": File(1, 1000, st_ctime_ns=7), "/c/d": File(2, 500, st_ctime_ns=7)})) == (
+        500,
+        500,
+    )
+    assert counters(disk.scan({"/c/a": File(1, 1200, st_ctime_ns=8), "/c/d": File(2, 500, st_ctime_ns=7)})) == (
+        700,
+        700,
+    )
+
+
+def test_a_number_that_is_used_again_after_its_file_was_missing_is_a_new_file():
+    births = {"/c/a": 1, "/c/b": 9}
+    for births_known in (births, {}):
+        disk = Disk({}, births_known)
+        disk.scan({"/c/a": File(1, 1000)})
+        disk.scan({})
+        assert counters(disk.scan({"/c/b": File(1, 1000, st_mtime_ns=9, st_ctime_ns=9)})) == (2000, 1000)
+
+
+def test_what_has_been_missing_for_long_was_deleted(monkeypatch):
+    disk = Disk({"/c/a": File(1, 1000)})
+    for _ in range(11):
+        disk.scan({})
+    assert counters(disk.scan({"/c/b": File(1, 1000)})) == (1000, 1000)
+    monkeypatch.setattr(missing_module, "_FILES_MAX", 3)
+    for n in range(10):
+        disk.scan({f"/c/{n}": File(n + 1, 100, st_ctime_ns=n + 1)})
+    assert disk.ledger._missing._files == 3
+
+
+def test_a_large_directory_that_was_renamed_under_the_scan_keeps_its_credit():
+    many = {f"/c/a/{n}": File(n + 1, 1000) for n in range(60_000)}
+    disk = Disk(many)
+    disk.scan({})
+    assert counters(disk.scan({path.replace("/a/", "/b/"): file for path, file in many.items()})) == (0, 0)
+
+
+def test_files_of_one_directory_may_lie_on_several_devices():
+    start = {"/c/a": File(1, 1000, st_dev=5), "/c/b": File(2, 1000, st_dev=5)}  # overlayfs over two file systems
+    disk = Disk(start)
+    new = {"/c/d": File(1, 700, st_dev=6, st_ctime_ns=2), "/c/e": File(2, 300, st_dev=6, st_ctime_ns=2)}
+    assert counters(disk.scan(start | new)) == (1000, 1000)
+    grown = new | {"/c/d": File(1, 800, st_dev=6, st_ctime_ns=3)}
+    for _ in range(2):
+        growth = disk.scan(start | grown)
+        assert (counters(growth), growth.files_present, growth.bytes_present) == ((1100, 1100), 4, 3100)
+    assert not disk.ledger.by_path
+    # A change of mode copies a file up: another device, another number, nothing written.
+    copied = {"/c/a": File(9, 1000, st_dev=6, st_ctime_ns=4), "/c/b": File(2, 1000, st_dev=5)}
+    assert counters(disk.scan(copied | grown)) == (1100, 1100)
+
+
+def test_numbers_that_change_under_unchanged_files_are_trusted_no_more():
+    def numbered(first: int, **changes: File) -> dict[str, File]:
+        files = {f"/c/{n}": File(first + n, 1000 + n, st_mtime_ns=n + 1, st_ctime_ns=n + 1) for n in range(5)}
+        return files | {f"/c/{name}": file for name, file in changes.items()}
+
+    disk = Disk(numbered(10))
+    for first in (20, 30, 31, 29):
+        assert counters(disk.scan(numbered(first))) == (0, 0)
+    assert disk.ledger.by_path
+    new = File(77, 500, st_mtime_ns=50, st_ctime_ns=50)
+    assert counters(disk.scan(numbered(40, new=new))) == (500, 500)
+    renamed = {"/d/moved": replace(new, st_ino=99)}
+    assert counters(disk.scan(numbered(50) | renamed)) == (500, 500)
+    assert counters(disk.scan(numbered(60) | {"/d/moved": replace(new, st_ino=3, st_size=800)})) == (800, 800)
+    written = {"/c/1": File(4, 1001, st_mtime_ns=60, st_ctime_ns=60), "/d/moved": replace(new, st_size=800)}
+    assert counters(disk.scan(numbered(70) | written)) == (1801, 1801)
+
+
+def test_numbers_that_two_files_have_are_trusted_no_more():
+    start = {
+        "/c/a": File(1, 1000, st_mtime_ns=1),
+        "/c/b": File(1, 50, st_mtime_ns=2),
+        "/d/a": File(1, 7, st_mtime_ns=3),
+    }
+    disk = Disk(start)
+    assert disk.start.files_present == 3
+    new = {"/d/b": File(1, 400, st_mtime_ns=9, st_ctime_ns=9)}
+    disk.scan(start | new)
+    assert counters(disk.scan(start | new)) == (400, 400)
+    assert disk.ledger.by_path
+    later = {"/d/c": File(1, 9000, st_mtime_ns=10, st_ctime_ns=10)}
+    growth = disk.scan(start | new | later)
+    assert (counters(growth), growth.files_present, growth.bytes_present) == ((9400, 9400), 5, 10457)
+
+
+def test_files_that_change_places_are_no_reason_to_distrust_their_numbers():
+    one, two = File(1, 1000), File(2, 1000)  # made within one tick of the clock
+    disk = Disk({"/c/a": one, "/d/a": two})
+    assert counters(disk.scan({"/c/a": two, "/d/a": one})) == (0, 0)
+    assert counters(disk.scan({"/c/a": two, "/d/a": replace(one, st_ctime_ns=5)})) == (0, 0)
+    moving = {"/c/a": two, "/d/a": replace(one, st_ctime_ns=5), "/e/a": replace(one, st_ctime_ns=6)}
+    assert counters(disk.scan(moving)) == (0, 0)
+    assert not disk.ledger.by_path
+
+
 class History(RuleBasedStateMachine):
     """Any history of a directory, scanned now and then; inode numbers are used again, lowest first, as on ext4.
 
@@ -287,6 +476,7 @@ class History(RuleBasedStateMachine):
         for n, size in enumerate(start):
             self.create(f"/c/{'abc'[n]}", size)
         self.truly_written = 0
+        self.originals = set(self.inodes)
         self.ledger = Ledger(lambda path: self.born[self.names[path]] if self.births_known else None)
         self.last = Growth()
         self.scan()
@@ -315,7 +505,7 @@ class History(RuleBasedStateMachine):
         self.truly_written += size
 
     @precondition(lambda self: self.names)
-    @rule(data=st.data(), size=SIZES)
+    @rule(data=st.data(), size=st.integers(1, 20_000))  # a write of nothing moves no time
     def append(self, data, size: int) -> None:
         number = self.names[data.draw(st.sampled_from(sorted(self.names)))]
         now = self._tick()
@@ -330,6 +520,9 @@ class History(RuleBasedStateMachine):
         now = self._tick()
         file = self.inodes[number]
         self.inodes[number] = replace(file, st_size=int(file.st_size * share), st_mtime_ns=now, st_ctime_ns=now)
+        if number in self.originals:  # cut off, or written anew: nobody can tell; so it counts, once
+            self.truly_written += file.st_size
+            self.originals.discard(number)
 
     @precondition(lambda self: self.names)
     @rule(data=st.data(), to=PATHS)
@@ -395,3 +588,28 @@ def test_a_tree_that_only_grows_is_counted_to_the_byte_whatever_the_scans_miss(s
         written += 1000 + n
         if n % step == step - 1:
             assert disk.scan(files).bytes_written == written
+
+
+def test_a_file_without_a_name_counts_once_also_when_it_gets_one():
+    def scan(named: dict[str, File], unnamed: File | None = None) -> Growth:
+        disk.ledger.begin()
+        disk.feed(named)
+        if unnamed is not None:
+            disk.ledger.see_unnamed("/c/", 0, "#7 (no name)", unnamed)
+        return disk.ledger.end()
+
+    births = {"/c/a": 1, "/c/b": 1, "/c/#7 (no name)": 1}
+    disk = Disk({"/c/b": File(2, 500)}, births)
+    old = {"/c/b": File(2, 500)}
+    assert counters(scan(old, File(7, 1000, st_nlink=0, st_ctime_ns=5))) == (1000, 1000)
+    grown = scan(old, File(7, 1500, st_nlink=0, st_ctime_ns=6))
+    assert (counters(grown), grown.last_path, grown.newest_changed_ns) == ((1500, 1500), "/c/#7 (no name)", 6)
+    assert scan(old, File(7, 1500, st_nlink=0, st_ctime_ns=6)).last_path is None
+    assert counters(scan(old)) == (1500, 1500)  # nobody looked
+    named = scan({"/c/a": File(7, 1500, st_ctime_ns=7), **old})
+    assert (counters(named), named.files_present) == ((1500, 1500), 2)
+    assert counters(scan({"/c/a": File(7, 1600, st_ctime_ns=8), **old})) == (1600, 1600)
+    # One that is removed while it is open loses its name, and its growth goes on.
+    assert counters(scan(old, File(7, 1600, st_nlink=0, st_ctime_ns=9))) == (1600, 1600)
+    assert counters(scan(old, File(7, 1700, st_nlink=0, st_ctime_ns=10))) == (1700, 1700)
+    assert counters(scan(old, File(8, 10, st_nlink=0, st_ctime_ns=11))) == (1710, 10)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.cli.live import LiveBlock, LiveState, render_live, render_plain, sparkline, wants_colour
+from prefect_cachewatch.cli.live import LiveBlock, render_live, sparkline, wants_colour
+from prefect_cachewatch.cli.plain import LiveState, render_plain
 
 STATE = LiveState(
     "llama-3-70b",

@@ -62,11 +62,12 @@ class Twins(RuleBasedStateMachine):
     """Both ledgers see the same whole scans of a tree in which anything happens; their totals are equal each time."""
 
     PATHS = st.sampled_from([d + n for d in DIRECTORIES for n in "abc"])
-    SIZES = st.integers(0, 20_000)
+    SIZES = st.one_of(st.integers(0, 20_000), st.integers(0, 20 << 20))
 
     @initialize(births=st.booleans(), start=st.dictionaries(PATHS, SIZES, max_size=4))
     def begin(self, births: bool, start: dict[str, int]) -> None:
         self.births_known, self.clock = births, 1
+        self.hidden: set[int] = set()
         self.names: dict[str, int] = {}
         self.inodes: dict[int, Seen] = {}
         self.born: dict[int, int] = {}
@@ -121,6 +122,13 @@ class Twins(RuleBasedStateMachine):
             self.names[to] = self.names.pop(source)
             self._set(self.names[to], st_ctime_ns=self._tick())
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data(), touch=st.booleans())
+    def overwrite(self, data, touch: bool) -> None:
+        """In place at the same size; or only the times are set."""
+        number, now = self.names[data.draw(st.sampled_from(sorted(self.names)))], self._tick()
+        self._set(number, st_mtime_ns=now, st_ctime_ns=now, **({"st_atime_ns": now} if touch else {}))
+
     @rule()
     def swap_directories(self) -> None:
         swapped = {"/c/s/": "/c/t/", "/c/t/": "/c/s/", "/c/": "/c/"}
@@ -138,12 +146,21 @@ class Twins(RuleBasedStateMachine):
     def unlink(self, data) -> None:
         self._forget(data.draw(st.sampled_from(sorted(self.names))))
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def hide(self, data) -> None:
+        """The next scan comes to each place when the file is in another one."""
+        self.hidden.add(self.names[data.draw(st.sampled_from(sorted(self.names)))])
+
     @rule(ended=st.booleans())
     def scan(self, ended: bool) -> None:
+        hidden, self.hidden = self.hidden, set()
         for ledger in self.twins:
             ledger.begin()
             for directory in DIRECTORIES:
-                paths = sorted(p for p in self.names if p[: p.rindex("/") + 1] == directory)
+                paths = sorted(
+                    p for p in self.names if p[: p.rindex("/") + 1] == directory and self.names[p] not in hidden
+                )
                 if paths:
                     stats = [self.inodes[self.names[p]] for p in paths]
                     ledger.see(directory, 0, [p[p.rindex("/") + 1 :] for p in paths], stats)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,39 @@ from hypothesis import strategies as st
 
 from prefect_cachewatch.config import CacheJob, ReadyOnFile, ReadyOnHttp, ReadyOnLog, ReadyOnTcp, StallPolicy
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.health import HealthCheck, check_health
+from prefect_cachewatch.matching import PatternMatcher
+from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.ready import FileCheck, HttpCheck, LogSearch, TcpCheck, describe_wanted, make_check
 from prefect_cachewatch.readywatch import ReadyWatch
 from prefect_cachewatch.serving import Serving
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
-    """/200, /503, ...: that status; /redirect: to /200; /drip: a body that never ends; /json: a body."""
+    """/200, /503, ...: that status; /redirect: to /200; /drip: a body that never ends; /json: a body; and worse."""
 
     def do_GET(self) -> None:
         name = self.path.strip("/")
+        stopped: threading.Event = self.server.stopped  # type: ignore[attr-defined]
+        if name == "drip-headers":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            with contextlib.suppress(OSError):
+                while not stopped.wait(0.05):
+                    self.wfile.write(b"X-More: x\r\n" if self.headers["User-Agent"] == "lines" else b"x")
+            return
+        if name.startswith("round"):
+            self.send_response(302)
+            self.send_header("Location", f"/{name}x")
+            self.end_headers()
+            return
+        if name == "huge":
+            self.send_response(200)
+            self.send_header("Content-Length", str(10 << 30))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not stopped.is_set():
+                    self.wfile.write(b"x" * 65536)
+            return
         self.send_response(int(name) if name.isdigit() else 302 if name == "redirect" else 200)
         if name == "redirect":
             self.send_header("Location", "/200")
@@ -69,7 +93,11 @@ def closed_port() -> int:
 
 
 def look(url: str, **more: Any) -> str | None:
-    return HttpCheck(ReadyOnHttp(url=url, **{"timeout_s": 2, **more})).look()
+    check = HttpCheck(ReadyOnHttp(url=url, **{"timeout_s": 2, **more}))
+    try:
+        return check.look()
+    finally:
+        check.close()
 
 
 def test_the_status_that_was_asked_for_is_ready_and_any_other_is_what_it_answered(address: str):
@@ -94,6 +122,45 @@ def test_a_body_that_never_ends_takes_no_longer_than_a_look_may(address: str):
     answer = look(f"{address}/drip", body_pattern="ready", timeout_s=0.5)
     assert answer == "answered 200, but its body took longer than 0.5 s"
     assert time.monotonic() - began_s < 20
+
+
+def test_headers_that_never_end_take_no_longer_than_a_look_may(address: str):
+    check = HttpCheck(ReadyOnHttp(url=f"{address}/drip-headers", timeout_s=0.5))
+    for _ in range(6):  # what was asked before is cut, so that the next look is a new one
+        began_s = time.monotonic()
+        assert check.look() == "no answer in time"
+        assert time.monotonic() - began_s < 20
+    assert eventually_no_thread("cachewatch-ask")
+    check.close()
+
+
+def eventually_no_thread(name: str) -> bool:
+    end_s = time.monotonic() + 20
+    while any(thread.name == name for thread in threading.enumerate()):
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_ten_gigabytes_of_body_are_not_read(address: str):
+    assert look(f"{address}/huge") is None
+    assert look(f"{address}/huge", body_pattern="ready") == "answered 200 with another body"
+
+
+def test_a_body_pattern_that_would_take_hours_is_not_matched_and_said(address: str):
+    answer = look(f"{address}/huge", body_pattern=".*x.*x.*x.*x.*b", timeout_s=10)
+    assert answer is not None
+    assert answer.startswith("answered 200; the pattern '.*x.*x.*x.*x.*b' takes too long")
+
+
+@pytest.mark.parametrize("path", ["drip-headers", "round"])
+def test_a_health_check_ends_at_its_deadline_whatever_the_server_does(address: str, path: str):
+    began_s = time.monotonic()
+    found = check_health(HealthCheck(url=f"{address}/{path}", deadline_s=2, interval_s=0.2), "/mnt/x", {})
+    assert not found.ok
+    assert time.monotonic() - began_s < 30
+    assert eventually_no_thread("cachewatch-ask")
 
 
 def test_a_server_that_takes_connections_and_says_nothing_is_not_ready_by_http_and_ready_by_tcp():
@@ -187,29 +254,103 @@ def test_a_relative_marker_lies_in_the_first_cache_directory(tmp_path: Path):
     check.close()
 
 
-def test_a_line_is_found_across_chunks():
-    search = LogSearch(r"Uvicorn running on http://\S+:\d+")
+@pytest.fixture
+def log_search() -> Iterator[Callable[[str], LogSearch]]:
+    made: list[LogSearch] = []
+
+    def make(pattern: str) -> LogSearch:
+        made.append(LogSearch(pattern))
+        return made[-1]
+
+    yield make
+    for search in made:
+        search.close()
+
+
+MATCHERS: dict[str, PatternMatcher] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_matchers() -> Iterator[None]:
+    yield
+    for matcher in MATCHERS.values():
+        matcher.close()
+
+
+COSTLY = ".*a.*a.*a.*a.*b"
+
+
+def test_a_pattern_that_would_take_hours_holds_nobody_and_is_said(log_search):
+    search, ticks, done = log_search(COSTLY), 0, threading.Event()
+    thread = threading.Thread(target=lambda: (search.feed(b"a" * 4095 + b"\n"), done.set()))
+    thread.start()
+    while not done.wait(0.02):  # the interpreter is free meanwhile
+        ticks += 1
+    thread.join()
+    assert ticks >= 3
+    answer = search.look()
+    assert answer is not None
+    assert "the pattern '.*a.*a.*a.*a.*b' takes too long to search for, and what took so long counts as not" in answer
+
+
+def test_a_line_that_is_waited_for_is_found_beside_one_that_takes_too_long(log_search):
+    search = log_search(COSTLY)
+    search.feed(b"layer 1\n" + b"a" * 4000 + b"\nstart: a a a a b\n")
+    assert search.look() is None
+
+
+def test_a_pattern_that_is_always_too_dear_is_given_up_in_bounded_time(log_search):
+    search = log_search(COSTLY)
+    for _ in range(40):
+        search.feed(b"a" * 4000 + b"\n")
+    assert "it is not searched for any more" in str(search.look())
+
+
+def test_a_search_whose_process_was_killed_goes_on_with_another_one(log_search):
+    search = log_search("ready")
+    search.begin()
+    process = search._matcher._process
+    process.kill()
+    process.wait()
+    search.feed(b"layer 1\n")
+    search.feed(b"ready\n")
+    assert search.look() is None
+
+
+@pytest.mark.parametrize(
+    "glob", ["*a*a*a*a*a*a*a*a*b", "a*" * 100 + "b", "*?" * 100 + "b", "x/" + "*a" * 50 + "b", "*[a]" * 60 + "b"]
+)
+def test_an_ignore_glob_costs_no_more_than_the_name_is_long(glob):
+    ignored = compile_ignore([glob])
+    began_s = time.process_time()
+    for _ in range(100):
+        ignored("a" * 255, "x/" + "a" * 3000 + "/")
+    assert time.process_time() - began_s < 5
+
+
+def test_a_line_is_found_across_chunks(log_search):
+    search = log_search(r"Uvicorn running on http://\S+:\d+")
     for piece in (b"INFO: Uvi", b"corn running", b" on http://0.0.0.0", b":80"):
         assert search.look() == "not printed yet"
         search.feed(piece)
     assert search.look() is None
 
 
-def test_a_character_cut_in_two_between_chunks_is_still_one():
-    search, data = LogSearch("prêt à servir"), "prêt à servir".encode()
+def test_a_character_cut_in_two_between_chunks_is_still_one(log_search):
+    search, data = log_search("prêt à servir"), "prêt à servir".encode()
     for at in range(len(data)):
         search.feed(data[at : at + 1])
     assert search.look() is None
 
 
-def test_a_pattern_does_not_match_over_lines_that_it_does_not_name():
-    search = LogSearch("model.*ready")
+def test_a_pattern_does_not_match_over_lines_that_it_does_not_name(log_search):
+    search = log_search("model.*ready")
     search.feed(b"model loading\nnot ready\n")
     assert not search.found
 
 
-def test_of_a_line_without_an_end_only_its_beginning_is_looked_at():
-    search = LogSearch("ready")
+def test_of_a_line_without_an_end_only_its_beginning_is_looked_at(log_search):
+    search = log_search("ready")
     search.feed(b"x" * 5000 + b"ready")
     search.feed(b"y" * 5000)
     assert search.look() == "not printed yet"
@@ -217,16 +358,16 @@ def test_of_a_line_without_an_end_only_its_beginning_is_looked_at():
     assert search.look() is None
 
 
-def test_a_line_after_a_progress_bar_without_line_ends_is_found():
-    search = LogSearch("^ready$")
+def test_a_line_after_a_progress_bar_without_line_ends_is_found(log_search):
+    search = log_search("^ready$")
     for percent in range(1000):
         search.feed(f"\rloading {percent} of 1000".encode())
     search.feed(b"\rready\n")
     assert search.found
 
 
-def test_a_line_that_is_still_being_written_has_no_end_yet():
-    search = LogSearch("layer 1$")
+def test_a_line_that_is_still_being_written_has_no_end_yet(log_search):
+    search = log_search("layer 1$")
     search.feed(b"layer 1")
     search.feed(b"2\n")
     assert not search.found
@@ -240,16 +381,18 @@ def test_a_line_that_is_still_being_written_has_no_end_yet():
 def test_it_is_found_in_pieces_if_and_only_if_it_is_in_a_line_of_the_whole(lines, cuts, pattern):
     import re
 
+    if pattern not in MATCHERS:
+        MATCHERS[pattern] = PatternMatcher(pattern)
     data = "".join(f"{line}\n" for line in lines).encode()
-    search, at, turn = LogSearch(pattern), 0, 0
+    search, at, turn = LogSearch(pattern, MATCHERS[pattern]), 0, 0
     while at < len(data):
         search.feed(memoryview(data)[at : at + cuts[turn % len(cuts)]])
         at, turn = at + cuts[turn % len(cuts)], turn + 1
     assert search.found == any(re.search(pattern, line) for line in lines)
 
 
-def test_searching_keeps_up_with_a_generator_that_prints_without_end():
-    search = LogSearch(r"startup complete in \d+ s")
+def test_searching_keeps_up_with_a_generator_that_prints_without_end(log_search):
+    search = log_search(r"startup complete in \d+ s")
     chunk = memoryview(b"layer 17: converted 4096 x 4096 bf16 to bfp8 tiles\n" * 20_000)
     began_s = time.perf_counter()
     for _ in range(20):

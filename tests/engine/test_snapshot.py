@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -163,6 +164,62 @@ def test_no_descriptor_is_left_open_and_none_is_kept_on_the_tree(tmp_path):
     assert walk.directories == 61
     assert os.listdir("/proc/self/fd") == before
     assert Path.cwd() == Path("/")
+
+
+@pytest.fixture
+def deep(tmp_path):
+    """A directory with 1,500 levels, more than a path can name and more than there are descriptors; a file in each 100th."""
+    top = tmp_path / "c"
+    top.mkdir()
+    os.chdir(top)
+    for n in range(1500):
+        os.mkdir("directory")
+        if n % 100 == 0:
+            Path("file").write_bytes(b"123")
+            os.mkdir("beside")
+            Path("beside/file").write_bytes(b"45")
+        os.chdir("directory")
+    os.chdir("/")
+    yield top
+    subprocess.run(["rm", "-rf", top], check=True)
+
+
+@pytest.fixture
+def few_descriptors():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_tree_deeper_than_any_path_is_walked_with_few_descriptors(deep, few_descriptors):
+    before = os.listdir("/proc/self/fd")
+    sizes: list[int] = []
+    walk = walk_directories([str(deep)], [], lambda _, __, ___, stats: sizes.extend(s.st_size for s in stats))
+    assert (walk.errors, walk.directories, sorted(sizes)) == ([], 1516, [2] * 15 + [3] * 15)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_deep_directory_that_is_moved_while_the_walk_is_below_it_is_found_by_nobody_else(tmp_path):
+    levels = [f"d{n}" for n in range(60)]
+    for n in (10, 20, 59):
+        put(tmp_path / "c" / "/".join(levels[: n + 1]) / "beside/f", n)
+    put(tmp_path / "elsewhere/f", 99)
+    seen = []
+
+    def visit(directory, rank, names, stats):
+        seen.append(stats[0].st_size)
+        if stats[0].st_size == 59:  # the walk is at the bottom: above it, one level is moved and another stands there
+            level = tmp_path / "c" / "/".join(levels[:20])
+            level.rename(tmp_path / "away")
+            put(level / "d20/another/f", 77)
+
+    walk = walk_directories([str(tmp_path / "c")], [], visit)
+    assert (walk.errors, walk.roots[0].error) == ([], None)
+    assert 77 not in seen
+    assert 99 not in seen
+    assert 59 in seen
 
 
 def test_a_name_that_is_no_utf8_is_walked(tmp_path):

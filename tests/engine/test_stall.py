@@ -602,3 +602,13 @@ def test_the_attribute_cache_comes_on_top_of_an_extended_window():
     rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
     rule.longest_pause_s = 50
     assert rule.window_s == 150 + 60
+
+
+def test_a_file_that_is_overwritten_without_growth_is_progress_but_not_the_first_byte():
+    run = Run(stall_after_s=100, first_write_within_s=400, poll_s=10)
+    run.rule.observe(50, 50, Measurement(0, 0, overwriting_age_s=1.0))
+    assert (run.rule.pause_s, run.rule.window_s, run.rule.first_write_s) == (1, 400, None)
+    run.at(60, MIB)
+    run.rule.observe(120, 120, Measurement(MIB, MIB, overwriting_age_s=0.0))
+    assert (run.rule.pause_s, run.rule.window_s, run.rule.last_growth_s) == (0, 100, 120)
+    assert run.until_final(120) == (220, Verdict("stalled", "no_growth", 100, 100))

@@ -1,11 +1,13 @@
 """Caches generated in place: the marker is there only while the cache is whole."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy
+from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place, verify_in_place
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.target import BuildRecipe
@@ -59,9 +61,15 @@ def test_a_marker_of_another_manifest_does_not_count(tmp_path):
 def test_files_of_an_unfinished_generation_are_adopted_and_the_suspects_removed(tmp_path):
     with begin_in_place(tmp_path, "c", RECIPE) as build:
         assert not build.adopted
-        for age, name in enumerate(["cut.bin", "whole.bin"]):
+        build.note_growth()
+        watch = GrowthMark(build.growth_mark, build.path)
+        for number, (name, date) in enumerate([("whole.bin", 2e9), ("cut.bin", 1e9)]):
             (tmp_path / name).write_text(name)
-            os.utime(tmp_path / name, (1e9 - 50 * age, 1e9 - 50 * age))
+            os.utime(tmp_path / name, (date, date))
+            time.sleep(0.05)
+            watch.begin_scan()
+            watch.end_scan(number, True)
+        watch.close()
     with begin_in_place(tmp_path, "c", RECIPE) as build:
         assert build.adopted
         build.prepare_resume(POLICY, window_s=0)

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreBusy, StoreError
-from prefect_cachewatch.publish import durable
+from prefect_cachewatch.measure.growth_mark import GrowthMark
+from prefect_cachewatch.publish import durable, target
 from prefect_cachewatch.publish.digests import digest_build
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
@@ -48,6 +50,12 @@ def publish(store, files=None, *, name="c", activate=True, recipe=None, **fields
     if activate:
         store.activate(name, build.build_id)
     return build
+
+
+def seen(watch, numbers):
+    """What the scan process does with each scan of everything."""
+    watch.begin_scan()
+    watch.end_scan(numbers, True)
 
 
 def states(store, name="c"):
@@ -254,14 +262,23 @@ def test_a_killed_publishers_build_is_resumed_under_the_same_key_only(store):
 def test_a_resumed_build_loses_what_may_be_cut_and_keeps_the_rest(store):
     policy = policy_of(store)
     with store.begin("c", recipe_of(store)) as build:
-        write(build, {"0.bin": b"whole", "d/1.bin": b"cut", "2.bin.tmp.9": b"t", "3.bin": b""})
-        for age, name in enumerate(["d/1.bin", "2.bin.tmp.9", "3.bin", "0.bin"]):
-            os.utime(f"{build.path}/{name}", (1e9 - 100 * age, 1e9 - 100 * age))
+        build.note_growth()
+        watch = GrowthMark(build.growth_mark, build.path)
+        write(build, {"0.bin": b"whole"})
+        os.utime(f"{build.path}/0.bin", (2e9, 2e9))  # as unzip may, or cp -a
+        time.sleep(0.05)
+        seen(watch, 1)
+        time.sleep(0.05)
+        write(build, {"d/1.bin": b"cut", "2.bin.tmp.9": b"t", "3.bin": b""})
+        os.utime(f"{build.path}/d/1.bin", (1e9, 1e9))
+        seen(watch, 2)
+        seen(watch, 2)
+        watch.close()
     with store.begin("c", recipe_of(store)) as again:
         assert again.adopted and again.path == build.path
         gone = again.prepare_resume(policy, window_s=0)
         assert {s.path: s.reason for s in gone} == {
-            "d/1.bin": "last_modified",
+            "d/1.bin": "changed_in_window",
             "2.bin.tmp.9": "temporary",
             "3.bin": "empty",
         }
@@ -282,11 +299,78 @@ def test_a_clean_retry_begins_with_an_empty_directory_of_the_same_path(store):
         assert os.listdir(build.path) == []
 
 
-def test_the_clock_of_the_file_system_is_the_one_that_stamps_files(store):
+@pytest.mark.parametrize("how", ["copied", "no mark", "cut mark", "clock set back", "another user's file system"])
+def test_where_nothing_shows_what_is_whole_the_build_begins_with_nothing_and_says_why(store, how, monkeypatch):
     with store.begin("c", recipe_of(store)) as build:
-        before = build.filesystem_now()
-        write(build, {"a": b"x"})
-        assert before <= os.stat(f"{build.path}/a").st_mtime <= build.filesystem_now()
+        build.note_growth()
+        write(build, {"0.bin": b"whole", "d/1.bin": b"cut"})
+        mark = Path(build.growth_mark)
+    known = json.loads(mark.read_text())
+    if how == "copied":
+        Path(build.path).rename(store.root / "moved")
+        subprocess.run(["cp", "-a", store.root / "moved", build.path], check=True)
+    elif how == "no mark":
+        mark.unlink()
+    elif how == "cut mark":
+        mark.write_text("{")
+    elif how == "clock set back":
+        mark.write_text(json.dumps(known | {"grew_after_ns": known["grew_after_ns"] + 10**12}))
+    else:  # FAT and sshfs: the change time is the modification time
+        monkeypatch.setattr(target, "holds_change_times", lambda _fd: False)
+    with store.begin("c", recipe_of(store)) as again:
+        assert again.adopted
+        gone = again.prepare_resume(policy_of(store), window_s=0)
+        assert {suspect.reason for suspect in gone} == {"unprovable"}
+        (note,) = again.notes
+        assert note.startswith("none of the 2 files of an earlier attempt can be shown to be whole: ")
+        assert [name for _, _, names in os.walk(again.path) for name in names] == []
+        # From here on it is known again.
+        assert json.loads(mark.read_text())["grew_after_ns"] >= known["grew_after_ns"]
+
+
+def test_what_a_run_had_open_at_its_end_is_suspect_for_the_next_run_however_long_it_stood_still(store):
+    with store.begin("c", recipe_of(store)) as build:
+        build.note_growth()
+        write(build, {"open.bin": b"half", "0.bin": b"whole"})
+        time.sleep(0.05)
+        watch = GrowthMark(build.growth_mark, build.path)
+        seen(watch, 1)
+        time.sleep(0.05)
+        write(build, {"1.bin": b"cut"})
+        seen(watch, 2)
+        watch.close()
+        Path(build.reported_record).write_text(build.reported_json([f"{build.path}/open.bin", "/elsewhere"]))
+    with store.begin("c", recipe_of(store)) as again:
+        gone = again.prepare_resume(policy_of(store), window_s=0)
+        assert {s.path: s.reason for s in gone} == {"open.bin": "reported", "1.bin": "changed_in_window"}
+
+
+def test_change_times_of_this_file_system_are_its_own(store):
+    fd = os.open(store.root, os.O_RDONLY)
+    try:
+        assert durable.holds_change_times(fd)
+    finally:
+        os.close(fd)
+    assert list(store.root.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chattr needs root")
+def test_a_suspect_that_cannot_be_removed_is_named_and_never_published(tmp_path):
+    store = CacheStore(tmp_path)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"cut.bin": b"half"})
+    if subprocess.run(["chattr", "+i", f"{build.path}/cut.bin"], check=False, capture_output=True).returncode:
+        pytest.skip("no immutable files here")
+    try:
+        for _ in range(2):
+            with (
+                store.begin("c", recipe_of(store)) as again,
+                pytest.raises(StoreError, match=r"cannot remove cut\.bin before the retry: Operation not permitted"),
+            ):
+                again.prepare_resume(policy_of(store), window_s=0)
+        assert [build.state for build in store.list_builds("c")] == ["abandoned"]
+    finally:
+        subprocess.run(["chattr", "-i", f"{build.path}/cut.bin"], check=True)
 
 
 # -- skip when whole

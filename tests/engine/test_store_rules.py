@@ -310,39 +310,61 @@ def test_a_hostile_name_in_a_finding_is_harmless():
 # -- suspects
 
 
-def suspects(files, **fields):
-    return {s.path: s.reason for s in find_suspects(files, temporary=["*.tmp", "*.tmp.*"], **fields)}
+def suspects(files, grew_after_s=None, **fields):
+    known = None if grew_after_s is None else int(grew_after_s * 1e9)
+    found = find_suspects(files, temporary=["*.tmp", "*.tmp.*"], grew_after_ns=known, **fields)
+    return {suspect.path: suspect.reason for suspect in found}
 
 
-def test_the_last_modified_file_is_suspect_and_older_ones_are_kept():
-    files = [file("a", mtime_s=10), file("b", mtime_s=20), file("c", mtime_s=30)]
-    assert suspects(files) == {"c": "last_modified"}
+def changed(path, changed_s, mtime_s=None, size=10):
+    """A file by its change time; its modification time is whatever the generator liked."""
+    mtime_ns = int((changed_s if mtime_s is None else mtime_s) * 1e9)
+    return ScannedFile(path, size, mtime_ns, hash(path), 1, int(changed_s * 1e9))
 
 
-def test_parallel_writers_that_froze_together_are_all_suspect():
-    files = [file("a", mtime_s=10), file("b", mtime_s=29.2), file("c", mtime_s=30)]
-    assert suspects(files) == {"b": "last_modified", "c": "last_modified"}
+FAR = 4e10  # a date after 2262 does not fit into the 64 bits of nanoseconds that some tools use
 
 
-def test_what_grew_in_the_last_window_is_suspect():
-    files = [file("a", mtime_s=10), file("b", mtime_s=25), file("c", mtime_s=30)]
-    assert suspects(files, ended_at_s=31, window_s=10) == {"b": "grew_in_window", "c": "last_modified"}
-    assert suspects(files, ended_at_s=331, window_s=300) == {"c": "last_modified"}
+@pytest.mark.parametrize(
+    ("mtimes", "what"),
+    [
+        ((10, 20, 30), "as they were written"),
+        ((30, 20, 10), "the other way round"),
+        ((99, 99, 1), "the cut one from 1970"),
+        ((FAR, 5, -5), "after 2262 and before 1970"),
+        ((0, 0, 0), "all alike, as from an archive"),
+    ],
+)
+def test_a_file_that_changed_since_the_last_growth_is_suspect_whatever_date_the_generator_gave_it(mtimes, what):
+    files = [changed(name, at, mtime) for name, at, mtime in zip("abc", (10, 20, 30), mtimes, strict=True)]
+    assert suspects(files, grew_after_s=29) == {"c": "changed_in_window"}, what
+    assert suspects(files, grew_after_s=29, window_s=9) == {"b": "changed_in_window", "c": "changed_in_window"}
+    assert suspects(files, grew_after_s=29, window_s=300) == dict.fromkeys("abc", "changed_in_window")
+
+
+def test_who_touches_one_file_after_the_end_makes_no_cut_one_whole():
+    files = [changed("whole", 10), changed("cut", 1000), changed("touched", 99_999)]
+    assert suspects(files, grew_after_s=995, window_s=300) == dict.fromkeys(["cut", "touched"], "changed_in_window")
+
+
+def test_where_nothing_is_known_everything_is_suspect():
+    files = [changed("a", 10), changed("b", 20), changed("c.tmp", 5)]
+    assert suspects(files) == {"a": "unprovable", "b": "unprovable", "c.tmp": "temporary"}
+
+
+def test_the_file_that_changed_last_is_suspect_even_before_the_growth_that_was_noted():
+    assert suspects([changed("a", 10), changed("b", 20)], grew_after_s=25) == {"b": "changed_in_window"}
 
 
 def test_temporary_and_empty_files_are_suspect_however_old():
-    files = [
-        file("a.tmp.9", mtime_s=1),
-        file("b", size=0, mtime_s=1),
-        file("e", size=0, mtime_s=1),
-        file("z", mtime_s=99),
-    ]
-    assert suspects(files, allow_empty=["e"]) == {"a.tmp.9": "temporary", "b": "empty", "z": "last_modified"}
+    files = [changed("a.tmp.9", 1), changed("b", 1, size=0), changed("e", 1, size=0), changed("z", 99)]
+    found = suspects(files, grew_after_s=99, allow_empty=["e"])
+    assert found == {"a.tmp.9": "temporary", "b": "empty", "z": "changed_in_window"}
 
 
-def test_what_the_watch_saw_growing_is_suspect():
-    files = [file("a", mtime_s=1), file("z", mtime_s=99)]
-    assert suspects(files, reported=["a"]) == {"a": "reported", "z": "last_modified"}
+def test_what_the_watch_saw_growing_or_open_is_suspect():
+    files = [changed("a", 1), changed("b", 2), changed("z", 99)]
+    assert suspects(files, grew_after_s=98, reported=["a"]) == {"a": "reported", "z": "changed_in_window"}
 
 
 def test_an_empty_staging_build_has_no_suspects():

@@ -31,6 +31,8 @@ class File:
     st_blocks: int
     st_ctime_ns: int
     st_nlink: int = 1
+    st_atime_ns: int = 0
+    st_dev: int = 0
 
     @property
     def st_mtime_ns(self) -> int:

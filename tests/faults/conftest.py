@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,7 @@ def fault(request: pytest.FixtureRequest) -> Fault:
 
     def open_row(section: str, case: str, injected: str, promised: str) -> Row:
         row = request.config.stash[_results].row(section, case, injected, promised)
+        row.first = min(row.first, request.session.items.index(request.node))
         request.node.stash[_row] = row
         return row
 
@@ -100,9 +102,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def pytest_sessionfinish(session: pytest.Session) -> None:
     target = os.environ.get("RELIABILITY_TABLE")
     results = session.config.stash[_results]
-    # Run side by side (pytest -n), each process has a part of the rows: the table is written by a run in one process.
-    if target and results.rows and "PYTEST_XDIST_WORKER" not in os.environ:
+    if hasattr(session.config, "workeroutput"):  # one of several (pytest -n): the first process writes what all have
+        session.config.workeroutput["reliability"] = results.dump()
+    elif target and results.rows:
         Path(target).write_text(_table(results))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over the rows of one of several processes (pytest -n)."""
+    node.config.stash[_results].merge(getattr(node, "workeroutput", {}).get("reliability", []))
 
 
 def _table(results: Results) -> str:
@@ -113,14 +122,15 @@ def _table(results: Results) -> str:
         f"Machine: {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}.",
         "",
     ]
-    for section in sorted(results.sections()):
+    rows = results.in_order()
+    for section in sorted({row.section for row in rows}, key=lambda name: (int(name.split()[0]), name)):
         lines += [
             f"## {section}",
             "",
             "| case | what is injected | what is promised | what was measured |",
             "|---|---|---|---|",
         ]
-        for row in results.rows.values():
+        for row in rows:
             if row.section == section:
                 measured = "**promise broken**" if row.failed else summarise(row.measured) or "held"
                 cells = [row.case, row.injected, row.promised, measured]

@@ -1,5 +1,7 @@
 """A file system in memory that can stop answering: SIGUSR1 swallows every request, SIGUSR2 answers them all.
 
+SIGHUP gives every file another inode number, as sshfs and rclone do when the kernel has forgotten it.
+
 The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Used by `namespace.py --fuse`.
 """
 
@@ -8,19 +10,9 @@ import signal
 import struct
 import time
 
-LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RENAME, OPEN, READ, WRITE, STATFS = (
-    1,
-    2,
-    3,
-    4,
-    9,
-    10,
-    12,
-    14,
-    15,
-    16,
-    17,
-)
+LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RMDIR, RENAME, OPEN, READ, WRITE, STATFS = (
+    1, 2, 3, 4, 9, 10, 11, 12, 14, 15, 16, 17,
+)  # fmt: skip
 RELEASE, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, CREATE, INTERRUPT, DESTROY, BATCH_FORGET = (
     18,
     25,
@@ -38,9 +30,13 @@ SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
 
 
 class Node:
+    shift = 0
+    """By how much the inode numbers of files are off by now."""
+
     def __init__(self, number: int, mode: int, uid: int, gid: int) -> None:
         self.number, self.mode, self.uid, self.gid = number, mode, uid, gid
         self.size = 0
+        self.content = bytearray()
         self.changed_ns = time.time_ns()
         self.names: dict[bytes, Node] = {}
 
@@ -49,12 +45,23 @@ class Node:
         blocks = (self.size + 511) // 512
         times = (seconds,) * 3 + (rest,) * 3
         return struct.pack(
-            "<6Q10I", self.number, self.size, blocks, *times, self.mode, 1, self.uid, self.gid, 0, 4096, 0
+            "<6Q10I",
+            self.number + (Node.shift if self.mode & 0o100000 else 0),
+            self.size,
+            blocks,
+            *times,
+            self.mode,
+            1,
+            self.uid,
+            self.gid,
+            0,
+            4096,
+            0,
         )
 
 
 class Server:
-    """Answers requests from memory; file contents are counted, not kept."""
+    """Answers requests from memory."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self.hung = fd, False
@@ -64,6 +71,7 @@ class Server:
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "hung", True))
         signal.signal(signal.SIGUSR2, lambda *_: self.wake())
+        signal.signal(signal.SIGHUP, lambda *_: setattr(Node, "shift", Node.shift + 1000))
         while True:
             try:
                 request = os.read(self.fd, 1 << 18)
@@ -100,9 +108,17 @@ class Server:
         if node is None:
             return ENOENT
         if operation in (GETATTR, SETATTR):
-            if operation == SETATTR and struct.unpack_from("<I", body)[0] & 8:  # the size is set
+            valid = struct.unpack_from("<I", body)[0] if operation == SETATTR else 0
+            if valid & 1:
+                node.mode = node.mode & ~0o7777 | struct.unpack_from("<I", body, 68)[0] & 0o7777
+            if valid & 8:
                 node.size = struct.unpack_from("<Q", body, 16)[0]
+                del node.content[node.size :]
+                node.content.extend(bytes(node.size - len(node.content)))
                 node.changed_ns = time.time_ns()
+            if valid & 32 and not valid & 256:  # a modification time that is not now
+                seconds, rest = struct.unpack_from("<Q", body, 40)[0], struct.unpack_from("<I", body, 60)[0]
+                node.changed_ns = seconds * 10**9 + rest
             return struct.pack("<QII", 0, 0, 0) + node.attributes()
         if operation == LOOKUP:
             found = node.names.get(body.rstrip(b"\0"))
@@ -110,15 +126,32 @@ class Server:
         if operation in (OPEN, OPENDIR):
             return struct.pack("<QII", 0, 0, 0)
         if operation in (MKDIR, CREATE):
-            skip, kind = (8, 0o40755) if operation == MKDIR else (16, 0o100644)
+            skip, kind = (8, 0o40000) if operation == MKDIR else (16, 0o100000)
+            mode, umask = struct.unpack_from("<II", body, 0 if operation == MKDIR else 4)
+            kind |= mode & 0o7777 & ~umask
             made = Node(len(self.nodes) + 1, kind, uid, gid)
             self.nodes[made.number] = node.names[body[skip:].rstrip(b"\0")] = made
             return self.entry(made) + (struct.pack("<QII", 0, 0, 0) if operation == CREATE else b"")
-        if operation == UNLINK:
+        if operation == RENAME:
+            old, new = body[8:].rstrip(b"\0").split(b"\0")
+            target = self.nodes[struct.unpack_from("<Q", body)[0]]
+            if old not in node.names:
+                return ENOENT
+            target.names[new] = node.names.pop(old)
+            return b""
+        if operation == READ:
+            _, offset, size = struct.unpack_from("<QQI", body)
+            return bytes(node.content[offset : offset + size])
+        if operation in (UNLINK, RMDIR):
             return b"" if node.names.pop(body.rstrip(b"\0"), None) else ENOENT
+        if operation == READ:  # what is mapped is read before it is changed
+            _, offset, size = struct.unpack_from("<QQI", body)
+            return bytes(max(0, min(size, node.size - offset)))
         if operation == WRITE:
             _, offset, size = struct.unpack_from("<QQI", body)
-            node.size, node.changed_ns = max(node.size, offset + size), time.time_ns()
+            node.content.extend(bytes(max(0, offset - len(node.content))))
+            node.content[offset : offset + size] = body[40 : 40 + size]
+            node.size, node.changed_ns = len(node.content), time.time_ns()
             return struct.pack("<II", size, 0)
         if operation == READDIR:
             _, offset, size = struct.unpack_from("<QQI", body)

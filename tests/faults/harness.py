@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,15 +49,15 @@ def new_tag() -> str:
 def living(tag: str) -> list[int]:
     """Pids of the living processes (zombies are not) that are called so."""
     found = []
-    mark = f"({tag})".encode()
+    mark = f"Name:\t{tag}\n".encode()
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
+                with open(f"/proc/{name}/status", "rb") as file:  # stat waits for a process that hangs in an exec
                     text = file.read()
             except OSError:
                 continue
-            if mark in text and text[text.rindex(b")") + 2 :][:1] not in b"ZXx":
+            if text.startswith(mark) and text.split(b"\nState:\t", 1)[1][:1] not in b"ZXx":
                 found.append(int(name))
     return found
 
@@ -82,6 +82,8 @@ class Sandbox:
     tags: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)  # words of namespace.py for every process started
     cache_name: str = "cache"
+    more_env: dict[str, str] = field(default_factory=dict)
+    prelude: list[str] = field(default_factory=list)  # words before every command of ours
 
     @classmethod
     def make(cls, uid: int | None) -> Sandbox:
@@ -109,7 +111,11 @@ class Sandbox:
 
     def env(self, **more: str) -> dict[str, str]:
         keep = {key: os.environ[key] for key in ("PATH", "LANG", "LD_LIBRARY_PATH") if key in os.environ}
-        return keep | {"HOME": str(self.root / "home"), "XDG_STATE_HOME": str(self.root / "home" / "state")} | more
+        return (
+            keep
+            | {"HOME": str(self.root / "home"), "XDG_STATE_HOME": str(self.root / "home" / "state")}
+            | (self.more_env | more)
+        )
 
     def tree(self, shape: str, writes: int = -1, interval_s: float = 0.1, life_s: float = 60) -> tuple[str, list[str]]:
         """A generator's argv, and the tag by which its processes are found."""
@@ -148,7 +154,7 @@ class Sandbox:
         stderr = open(self.root / "out" / "stderr.txt", "wb")
         with stderr:
             popen.setdefault("stderr", stderr)
-            return self.popen([*before, *argv, *command], **popen)
+            return self.popen([*before, *self.prelude, *argv, *command], **popen)
 
     def stderr(self) -> str:
         return (self.root / "out" / "stderr.txt").read_text(errors="surrogateescape")
@@ -206,10 +212,12 @@ class Row:
     promised: str
     measured: list[tuple[str, str]] = field(default_factory=list)
     failed: bool = False
+    first: int = sys.maxsize
+    """Where its first test stands among all tests."""
 
 
 class Results:
-    """Collects what the suite measured; rows in order of their sections, then of their first test."""
+    """Collects what the suite measured, in one process or several; rows in order of their first test."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str], Row] = {}
@@ -217,8 +225,21 @@ class Results:
     def row(self, section: str, case: str, injected: str, promised: str) -> Row:
         return self.rows.setdefault((section, case), Row(section, case, injected, promised))
 
-    def sections(self) -> Iterable[str]:
-        return dict.fromkeys(row.section for row in self.rows.values())
+    def in_order(self) -> list[Row]:
+        return sorted(self.rows.values(), key=lambda row: row.first)
+
+    def dump(self) -> list[list[Any]]:
+        """For another process: nothing but lists, texts and numbers."""
+        return [
+            [r.section, r.case, r.injected, r.promised, [list(map(str, m)) for m in r.measured], r.failed, r.first]
+            for r in self.rows.values()
+        ]
+
+    def merge(self, dumped: list[list[Any]]) -> None:
+        for section, case, injected, promised, measured, failed, first in dumped:
+            row = self.row(section, case, injected, promised)
+            row.measured += [(label, value) for label, value in measured]
+            row.failed, row.first = row.failed or failed, min(row.first, first)
 
 
 def summarise(measured: Sequence[tuple[str, str]]) -> str:

@@ -3,7 +3,8 @@
     python namespace.py [--uid N] [--readable PATH]... [--tmpfs DIR OPTIONS]... [--bind DIR]... -- COMMAND...
 
 --readable makes a path below a private directory (the interpreter below /root) reachable for any user; --tmpfs mounts
-a small file system; --bind mounts a directory on itself, so that it can be remounted; --fuse DIR PIDFILE mounts a file
+a small file system; --overlay DIR OPTIONS mounts overlayfs over two file systems in memory, a directory `cache` with 40 files
+in the lower one; --bind mounts a directory on itself, so that it can be remounted; --fuse DIR PIDFILE mounts a file
 system that can hang (see fuse_server.py). Nothing of it is seen outside.
 """
 
@@ -41,6 +42,22 @@ def make_readable(paths: list[str]) -> None:
             os.close(fd)
 
 
+def mount_overlay(directory: str, options: str) -> None:
+    """Mount two file systems in memory, which number their files alike, and overlayfs over both."""
+    lower, upper = directory + ".lower", directory + ".upper"
+    for layer in (lower, upper):
+        os.makedirs(layer, exist_ok=True)
+        mount("tmpfs", layer, "tmpfs", 0, "mode=777")
+    for path in (f"{lower}/cache", f"{upper}/up", f"{upper}/work"):
+        os.mkdir(path)
+        os.chmod(path, 0o777)
+    for n in range(40):
+        with open(f"{lower}/cache/old{n}", "wb") as file:
+            file.write(b"x" * 50_000)
+        os.chmod(file.name, 0o666)
+    mount("overlay", directory, "overlay", 0, f"lowerdir={lower},upperdir={upper}/up,workdir={upper}/work,{options}")
+
+
 def mount_fuse(directory: str, pid_file: str) -> None:
     """Mount a file system of `fuse_server` and start its process, whose pid goes to a file."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -68,7 +85,7 @@ def main(words: list[str]) -> None:
         raise SystemExit(f"unshare: {os.strerror(ctypes.get_errno())}")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     uid, readable, rest = None, [], words
-    mounts, fuse = [], []
+    mounts, fuse, overlays = [], [], []
     while rest[0] != "--":
         if rest[0] == "--uid":
             uid, rest = int(rest[1]), rest[2:]
@@ -81,6 +98,9 @@ def main(words: list[str]) -> None:
         elif rest[0] == "--fuse":
             fuse.append((rest[1], rest[2]))
             rest = rest[3:]
+        elif rest[0] == "--overlay":
+            overlays.append((rest[1], rest[2]))
+            rest = rest[3:]
         elif rest[0] == "--bind":
             mounts.append((rest[1], ""))
             rest = rest[2:]
@@ -92,6 +112,8 @@ def main(words: list[str]) -> None:
             mount("tmpfs", directory, "tmpfs", 0, options)
         else:
             mount(directory, directory, "", MS_BIND)
+    for directory, options in overlays:
+        mount_overlay(directory, options)
     for directory, pid_file in fuse:
         mount_fuse(directory, pid_file)
     if uid is not None:

@@ -38,6 +38,8 @@ class Stat(NamedTuple):
     st_blocks: int
     st_mtime_ns: int
     st_ctime_ns: int
+    st_atime_ns: int = 0
+    st_dev: int = 0
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,9 @@ class World:
         answer = self.scan()
         self.advance(scan_s / 2)
         self.last_scan_s = answer["scan_s"] = scan_s
-        stamps = [answer["growth"][name] for name in ("newest_changed_ns", "touched_ns")]
+        stamps = [answer["growth"][name] for name in ("newest_changed_ns", "touched_ns", "overwriting_ns")]
         wall_ns, monotonic_ns = (round(t * 1e9) for t in (self.now_s + self.wall_offset_s, self.now_s))
-        answer["newest_changed_age_s"], answer["touched_age_s"] = self.ages.ages_s(
+        answer["newest_changed_age_s"], answer["touched_age_s"], answer["overwriting_age_s"] = self.ages.ages_s(
             wall_ns, monotonic_ns, monotonic_ns - round(scan_s * 1e9), stamps, self.full
         )
         return answer

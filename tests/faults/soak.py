@@ -19,11 +19,12 @@ from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living
 
 # With the directory gone the trees' own writer may fail first: its exit code 1 is as true.
 FAULTS = ("none", "stall", "SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "outer guard", "inner guard", "both guards", "watcher stopped",
-          "directory removed", "generator killed")  # fmt: skip
+          "directory removed", "generator killed", "guards stopped, SIGTERM", "guards stopped, SIGKILL")  # fmt: skip
 STATUS = {
     "none": (0,), "stall": (124,), "SIGINT": (130,), "SIGTERM": (143,), "SIGHUP": (129,), "SIGKILL": (-9,),
     "outer guard": (125,), "inner guard": (125,), "both guards": (125,), "watcher stopped": (143,),
-    "directory removed": (1, 124), "generator killed": (137,),
+    "directory removed": (1, 124), "generator killed": (137,), "guards stopped, SIGTERM": (143,),
+    "guards stopped, SIGKILL": (-9,),
 }  # fmt: skip
 
 
@@ -75,7 +76,8 @@ def _run(case: Case, box: Sandbox) -> list[str]:
     _inject(case, box, process.pid, tag)
     broken = []
     if case.fault not in ("none", "stall", "directory removed"):
-        limit = time.monotonic() + case.grace_s + SLACK_S
+        # Who looks after stopped guards looks once a second.
+        limit = time.monotonic() + case.grace_s + SLACK_S + case.fault.startswith("guards stopped")
         while living(tag) and time.monotonic() < limit:
             time.sleep(0.02)
         if left := living(tag):
@@ -85,7 +87,7 @@ def _run(case: Case, box: Sandbox) -> list[str]:
         broken.append(f"{len(left)} left when the command had ended")
     if code not in STATUS[case.fault]:
         broken.append(f"exit {code}, promised {STATUS[case.fault]}: {box.stderr()[-200:]!r}")
-    if case.fault != "SIGKILL" and not box.report_path.exists():
+    if not case.fault.endswith("SIGKILL") and not box.report_path.exists():
         broken.append("no report")
     runs = box.root / "home" / "state" / "cachewatch" / "runs"
     limit = time.monotonic() + 5
@@ -99,6 +101,11 @@ def _run(case: Case, box: Sandbox) -> list[str]:
 def _inject(case: Case, box: Sandbox, pid: int, tag: str) -> None:
     if case.fault in ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"):
         os.kill(pid, getattr(signal, case.fault))
+    elif case.fault.startswith("guards stopped"):
+        pids = guards_of(pid)
+        for one in {0: pids[:1], 1: pids[1:], 2: pids}[case.number % 3]:
+            os.kill(one, signal.SIGSTOP)
+        os.kill(pid, getattr(signal, case.fault.partition(", ")[2]))
     elif case.fault.endswith(("guard", "guards")):
         outer, inner = guards_of(pid)
         pids = {"outer guard": [outer], "inner guard": [inner], "both guards": [outer, inner]}[case.fault]

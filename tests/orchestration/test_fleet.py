@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,15 @@ def test_without_a_store_a_fleet_resumes_by_the_runs_that_prefect_knows(workers:
     assert list(children(workers, resumed["id"])) == ["b"]
     skipped = table(workers, resumed)[0]
     assert skipped["state"] == "Skipped" and skipped["cause"].endswith("without a store nothing says it is still whole")
+    # The record alone is not trusted: what is not there any more is generated again.
+    mended.unlink()
+    assert run_fleet(workers, path)["state_name"] == "PartlyFailed"
+    mended.touch()
+    gone = tmp_path / "a"
+    shutil.rmtree(gone)
+    resumed = run_fleet(workers, path, policy={"resume": True})
+    assert resumed["state_type"] == "COMPLETED" and "from before" not in resumed["state"]["message"]
+    assert sorted(children(workers, resumed["id"])) == ["a", "b"] and any(gone.iterdir())
     # That one was whole: the next begins anew, as every one does that is not told to resume.
     assert sorted(children(workers, run_fleet(workers, path, policy={"resume": True})["id"])) == ["a", "b"]
 

@@ -41,7 +41,7 @@ def test_a_run_that_is_not_there_is_refused_in_a_sentence() -> None:
 
 
 def test_a_run_that_did_not_stall_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    name, run_id = generated(tmp_path, "pass")
+    name, run_id = generated(tmp_path, f"open({str(tmp_path / 'cache/a')!r}, 'w').write('a cache')")
     state = follow_up_stall(run_id, return_state=True)
     assert state.name == "Refused"
     assert state.message == f"flow run {name} is Completed, not Stalled: there is nothing to follow up"

@@ -102,6 +102,18 @@ def test_a_healthy_generation_is_completed_with_a_summary(tmp_path: Path) -> Non
     assert json.loads((Path(summary.run_dir) / "report-1.json").read_text())["outcome"] == "completed"
 
 
+def test_a_cache_that_stays_empty_ends_failed_and_named_nothing_written_and_is_not_retried(tmp_path: Path) -> None:
+    right = tmp_path / "right"
+    code = "import os, sys; os.makedirs(sys.argv[2]); open(os.path.join(sys.argv[2], 'a.bin'), 'wb').write(bytes(9999))"
+    wrong = CacheJob(name="typo", command=python(code, "x", str(right)), cache_dirs=[tmp_path / "cahce"])
+    state = run(wrong, retry=AGAIN)
+    assert (state.type, state.name) == ("FAILED", "NothingWritten"), state
+    assert f"{right}/a.bin" in str(state.message)
+    assert task_states(state) == {"generate-1": "Completed", "monitor-1": "Completed"}
+    allowed = CacheJob(name="typo", command=python("pass"), cache_dirs=[tmp_path / "cahce"], allow_empty=True)
+    assert run(allowed).type == "COMPLETED"
+
+
 def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>.bin"
     code = HANGS.replace(
@@ -269,6 +281,20 @@ sys.exit(5)
     reports = [path for path in state_directory.rglob("report-*.json") if path.read_text().find("token is") >= 0]
     assert reports
     assert all(value not in path.read_text() for path in reports)
+
+
+def test_secrets_in_the_parameters_are_warned_of_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = job(tmp_path / "cache", WRITES, env={"DB_PWD": "hunter2-hunter2"})
+    refused = run(given, strict_secrets=True)
+    assert (refused.type, refused.name) == ("FAILED", "Refused")
+    assert "job.env.DB_PWD looks like a secret" in str(refused.message)
+    assert "env_secrets" in str(refused.message)
+    assert not (tmp_path / "cache").exists()
+    caplog.clear()
+    assert run(given).name == "Completed"
+    warned = [record.getMessage() for record in caplog.records if "looks like a secret" in record.getMessage()]
+    assert len(warned) == 1
+    assert "hunter2" not in caplog.text
 
 
 def test_progress_is_shown_when_the_size_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

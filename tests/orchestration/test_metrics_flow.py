@@ -140,7 +140,8 @@ def test_a_taken_port_costs_the_metrics_and_not_the_cache(tmp_path: Path, caplog
         held.bind(("127.0.0.1", 0))
         held.listen()
         port = held.getsockname()[1]
-        state = run(job(tmp_path / "cache", "pass", "llama"), metrics=f"127.0.0.1:{port}")
+        writes = "import sys; open(sys.argv[1] + '/a.bin', 'wb').write(bytes(9999))"
+        state = run(job(tmp_path / "cache", writes, "llama"), metrics=f"127.0.0.1:{port}")
     assert state.type == "COMPLETED", state
     assert (
         f"no metrics of this run: metrics cannot be served on 127.0.0.1:{port}: the port is taken by another process"

@@ -59,6 +59,10 @@ for n in range(6):
     time.sleep(0.7)
 open(sys.argv[2], "w").write(repr(skipped))
 """
+# As cp -a, unzip and tar: files get dates from elsewhere. The cut one is the oldest of all, and none is from this year.
+LIES = CUTS.replace(
+    "                time.sleep(600)", "                os.utime(path, (1, 1)); time.sleep(600)"
+).replace("    time.sleep(0.7)", "    os.utime(path, (5e9 - n, 5e9 - n)); time.sleep(0.7)")
 
 
 @pytest.fixture
@@ -228,9 +232,10 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
 
 
-def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [CUTS, LIES], ids=["cuts", "lies"])
+def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
-    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0), retry=AGAIN)
+    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), retry=AGAIN)
     assert state.name == "Completed", state.message
     kept = json.loads(mark.read_text())
     assert {0, 1} <= set(kept) and 4 not in kept, "the cut one was written again, those long finished were kept"
@@ -252,16 +257,17 @@ def test_a_clean_retry_keeps_nothing(store: CacheStore, tmp_path: Path) -> None:
     assert mark.read_text() == "[]"
 
 
-def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [CUTS, LIES], ids=["cuts", "lies"])
+def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
     report = tmp_path / "report.json"
-    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0), report=report)
+    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), report=report)
     assert state.name == "Stalled"
     written = json.loads(report.read_text())
     assert (written["outcome"], written["publication"]["status"]) == ("stalled", "unfinished")
     assert builds(store) == ["abandoned"]
     assert not Path(store.current_path("llama")).exists()
-    state = run(job(CUTS, str(mark)), policy(store, suspect_window_s=0))
+    state = run(job(code, str(mark)), policy(store, suspect_window_s=0))
     assert state.name == "Completed"
     assert state.result().publication.path == written["publication"]["path"]
     kept = json.loads(mark.read_text())

@@ -119,7 +119,8 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
         "import os, signal\nif os.fork() == 0:\n    os.setsid()\n    signal.signal(15, signal.SIG_IGN)\n"
         "    import time; time.sleep(600)\n" + GROWS
     )
-    run_id = deployed.start_run(NIGHTLY, parameters(tmp_path / "cache", code, tag, layers=3000))
+    asked = parameters(tmp_path / "cache", code, tag, layers=3000) | {"report": str(tmp_path / "report.json")}
+    run_id = deployed.start_run(NIGHTLY, asked)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("cache/*.bin"))) < 3:
         assert time.monotonic() < deadline, deployed.flow_run(run_id)["state"]
@@ -129,6 +130,17 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
     run = deployed.wait_for_state(run_id, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")
     assert run["state_type"] == "CANCELLED", run["state"]
     wait_until_gone(tag, 5)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["outcome"], report["growth"]["files_present"] >= 3) == ("cancelled", True)
+    assert report["listing"]["total_files"] == report["growth"]["files_present"]
+    assert "was cancelled (the flow run was cancelled)" in report["message"]
+    assert sorted(deployed.artifacts(run_id)) == [f"cachewatch-{tag}-listing", f"cachewatch-{tag}-report"]
+    wanted = {"event": {"name": ["cachewatch.generation.cancelled"]}, "related": {"id": [f"prefect.flow-run.{run_id}"]}}
+    deadline = time.monotonic() + 20
+    while not (found := deployed.request("POST", "/events/filter", filter=wanted)["events"]):
+        assert time.monotonic() < deadline, "no event of the end"
+        time.sleep(0.2)
+    assert [event["payload"]["outcome"] for event in found] == ["cancelled"]
 
 
 def test_a_served_flow_runs_and_can_be_cancelled(server: Server, tmp_path: Path) -> None:

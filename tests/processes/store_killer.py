@@ -8,6 +8,7 @@ Prints one JSON object: how many children were killed at which kind of call, and
 import collections
 import json
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -39,9 +40,31 @@ def publish(mark: int, files: int = 4) -> None:
 def scenario(mark: int) -> None:
     if SCENARIO == "publish":
         publish(mark)
+    elif SCENARIO == "refuse":
+        with STORE.begin(NAME, RECIPE) as build:
+            if build.adopted:
+                build.prepare_resume(POLICY, window_s=0)
+            build.note_growth()
+            Path(f"{build.path}/half.tmp").write_bytes(b"half")
+            build.quarantine(build.check(POLICY), "refused")
+        STORE.prune_quarantine(NAME, keep=1)
+    elif SCENARIO == "unhealthy":
+        # A generator that starts from a copy of the last build, what of it is ours included; then it is not healthy.
+        with STORE.begin(NAME, RECIPE) as build:
+            if build.adopted:
+                build.prepare_resume(POLICY, window_s=0)
+            build.note_growth()
+            shutil.copytree(os.path.realpath(STORE.current_path(NAME)), build.path, dirs_exist_ok=True)
+            Path(f"{build.path}/mark.bin").write_bytes(f"{mark}".encode())
+            build.publish(POLICY, findings=build.check(POLICY), threads=1)
+        STORE.activate(NAME, build.build_id)
+        STORE.rollback(NAME, expected=build.build_id, unhealthy="the server did not answer")
+        STORE.gc(NAME, keep=2, grace_s=0)
     else:
+        newest = max(build.build_id for build in STORE.list_builds(NAME))
         STORE.rollback(NAME)
-        STORE.activate(NAME)
+        # By name: what was rolled back from is passed over without one.
+        STORE.activate(NAME, newest)
         STORE.gc(NAME, keep=2, grace_s=0)
 
 
@@ -113,7 +136,7 @@ for round_ in range(2000):
         survivors += 1
         break
     killed[last] += 1
-    if SCENARIO != "publish":
+    if SCENARIO not in ("publish", "refuse"):
         # A build again, so that there is something to roll back to and to remove; no lock may be left behind.
         publish(step)
         STORE.gc(NAME, keep=3, grace_s=0)

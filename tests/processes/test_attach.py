@@ -181,7 +181,19 @@ def test_an_end_whose_code_nobody_knows_is_said_so(cache, started, tmp_path, mon
     threading.Thread(target=go_on_when_watched, daemon=True).start()
     report = tmp_path / "r.json"
     with pytest.raises(SystemExit) as ended:
-        main(["watch", "--pid", str(process.pid), "--cache-dir", str(cache), *WELL, "--report", str(report)])
+        main(
+            [
+                "watch",
+                "--pid",
+                str(process.pid),
+                "--cache-dir",
+                str(cache),
+                *WELL,
+                "--allow-empty",
+                "--report",
+                str(report),
+            ]
+        )
     assert ended.value.code == 123
     report = json.loads(report.read_text())
     assert (report["outcome"], report["exit_code"], report["signal"]) == ("ended", None, None)
@@ -190,7 +202,7 @@ def test_an_end_whose_code_nobody_knows_is_said_so(cache, started, tmp_path, mon
 
 def test_the_end_is_seen_at_once_and_not_at_the_next_poll(cache, started):
     process = started(WAITS)
-    ran = watch_then_go(process.pid, cache, "--poll", "2m", "--stall-after", "5m")
+    ran = watch_then_go(process.pid, cache, "--allow-empty", "--poll", "2m", "--stall-after", "5m")
     assert ran.status == 0
     assert ran.seconds < 60
 
@@ -211,7 +223,7 @@ def test_what_a_process_leaves_behind_is_named(cache, started, tmp_path):
     process = started(LEAVES_A_CHILD + WAITS, tag)
     assert eventually(lambda: len(tagged(tag)) == 2)
     (child,) = (pid for pid in tagged(tag) if pid != process.pid)
-    ran = watch_then_go(process.pid, cache, *WELL)
+    ran = watch_then_go(process.pid, cache, *WELL, "--allow-empty")
     assert ran.status == 0
     assert f"processes that it left behind go on: pid {child} (" in ran.stderr
     (tmp_path / "end").touch()
@@ -222,7 +234,9 @@ def test_with_wait_for_tree_the_end_of_what_it_left_behind_is_the_end(cache, sta
     tag = new_tag()
     process = started(LEAVES_A_CHILD + WAITS, tag)
     assert eventually(lambda: len(tagged(tag)) == 2)
-    with running(watch_argv(process.pid, "--cache-dir", cache, *WELL, "--wait-for", "tree")) as watching:
+    with running(
+        watch_argv(process.pid, "--cache-dir", cache, *WELL, "--allow-empty", "--wait-for", "tree")
+    ) as watching:
         assert "Ctrl-C leaves it alone" in watching.stderr.readline()
         time.sleep(0.5)
         (tmp_path / "go").touch()
@@ -322,7 +336,13 @@ def test_a_time_limit_is_said_once_and_the_process_goes_on(cache, started, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "on_stall"), [(signal.SIGINT, 130, "stop"), (signal.SIGTERM, 143, "report")]
+    ("number", "status", "on_stall"),
+    [
+        (signal.SIGINT, 130, "stop"),
+        (signal.SIGTERM, 143, "report"),
+        (signal.SIGUSR1, 138, "stop"),
+        (signal.SIGXCPU, 152, "stop"),
+    ],
 )
 def test_the_end_of_the_watch_leaves_the_process_alone(cache, started, tmp_path, number, status, on_stall):
     process = started(SLEEPS)

@@ -57,7 +57,7 @@ def cache(tmp_path) -> Path:
 
 @pytest.mark.parametrize("status", [0, 3, 125])
 def test_the_generators_own_status_is_the_commands(cache, status):
-    ran = run_exec(cache, *WELL, command=sh(f"exit {status}"))
+    ran = run_exec(cache, *WELL, "--allow-empty", command=sh(f"exit {status}"))
     assert ran.status == status
     assert ran.report["exit_code"] == status
     assert (ran.report["outcome"], ran.report["stop"]) == ("failed" if status else "completed", None)
@@ -223,7 +223,7 @@ def test_a_background_process_that_is_left_alone_is_named(cache):
 def test_with_wait_for_leader_what_is_left_is_stopped_and_the_run_is_complete(cache):
     tag = new_tag()
     source = f"import os, time\nif os.fork() == 0:\n    time.sleep({HANG_S})\n    os._exit(0)"
-    ran = run_exec(cache, *WELL, "--grace", "0", "--wait-for", "leader", command=program(source, tag))
+    ran = run_exec(cache, *WELL, "--allow-empty", "--grace", "0", "--wait-for", "leader", command=program(source, tag))
     assert (ran.status, ran.report["outcome"]) == (0, "completed")
     assert tagged(tag) == []
 
@@ -430,10 +430,12 @@ def test_a_log_inside_a_cache_directory_is_refused_unless_it_is_ignored(cache):
         f"cachewatch: log file {cache}/run.txt lies in cache directory {cache}, where it would count as growth: "
         "put it elsewhere, or name it *.log\n"
     )
-    ran = run_exec(cache, *WELL, "--log", cache / "run.log", command=["echo", "hello"], report_dir=cache.parent)
+    ran = run_exec(
+        cache, *WELL, "--allow-empty", "--log", cache / "run.log", command=["echo", "hello"], report_dir=cache.parent
+    )
     assert ran.status == 0 or "No such file" in ran.stderr
     cache.mkdir(exist_ok=True)
-    ran = run_exec(cache, *WELL, "--log", cache / "run.log", command=["echo", "hello"])
+    ran = run_exec(cache, *WELL, "--allow-empty", "--log", cache / "run.log", command=["echo", "hello"])
     assert (ran.status, ran.report["growth"]["bytes_written"]) == (0, 0)
     assert (cache / "run.log").read_text() == "hello\n"
 
@@ -470,7 +472,7 @@ def test_two_jobs_on_one_directory_the_second_ends_at_once_and_names_the_first(c
 def test_environment_working_directory_and_standard_input_reach_the_generator(cache, tmp_path):
     (tmp_path / "work").mkdir()
     ran = run_exec(
-        cache, *WELL, "--env", "A=b=c", "--env", "EMPTY=", "--cwd", tmp_path / "work",
+        cache, *WELL, "--allow-empty", "--env", "A=b=c", "--env", "EMPTY=", "--cwd", tmp_path / "work",
         command=sh('echo "$A|$EMPTY|$PWD"; cat; echo problem >&2; test -n "$CACHEWATCH_ID"'), input="from outside\n",
     )  # fmt: skip
     assert ran.status == 0
@@ -514,7 +516,7 @@ def test_growth_below_the_least_is_a_stall(cache):
 
 
 def test_quiet_says_nothing_after_a_success_and_the_reason_after_a_stall(cache):
-    ran = run_exec(cache, *WELL, "--quiet", command=sh("echo out; echo problem >&2"))
+    ran = run_exec(cache, *WELL, "--allow-empty", "--quiet", command=sh("echo out; echo problem >&2"))
     assert (ran.status, ran.stdout, ran.stderr) == (0, "out\n", "problem\n")
     ran = run_exec(cache, *SHORT, "--first-write-within", "1s", "--quiet", command=["sleep", str(HANG_S)])
     assert ran.status == 124
@@ -544,7 +546,7 @@ def test_secrets_of_the_command_line_and_the_log_are_not_in_the_report(cache):
 
 
 def test_a_hostile_directory_name_does_not_reach_the_terminal(tmp_path):
-    ran = run_exec(tmp_path / "a\x1b[31m\nb", *WELL, command=["true"])
+    ran = run_exec(tmp_path / "a\x1b[31m\nb", *WELL, "--allow-empty", command=["true"])
     assert ran.status == 0
     assert "\x1b" not in ran.stderr
     assert ran.stderr.count("\n") == 1
@@ -728,7 +730,7 @@ def test_a_report_that_cannot_be_written_at_the_end_is_said_and_the_status_stand
 
 def test_output_of_any_size_passes_through_unharmed(cache):
     ran = subprocess.run(
-        exec_argv(cache, *WELL, command=sh("head -c 30000000 /dev/zero | tr '\\0' x; printf '\\377\\376end' >&2")),
+        exec_argv(cache, *WELL, "--allow-empty", command=sh("head -c 30000000 /dev/zero | tr '\\0' x; printf '\\377\\376end' >&2")),
         capture_output=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 0

@@ -19,11 +19,11 @@ from prefect_cachewatch.supervise.proc import (
     children,
     command_line,
     descendants,
-    find_by_cookie,
     is_alive,
     read_stat,
     send_signal,
 )
+from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.supervisor import Launch
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 

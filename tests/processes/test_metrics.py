@@ -135,6 +135,98 @@ def test_a_scraper_that_says_nothing_keeps_nobody_else_waiting():
         endpoint.close()
 
 
+DRIPPING = ("head", "name", "nothing", "answer")
+
+
+def drip(link: socket.socket, how: str, stop: threading.Event) -> None:
+    """Keep a connection busy as long as it lets itself be kept: a byte at a time, or nothing at all."""
+    try:
+        if how == "answer":  # asks whole, again and again, and reads nothing
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        link.sendall({"head": b"GET /metrics HTTP/1.1\r\n", "name": b"G", "nothing": b"", "answer": b""}[how])
+        if how == "answer":
+            link.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        while not stop.wait(0.5) and how in ("head", "name"):
+            link.sendall(b"X")
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize("how", DRIPPING)
+def test_a_scraper_is_answered_at_once_while_sixty_clients_drip(how):
+    endpoint, stop = Endpoint(ANY), threading.Event()
+    links, threads = [], []
+    try:
+        endpoint.add(RunMetrics("llama"))
+        host, port = endpoint.url.split("/")[2].split(":")
+        for _ in range(60):
+            links.append(socket.create_connection((host, int(port))))
+            threads.append(threading.Thread(target=drip, args=(links[-1], how, stop), daemon=True))
+            threads[-1].start()
+        for _ in range(5):
+            assert scrape(endpoint.url)["cachewatch_running"] == 0
+    finally:
+        stop.set()
+        for link in links:
+            link.close()
+        for thread in threads:
+            thread.join(5)
+        endpoint.close()
+
+
+def test_a_client_that_drips_is_hung_up_on_however_its_bytes_come():
+    endpoint = Endpoint(ANY)
+    try:
+        host, port = endpoint.url.split("/")[2].split(":")
+        with socket.create_connection((host, int(port))) as link:
+            link.settimeout(0.2)
+
+            def hung_up() -> bool:
+                try:
+                    link.sendall(b"X")
+                    return link.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            assert eventually(hung_up, 30)
+    finally:
+        endpoint.close()
+
+
+def test_a_request_without_an_end_is_refused_and_one_that_is_none_too():
+    endpoint = Endpoint(ANY)
+    try:
+        host, port = endpoint.url.split("/")[2].split(":")
+        for asked, status in (
+            (b"X" * (8 << 10), b" 431 "),
+            (b"hello\r\n\r\n", b" 400 "),
+            (b"GET / HTTP/1.1\n\n", b" 200 "),
+        ):
+            with socket.create_connection((host, int(port))) as link:
+                link.settimeout(10)
+                link.sendall(asked)
+                assert status in link.recv(100).partition(b"\r\n")[0]
+    finally:
+        endpoint.close()
+
+
+def test_of_more_clients_than_there_are_places_the_oldest_make_room():
+    endpoint = Endpoint(ANY)
+    links = []
+    try:
+        host, port = endpoint.url.split("/")[2].split(":")
+        for _ in range(300):
+            links.append(socket.create_connection((host, int(port))))
+        assert scrape(endpoint.url) == {}
+        assert len(endpoint._server._connections) <= 100
+    finally:
+        for link in links:
+            link.close()
+        endpoint.close()
+
+
 def test_runs_of_one_process_share_an_endpoint_until_the_last_one_leaves():
     first, second = EndpointShare(ANY, RunMetrics("a")), EndpointShare(ANY, RunMetrics("b"))
     assert first.where == second.where
@@ -471,7 +563,14 @@ def test_what_cannot_be_served_starts_nothing(cache, taken, tmp_path, command):
 def test_without_the_library_metrics_name_the_extra_and_the_rest_works(cache):
     hidden = "import sys; sys.modules['prometheus_client'] = None; from prefect_cachewatch.cli.main import main; main()"
     for options, status in [(["--metrics", ":0"], 125), ([], 0)]:
-        ran = run([sys.executable, "-c", hidden, *exec_argv(cache, "--quiet", *options, command=["true"])[3:]])
+        ran = run(
+            [
+                sys.executable,
+                "-c",
+                hidden,
+                *exec_argv(cache, "--quiet", "--allow-empty", *options, command=["true"])[3:],
+            ]
+        )
         assert ran.status == status
         assert ran.stderr == (
             "cachewatch: metrics need prometheus_client, which is not installed: pip install 'prefect-cachewatch[metrics]'\n"
@@ -493,7 +592,14 @@ def test_exec_loads_of_the_metrics_what_it_needs_and_never_what_checks_input(tmp
         "main()"
     )
     given = [option.format(tmp_path) for option in options]
-    ran = run([sys.executable, "-c", code, *exec_argv(tmp_path / "c", "--quiet", *given, command=["true"])[3:]])
+    ran = run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            *exec_argv(tmp_path / "c", "--quiet", "--allow-empty", *given, command=["true"])[3:],
+        ]
+    )
     expected = [f"prefect_cachewatch.metrics.{name}" for name in loaded] + ["prometheus_client"] * bool(loaded)
     assert (ran.status, ran.stdout.split()) == (0, expected)
 

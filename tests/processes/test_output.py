@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,13 +107,76 @@ def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path):
 
 
 def test_a_full_disk_under_the_log_does_not_stop_the_draining():
-    pump = OutputPump(log_path=None)
-    pump._log = os.open("/dev/full", os.O_WRONLY)
-    pump.log_path = "/dev/full"
+    pump = OutputPump(log_path=Path("/dev/full"))
     with writer(pump, "print('x' * 3_000_000)") as process:
         assert process.wait(PATIENCE_S) == 0
     assert pump.total_bytes == 3_000_001
     assert pump.log_error == "/dev/full: No space left on device"
+
+
+def test_a_fifo_that_nobody_reads_is_one_sentence_at_once(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(InputError, match=r"/log cannot be written: it is a pipe that nobody reads"):
+        OutputPump(tmp_path / "log")
+
+
+@pytest.mark.parametrize("what", ["directory", "socket"])
+def test_what_is_no_file_to_write_to_is_one_sentence(tmp_path, what):
+    path = tmp_path / "log"
+    if what == "directory":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    with pytest.raises(
+        InputError, match=r"log file .*/log cannot be written: (Is a directory|No such device or address)"
+    ):
+        OutputPump(path)
+
+
+def test_a_fifo_whose_reader_stops_reading_neither_stops_the_draining_nor_the_end(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    pump = OutputPump(tmp_path / "log")
+    with writer(pump, f"import os\nfor _ in range(10): os.write(1, b'x' * {MIB})") as process:
+        assert process.wait(PATIENCE_S) == 0
+    os.close(reader)
+    assert pump.total_bytes == 10 * MIB
+    assert pump.log_error == f"{tmp_path}/log: its reader did not take it within 1 s"
+
+
+def test_a_fifo_whose_reader_leaves_does_not_stop_the_draining(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    pump = OutputPump(tmp_path / "log")
+    os.close(reader)
+    with writer(pump, f"import os\nfor _ in range(10): os.write(1, b'x' * {MIB})") as process:
+        assert process.wait(PATIENCE_S) == 0
+    assert pump.total_bytes == 10 * MIB
+    assert pump.log_error == f"{tmp_path}/log: Broken pipe"
+
+
+def test_a_fifo_with_a_reader_gets_all_of_it(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    reader = subprocess.Popen(["cat", str(tmp_path / "log")], stdout=subprocess.PIPE)
+    made: list[OutputPump] = []
+
+    def is_read() -> bool:
+        with contextlib.suppress(InputError):
+            made.append(OutputPump(tmp_path / "log"))
+        return bool(made)
+
+    assert eventually(is_read)
+    pump = made[0]
+    got: list[bytes] = []
+    reading = threading.Thread(target=lambda: got.append(reader.stdout.read()))
+    reading.start()
+    with writer(pump, f"import os\nfor _ in range(5): os.write(1, b'x' * {MIB})") as process:
+        assert process.wait(PATIENCE_S) == 0
+    reading.join(PATIENCE_S)
+    reader.stdout.close()
+    assert reader.wait(PATIENCE_S) == 0
+    assert (len(got[0]), pump.log_error) == (5 * MIB, None)
 
 
 PASS = """
@@ -166,3 +231,33 @@ def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
     os.close(out)
     os.close(error)
     assert not [thread for thread in threading.enumerate() if thread.name == "cachewatch-output"]
+
+
+def test_half_a_line_is_shown_in_neither_half():
+    pump = OutputPump(tail_bytes=64)
+    try:
+        pump._take(memoryview(b"first\nusing ghp_0123"), 1)
+        assert pump.tail_lines(5) == ["first", "using ghp_0123"]  # all there is
+        lines, seen = pump.lines_since(0)
+        assert lines == ["first"]
+        pump._take(memoryview(b"456789abcdef\nsecond\nthi"), 1)
+        lines, seen = pump.lines_since(seen)
+        assert lines == ["using ghp_0123456789abcdef", "second"]
+        assert pump.lines_since(seen) == ([], seen)
+        pump._take(memoryview(b"rd\n" + b"x" * 10 + b"\n"), 1)
+        assert pump.lines_since(seen)[0] == ["third", "x" * 10]
+        pump._take(memoryview(b"token=" + b"s" * 60 + b"\nlast\n"), 1)
+        assert pump.tail_lines(5) == ["last"]
+        assert pump.tail_lines(5, 5) == ["last"]
+    finally:
+        pump.finish()
+
+
+def test_a_long_line_is_cut_between_two_words():
+    pump = OutputPump()
+    pump._take(memoryview(b"word " * 398 + b"ghp_0123456789abcdefghijklmnop and more\n"), 1)
+    (line,) = pump.tail_lines(1)
+    assert line.endswith("word…")
+    pump._take(memoryview(b"y" * 3000 + b"\n"), 1)
+    assert len(pump.tail_lines(1)[0]) == 2000
+    pump.finish()

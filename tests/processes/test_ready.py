@@ -13,7 +13,7 @@ import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
 from prefect_cachewatch.supervise.proc import read_stat
-from support import Ran, assert_none_left, eventually, exec_argv, run_exec, running, tagged
+from support import Ran, assert_none_left, eventually, exec_argv, program, run_exec, running, tagged
 
 
 @pytest.fixture
@@ -109,6 +109,35 @@ def test_a_server_that_is_never_ready_is_stopped_when_its_warm_up_has_lasted_too
     assert_none_left(bench.tag, 0)
 
 
+COSTLY = "log=.*a.*a.*a.*a.*b"
+PRINTS_AND_HANGS = """
+    import os, sys, time
+    open(os.path.join(sys.argv[2], "layer0.bin"), "wb").write(bytes(50_000))
+    print("a" * 4096, flush=True)
+    open(os.path.join(sys.argv[2], "layer1.bin"), "wb").write(bytes(50_000))
+    time.sleep(600)
+"""
+
+
+def test_a_stall_is_seen_while_a_pattern_takes_hours_and_the_pattern_is_said(bench: Bench):
+    options = ("--ready", COSTLY, "--stall-after", "3s", "--first-write-within", "20s", "--poll", "0.5s", "--no-bundle")
+    command = [*program(PRINTS_AND_HANGS, bench.tag), str(bench.cache)]
+    ran = run_exec(bench.cache, *options, "--warmup-within", "3s", command=command)
+    assert (ran.status, ran.report["outcome"]) == (124, "stalled")
+    assert any("'.*a.*a.*a.*a.*b' takes too long to search for" in note for note in ran.report["notes"]), ran.report
+    assert_none_left(bench.tag)
+
+
+def test_a_signal_is_obeyed_while_a_pattern_takes_hours(bench: Bench):
+    options = ("--ready", COSTLY, "--stall-after", "5m", "--first-write-within", "5m", "--no-bundle", "--grace", "1s")
+    command = [*program(PRINTS_AND_HANGS, bench.tag), str(bench.cache)]
+    with running(exec_argv(bench.cache, *options, command=command)) as watching:
+        assert eventually((bench.cache / "layer0.bin").exists)
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(20) == 143
+    assert_none_left(bench.tag)
+
+
 def test_an_address_that_takes_the_question_and_never_answers_delays_no_verdict(bench: Bench):
     began_s = time.monotonic()
     ran = bench.exec("--warmup-within", "1.5s", "--ready-every", "60s", hang_health=True)
@@ -183,7 +212,7 @@ def test_a_cache_with_a_running_server_is_refused_with_the_command_that_stops_it
 def test_a_janitor_and_the_next_run_leave_a_handed_over_server_alone(bench: Bench):
     pid = bench.exec().report["ready"]["pid"]
     assert bench.cachewatch("janitor").status == 0
-    assert run_exec(bench.root / "other", command=["true"], env=bench.env).status == 0
+    assert run_exec(bench.root / "other", "--allow-empty", command=["true"], env=bench.env).status == 0
     assert tagged(bench.tag) == [pid]
     assert bench.healthy()
 
@@ -213,7 +242,7 @@ def test_where_all_three_are_killed_at_once_the_next_run_finds_the_server_and_ki
         for pid in (process.pid, read_stat(inner).parent, inner):
             os.kill(pid, signal.SIGKILL)
         process.wait(30)
-    assert run_exec(bench.root / "other", command=["true"], env=bench.env).status == 0
+    assert run_exec(bench.root / "other", "--allow-empty", command=["true"], env=bench.env).status == 0
     assert_none_left(bench.tag)
     assert bench.records() == []
 

@@ -103,7 +103,9 @@ def test_a_partial_scan_is_asked_for_and_says_so(scanner, tmp_path):
 def test_clean_spares_what_is_ignored_and_stood_there_before(scanner, tmp_path):
     (tmp_path / "before.log").write_bytes(b"x")
     scanner.request("begin", roots=[str(tmp_path)], ignore=["*.log"])
+    scanner.request("remember")
     (tmp_path / "after.log").write_bytes(b"x")
+    scanner.request("sight")
     assert scanner.request("clean", PATIENCE_S)["removed"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["before.log"]
 
@@ -187,12 +189,13 @@ def test_clean_removes_what_the_job_wrote_and_nothing_else(scanner, tmp_path):
     elsewhere.mkdir()
     (elsewhere / "precious").write_bytes(b"x")
     scanner.request("begin", roots=[str(root)], ignore=["*.log"])
+    scanner.request("remember")
     (root / "kept/new").write_bytes(b"x" * 20)
     (root / "made/deep").mkdir(parents=True)
     (root / "made/deep/f").write_bytes(b"x" * 30)
     (root / "made/link").symlink_to(elsewhere)
     (root / "before-renamed").hardlink_to(root / "kept/before")
-    scanner.request("scan")
+    scanner.request("sight")
     answer = scanner.request("clean", PATIENCE_S)
     assert (answer["removed"], answer["problems"]) == (2, [])
     assert (root / "kept/before").read_bytes() == b"x" * 10
@@ -210,6 +213,34 @@ def test_a_second_job_on_one_directory_is_refused_and_told_who_holds_it(tmp_path
             CacheSite([tmp_path / "c"])
         assert error.value.data["holder_pid"] == os.getpid()
     CacheSite([tmp_path / "c"]).close()
+
+
+@pytest.mark.parametrize(("first", "second", "how"), [("c", "c/below/it", "lies in"), ("c/below/it", "c", "holds")])
+def test_a_job_in_a_directory_above_or_below_anothers_is_refused(tmp_path, first, second, how):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with CacheSite([tmp_path / first], lock=True):
+        for path in (tmp_path / second, tmp_path / "link" / second):
+            with pytest.raises(CacheDirectoryBusy, match=f"{how} .*, which is in use by another job") as error:
+                CacheSite([path])
+            assert error.value.data["holder_pid"] == os.getpid()
+        CacheSite([tmp_path / "beside"]).close()
+    CacheSite([tmp_path / second]).close()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["below", "beside", "c", "it", "link"]
+
+
+def test_a_job_with_directories_in_one_another_is_no_hindrance_to_itself(tmp_path):
+    with CacheSite([tmp_path / "c", tmp_path / "c/below"]) as site:
+        assert len(site.paths) == 2
+
+
+def test_a_lock_of_a_program_that_is_no_job_does_not_keep_jobs_out_below_it(tmp_path):
+    held = subprocess.Popen(["flock", "-x", str(tmp_path), "sleep", "60"], start_new_session=True)
+    try:
+        eventually(lambda: f":{tmp_path.stat().st_ino} " in Path("/proc/locks").read_text())
+        CacheSite([tmp_path / "c"]).close()
+    finally:
+        os.killpg(held.pid, signal.SIGKILL)
+        held.wait()
 
 
 def test_a_lock_leaves_nothing_in_the_directory(tmp_path):

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
+from prefect_cachewatch.filelocks import find_holders
 from prefect_cachewatch.supervise.janitor import living_processes
+from prefect_cachewatch.supervise.proc import read_stat
 from support import assert_none_left, eventually, run_exec, tagged
 
 
@@ -84,3 +86,14 @@ def test_the_keeper_holds_the_lock_and_ends_with_the_server(bench: Bench):
     assert living_processes(record["run_id"], set()).keys() == {ran.report["ready"]["pid"]}, "the keeper is none of it"
     bench.cachewatch("stop", "--all")
     assert eventually(lambda: run_exec(bench.cache, command=["true"], env=bench.env).status == 0, 10)
+
+
+def test_a_keeper_that_was_stopped_does_not_keep_the_directory_locked(bench: Bench):
+    bench.exec()
+    (keeper,) = [holder.pid for holder in find_holders(os.stat(bench.cache))]
+    os.kill(keeper, signal.SIGSTOP)
+    assert bench.cachewatch("stop", "cache").status == 0
+    assert_none_left(bench.tag)
+    ran = run_exec(bench.cache, command=["true"], env=bench.env)
+    assert "is in use by" not in ran.stderr
+    assert eventually(lambda: read_stat(keeper) is None, 10)

@@ -5,8 +5,6 @@ Nothing is measured here; `probe` measures.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import yaml
 from prefect_cachewatch.capacity.probe import ProbeReport
 from prefect_cachewatch.capacity.probe_checks import Level
 from prefect_cachewatch.capacity.profile import CodecProfile, CurvePoint, ServiceCurve, StorageProfile
+from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
@@ -103,23 +102,12 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         InputError: if its directory is missing, full or not writable.
     """
-    temporary: str | None = None
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-        temporary = None
+        write_file(path, text.encode(), mode=PUBLIC, sync=True)
     except OSError as error:
         raise InputError(
             f"{for_terminal(str(path))} cannot be written ({error.strerror}): name another file with --output"
         ) from None
-    finally:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def _curve(levels: Sequence[Level], block_bytes: int) -> ServiceCurve | None:
@@ -148,10 +136,3 @@ def _curve(levels: Sequence[Level], block_bytes: int) -> ServiceCurve | None:
 def _short(value: float) -> float:
     # Six digits are more than a measurement has, and a person can read them.
     return float(f"{value:.6g}")
-
-
-def _umask() -> int:
-    # mkstemp makes files for the owner only; a profile is no secret. umask is read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
@@ -166,6 +166,7 @@ def scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Itera
     """
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=target.path))
+        made = look_path(scratch)
     except OSError as error:
         raise write_refused(error, target.path) from None
     try:
@@ -174,7 +175,7 @@ def scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Itera
         # On NFS a file that a killed fio still holds is renamed to .nfs* and goes with its last
         # descriptor, so a directory can be non-empty for a moment.
         for _ in range(20):
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_path(scratch, made)
             if not scratch.exists():
                 break
             time.sleep(0.1)

@@ -8,9 +8,12 @@ Standard library only.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import pickle
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,11 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from prefect_cachewatch.cli.console import close_console
+
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 
 __all__ = ["ExecSettings", "PlainModel", "settings_from"]
 
+_PATIENCE_S = 60.0
 Receive = Callable[["ExecSettings"], int]
 
 
@@ -40,6 +46,7 @@ class ExecSettings:
     bundles: bool
     create: bool
     quiet: bool
+    foreground: bool
     metrics: str | None
     metrics_linger_s: float
     note: str | None
@@ -85,6 +92,12 @@ def settings_from(read: Callable[[Receive], int], meanwhile: Callable[[], object
     os.close(answer_write)
     with open(answer_read, "rb") as answer:
         meanwhile()
+        if not select.select([answer], [], [], _PATIENCE_S)[0]:
+            os.kill(child, signal.SIGKILL)
+            raise OSError(
+                errno.ETIMEDOUT,
+                f"the command line was not read within {_PATIENCE_S:.0f} s; a file system that an option names may hang",
+            )
         data = answer.read()
     with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD: the kernel has reaped it
         os.waitpid(child, 0)
@@ -109,6 +122,7 @@ def _read_and_end(read: Callable[[Receive], int], answer: int) -> NoReturn:
     finally:
         # Never back into the parent's code, whatever was raised; and nothing at exit is this process's to do.
         with contextlib.suppress(Exception):
+            close_console()
             sys.stdout.flush()
             sys.stderr.flush()
             data = _plain_bytes(told[0] if told and status == 0 else status)

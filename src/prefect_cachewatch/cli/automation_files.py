@@ -10,16 +10,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.yamlfile import read_yaml
 
 __all__ = ["AutomationFile", "is_reference", "read_automations", "shipped_automations", "template_directory"]
 
 _KEYS = ("name", "description", "enabled", "tags", "trigger", "actions")
 _REFERENCES = {"deployment": ("deployment_id", "FLOW/DEPLOYMENT"), "block": ("block_document_id", "TYPE/NAME")}
-_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,7 @@ def _find(name: str, shipped: Mapping[str, Path]) -> Path:
 
 def _read(path: Path) -> list[AutomationFile]:
     where = for_terminal(str(path))
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise InputError(f"{where} is longer than 1 MiB: it is no file of automations")
-        loaded = yaml.safe_load(text)
-    except OSError as error:
-        raise InputError(f"{where} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"{where} is no YAML: {for_terminal(problem, 300)}") from None
+    loaded = read_yaml(path)
     if isinstance(loaded, dict) and set(loaded) == {"automations"}:
         loaded = loaded["automations"]
     entries = loaded if isinstance(loaded, list) else [loaded]

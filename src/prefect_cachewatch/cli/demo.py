@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 
 from prefect_cachewatch import demo_generator
 from prefect_cachewatch.cli.generate import run_flow
+from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.units import format_bytes
@@ -62,7 +62,9 @@ def _make_room(root: Path) -> None:
     if root.exists():
         if not root.is_dir() or (any(root.iterdir()) and not marker.exists()):
             raise InputError(f"{root} is there and is not this demo's: choose another directory with --dir")
-        shutil.rmtree(root)
+        done = remove_path(root)
+        if done.failed:
+            raise InputError(f"{root} cannot be emptied ({done.problems[0]}); choose another directory with --dir")
     try:
         root.mkdir(parents=True)
         marker.touch()

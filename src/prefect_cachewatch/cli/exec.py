@@ -6,21 +6,30 @@ command line is `exec_command`, in a process of its own (`apart`).
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.console import standard_error
 from prefect_cachewatch.cli.metrics import CommandMetrics
 from prefect_cachewatch.cli.progress import ProgressLine
-from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.cli.signals import SignalRelay
+from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.secrets import LineRedactor, secret_values
+from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.examination import Examiner
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.placement import Placement, place_job
-from prefect_cachewatch.report import build_report, check_report_path, write_report
-from prefect_cachewatch.text import for_terminal, redact
+from prefect_cachewatch.report import build_report, check_report_path, write_report, write_report_within
+from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
+from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.watch import Outcome, Watch, run_watch
 
 if TYPE_CHECKING:
@@ -29,19 +38,21 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.recorder import TraceRecorder
 
-__all__ = ["STOPPED", "exit_status", "run_exec"]
+__all__ = ["NOTHING_WRITTEN", "STOPPED", "exit_status", "run_exec"]
 
 STOPPED = 124
+NOTHING_WRITTEN = 1
+_AHEAD_S = 10.0
 _OWN_FAILURE = 125
 _NEVER_READY = 1
-_CANCELLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def run_exec(settings: ExecSettings) -> int:
+def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     """Run a command and watch its cache directories grow; stop its whole process tree on a stall.
 
     Args:
         settings: what was asked for, checked.
+        last: whether this process ends after it: signals that come then change nothing any more.
 
     Returns:
         The exit status of `cachewatch exec`.
@@ -49,32 +60,74 @@ def run_exec(settings: ExecSettings) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
+    # Who does the access to files stands in another directory.
+    settings = replace(settings, **{
+        name: path.absolute()
+        for name in ("report", "log", "record", "bundle_dir")
+        if (path := getattr(settings, name)) is not None
+    })  # fmt: skip
+    files = Aside.fork()  # before there is any thread
+    try:
+        return _run_with(settings, files, last=last)
+    finally:
+        files.close()
+
+
+def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     job = settings.job
+    report_here = False
     if settings.report is not None:
-        check_report_path(settings.report)
-    record = None if settings.record is None else _checked_recording(settings.record, job)
+        _look_ahead(files, f"report file {settings.report}", check_report_path, settings.report)
+        # A terminal or a descriptor of ours is another one elsewhere, and a write to it is bounded.
+        report_here = _look_ahead(files, f"report file {settings.report}", is_special, settings.report)
+    record = None if settings.record is None else _checked_recording(settings.record, job, files)
     env = dict(os.environ) | job.env
-    place = place_job(job, env)
-    with CommandMetrics(settings.metrics, settings.metrics_linger_s, job, quiet=settings.quiet) as metrics:
-        return _watch_command(settings, place, place.environment(env), record, metrics)
+    place = place_job(job, env, files)
+    if job.ready.kind != "exit":
+        importlib.import_module("prefect_cachewatch.serving")
+        importlib.import_module("prefect_cachewatch.handover")
+    watches: list[Watch] = []
+    relay = SignalRelay(
+        lambda: _clients(watches),
+        lambda number, at_once: _cancel(watches, number, at_once),
+        before_start=_end_before_start,
+    )
+    relay.begin()
+    try:
+        with CommandMetrics(
+            settings.metrics, settings.metrics_linger_s, job, quiet=settings.quiet, files=files
+        ) as metrics:
+            return _watch_command(
+                settings, files, place, place.environment(env), record, metrics, relay, watches, report_here=report_here
+            )
+    finally:
+        relay.close(last=last)
 
 
 def _watch_command(
     settings: ExecSettings,
+    files: Files,
     place: Placement,
     env: dict[str, str],
     record: Callable[[], TraceRecorder] | None,
     metrics: CommandMetrics,
+    relay: SignalRelay,
+    watches: list[Watch],
+    *,
+    report_here: bool,
 ) -> int:
     job, stall, stop, quiet = place.job, settings.stall, settings.stop, settings.quiet
     progress = ProgressLine(quiet)
     if settings.note and not quiet:
         print(f"cachewatch: {settings.note}", file=sys.stderr)
-    with place.open_site(create=settings.create) as site:
-        output = OutputPump(settings.log, pass_through=True, before_write=progress.clear if progress.live else None)
+    with place.open_site(create=settings.create, files=files) as site:
+        before_write = progress.clear if progress.live else None
+        output = OutputPump(settings.log, pass_through=True, before_write=before_write, files=files)
         # A server that is left running must not hold on to our terminal.
         stdin_fd = 0 if _is_open(0) and job.ready.kind == "exit" else None
-        examiner = Examiner(secrets=secret_values(env), bundles=settings.bundles, bundle_root=settings.bundle_dir)
+        examiner = Examiner(
+            secrets=secret_values(env), bundles=settings.bundles, bundle_root=settings.bundle_dir, files=files
+        )
 
         recorder = None if record is None else record()
 
@@ -85,12 +138,16 @@ def _watch_command(
             examiner.sampled(watch)
             metrics.sampled(watch)
 
+        def make_supervisor(launch: Launch) -> Supervisor:
+            relay.settle()
+            return place.supervisor(site.paths)(replace(launch, foreground=settings.foreground))
+
         watch = Watch(
-            site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd,
-            on_sample=on_sample, before_stop=examiner.before_stop,
-            make_supervisor=place.supervisor(site.paths),
+            site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd, clock=relay.clock,
+            on_sample=on_sample, before_stop=examiner.before_stop, make_supervisor=make_supervisor,
+            files=files,
         )  # fmt: skip
-        received = _cancel_on_signals(watch)
+        watches.append(watch)
         try:
             outcome = metrics.ended(examiner.conclude(watch, run_watch(metrics.began(watch))), examiner)
         finally:
@@ -99,21 +156,24 @@ def _watch_command(
     if problem is not None:
         print(f"cachewatch: {problem}", file=sys.stderr)
     secrets = secret_values(env)
-    tail = [redact(line, secrets) for line in output.tail_lines(50)]
+    tail = LineRedactor(secrets).lines(output.tail_lines(50))
     report = examiner.write_bundle(
         build_report(outcome, name=job.name, command=job.command, log_tail=tail, secrets=secrets), output
     )
     if settings.report is not None:
         try:
-            write_report(report, settings.report)
+            if report_here:
+                write_report(report, settings.report)
+            else:
+                write_report_within(files, report, settings.report)
         except CachewatchError as error:
             print(f"cachewatch: {error.message}", file=sys.stderr)
     if report.bundle is not None and not quiet:
         print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
     if outcome.name != "completed" or not quiet:
         print(outcome.message, file=sys.stderr, flush=True)
-    metrics.finish(received)
-    return exit_status(outcome, received[0] if received else None)
+    metrics.finish(relay.received)
+    return exit_status(outcome, relay.received[0] if relay.received else None)
 
 
 def exit_status(outcome: Outcome, received: int | None = None) -> int:
@@ -130,6 +190,8 @@ def exit_status(outcome: Outcome, received: int | None = None) -> int:
         return 0
     if outcome.name in ("stalled", "deadline_exceeded"):
         return STOPPED
+    if outcome.name == "nothing_written":
+        return NOTHING_WRITTEN
     if outcome.name == "cancelled":
         return 128 + received if received else _OWN_FAILURE
     if outcome.stop is None or outcome.stop.why != "exited":
@@ -141,30 +203,39 @@ def exit_status(outcome: Outcome, received: int | None = None) -> int:
     return outcome.exit_code if outcome.exit_code is not None else _OWN_FAILURE
 
 
-def _checked_recording(path: Path, job: CacheJob) -> Callable[[], TraceRecorder]:
+def _look_ahead(files: Files, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Look at what an option names before anything is started; a file system that hangs is a reason not to."""
+    try:
+        return files.run(function, *arguments, timeout_s=_AHEAD_S)
+    except TimeoutError as error:
+        raise InputError(
+            f"{for_terminal(what, 4096)} cannot be used: its file system does not answer within {_AHEAD_S:.0f} s; check the mount"
+        ) from error
+
+
+def _checked_recording(path: Path, job: CacheJob, files: Files) -> Callable[[], TraceRecorder]:
     """See that a run can be recorded; returns what begins the recording."""
     from prefect_cachewatch.recorder import TraceRecorder, trace_path  # noqa: PLC0415 - most runs are not recorded
 
-    where = trace_path(path, job)
-    return lambda: TraceRecorder(where)
+    where: Path = _look_ahead(files, f"trace {path}", trace_path, path, job)
+    return lambda: TraceRecorder(where, files)
 
 
-def _cancel_on_signals(watch: Watch) -> list[int]:
-    """Turn Ctrl-C and kill into an orderly stop; a second one ends the grace period. Returns what came, live."""
-    received: list[int] = []
+def _clients(watches: list[Watch]) -> list[HelperClient]:
+    supervisors: list[object] = [watch.supervisor for watch in watches]
+    return [one for one in supervisors if isinstance(one, HelperClient)]
 
-    def cancel(number: int, frame: object) -> None:
-        received.append(number)
-        if watch.supervisor is None:  # still measuring the start: nothing is running that would have to be stopped
-            print(f"cachewatch: {signal.Signals(number).name} before the generator was started", file=sys.stderr)
-            raise SystemExit(128 + number)
-        watch.cancel(signal.Signals(number).name, 0.0 if len(received) > 1 else None)
 
-    for number in _CANCELLING:
-        # nohup's and a background shell's choice to ignore a signal is respected.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, cancel)
-    return received
+def _cancel(watches: list[Watch], number: int, at_once: bool) -> None:
+    """Turn Ctrl-C and kill into an orderly stop; `at_once` ends the grace period."""
+    for watch in watches:
+        watch.cancel(signal.Signals(number).name, 0.0 if at_once else None)
+
+
+def _end_before_start(number: int) -> None:
+    """End while the start is still being measured: nothing is running that would have to be stopped."""
+    standard_error().put(f"cachewatch: {signal.Signals(number).name} before the generator was started\n".encode())
+    raise SystemExit(128 + number)
 
 
 def _is_open(fd: int) -> bool:

@@ -10,21 +10,33 @@ import click
 from prefect_cachewatch.cli.apart import ExecSettings
 from prefect_cachewatch.cli.options import check_log_path, guard_options, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.readiness import ready_options, with_ready
+from prefect_cachewatch.errors import InputError
 
 __all__ = ["command"]
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False}, epilog=(
-    "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; "
-    "126 not executable; 127 not found; 128+N if signal N ended it. With --ready: 0 when it is ready (and, unless "
+    "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; 126 not executable; "
+    "127 not found; 128+N if signal N ended it; 1 if the cache was empty before and is after exit code 0. With --ready: 0 when it is ready (and, unless "
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
 ))  # fmt: skip
+@click.option(
+    "--foreground",
+    is_flag=True,
+    help="Let the command stay in this session and process group: it can read the terminal, and Ctrl-C reaches both.",
+)
 @guard_options
 @ready_options
-def command(**options: Any) -> int:
+def command(foreground: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
     job, stall, stop = with_ready(job_from(None, options), options), stall_from(options), stop_from(options)
+    if foreground and job.container is not None:
+        raise InputError("--foreground is for a command on this host: a container has a session of its own")
+    if foreground and job.ready.kind != "exit":
+        raise InputError(
+            "--foreground and --ready exclude each other: a server does not stay in the terminal's session"
+        )
     log: Path | None = options["log"]
     if log is not None:
         check_log_path(log, job)
@@ -39,6 +51,7 @@ def command(**options: Any) -> int:
         bundles=not options["no_bundle"],
         create=not options["no_create"],
         quiet=options["quiet"],
+        foreground=foreground,
         metrics=options["metrics"],
         metrics_linger_s=options["metrics_linger"],
         note=poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE),

@@ -12,10 +12,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
-from prefect_cachewatch.cli.generate import check_api
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.fleet.hostcheck import check_host
 from prefect_cachewatch.fleet.jobs import FleetPlan
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
@@ -43,20 +44,35 @@ NOT_ALL = 1
 @click.option(
     "--resume", is_flag=True, help="Skip jobs without a store, too, that an unfinished run of this fleet completed."
 )
+@click.option(
+    "--strict-secrets",
+    is_flag=True,
+    help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
+)
 @click.option("--quiet", is_flag=True, help="Say nothing but how it ended.")
-def command(jobs_file: Path, check: bool, name: str | None, deployment: str | None, quiet: bool, **options: Any) -> int:
+def command(
+    jobs_file: Path,
+    check: bool,
+    name: str | None,
+    deployment: str | None,
+    strict_secrets: bool,
+    quiet: bool,
+    **options: Any,
+) -> int:
     """Generate the caches that JOBS.yaml lists, each under a guard of its own.
 
     Exit status: 0 when every cache is there, 1 when some are not, 125 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
     given = {option: value for option, value in options.items() if value not in (None, False)}
     plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=given)
+    if (warning := check_exposure({job.name: job for job in plan.jobs}, strict=strict_secrets)) is not None:
+        print(f"cachewatch: {warning}", file=sys.stderr)
     if plan.jobs[0].deployment is None:
         check_host(plan.jobs)
     if check:
         _check(plan, for_terminal(str(jobs_file)))
         return 0
-    return _run(jobs_file.absolute(), plan, deployment, quiet)
+    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet)
 
 
 def _check(plan: FleetPlan, shown: str) -> None:
@@ -74,7 +90,7 @@ def _check(plan: FleetPlan, shown: str) -> None:
     if not PREFECT_API_URL.value():
         print("Storages and deployments were not looked at: PREFECT_API_URL is not set")
         return
-    check_api()
+    check_api(60.0)
     from prefect.client.orchestration import get_client  # noqa: PLC0415
 
     from prefect_cachewatch.tasks.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
@@ -96,11 +112,11 @@ def _check(plan: FleetPlan, shown: str) -> None:
         )
 
 
-def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, quiet: bool) -> int:
+def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool) -> int:
     # As `generate` does it: see there.
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    check_api()
+    check_api(60.0)
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
 
     if not quiet and not PREFECT_API_URL.value():
@@ -114,7 +130,12 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, quiet: bool) 
     try:
         # The path and not the jobs: Prefect takes 512 KiB of parameters, which some hundred jobs would be.
         state: Any = generate_fleet(
-            jobs_file, name=plan.name, deployment=deployment, policy=plan.policy, return_state=True
+            jobs_file,
+            name=plan.name,
+            deployment=deployment,
+            policy=plan.policy,
+            strict_secrets=strict_secrets,
+            return_state=True,
         )
     finally:
         fleet_view.reset(token)

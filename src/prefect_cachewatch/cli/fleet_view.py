@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
+from prefect_cachewatch.cli.console import standard_error
 from prefect_cachewatch.cli.live import LiveBlock, wants_colour
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
@@ -119,7 +120,7 @@ class TerminalView:
         self.rows: list[JobRow] = []
         self._quiet = quiet
         self._live = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._block = LiveBlock(lambda text: os.write(2, text), wants_colour()) if self._live else None
+        self._block = LiveBlock(standard_error().put, wants_colour()) if self._live else None
         self._began_s = self._said_s = time.monotonic()
 
     def show(self, name: str, rows: Sequence[JobRow]) -> None:

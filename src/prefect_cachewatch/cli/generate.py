@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
 from prefect_cachewatch.cli.metrics import absolute_destination, check_metrics
 from prefect_cachewatch.cli.options import (
     DURATION,
@@ -27,14 +27,15 @@ from prefect_cachewatch.cli.options import (
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.publishing import policy_from, publish_options
 from prefect_cachewatch.cli.readiness import ready_options, with_ready
+from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.placement import place_job
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.recorder import trace_path
 from prefect_cachewatch.report import check_report_path
-from prefect_cachewatch.supervise.proc import children, command_line
 
 __all__ = ["command", "run_flow"]
 
@@ -58,9 +59,22 @@ NEVER_READY = 1
     show_default=True,
     help="How long an API that does not answer is told how the run ended.",
 )
+@click.option(
+    "--strict-secrets",
+    is_flag=True,
+    help="Refuse a command or environment that holds a secret, which Prefect would store with the run's parameters.",
+)
 @guard_options
 @ready_options
-def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_patience: float, **options: Any) -> int:
+def command(
+    attempts: int,
+    backoff: float,
+    on_retry: str,
+    name: str | None,
+    api_patience: float,
+    strict_secrets: bool,
+    **options: Any,
+) -> int:
     """Generate a cache through the Prefect flow; same options, exit status and report as exec.
 
     With --store DIR --name NAME the finished cache is verified, published and activated: exit 0 when it is
@@ -72,6 +86,8 @@ def command(attempts: int, backoff: float, on_retry: str, name: str | None, api_
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)
     retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
+    if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
+        print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env)
     if options["report"] is not None:
         check_report_path(options["report"])
@@ -145,20 +161,21 @@ def run_flow(
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if quiet:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
-    check_api()
+    check_api(api_patience_s)
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
+    from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="cachewatch-") as scratch:
+    with relayed_to_flow(), tempfile.TemporaryDirectory(prefix="cachewatch-") as scratch:
         path = report.absolute() if report else Path(scratch) / "report.json"
         before = path.stat().st_mtime_ns if path.exists() else None
         token = show_output.set(show)
         view = ProgressLine(quiet or not show)
         view_token = live_view.set(view if view.live else None)
         quiet_screen = _clear_before_logging(view)
-        patience_s = api_patience_s + (retry.max_backoff_s * (1 + retry.jitter) if retry.attempts > 1 else 0.0)
-        watchdog = _ApiWatchdog(path, before, patience_s)
-        if publish is None:  # a publication may be in hand, and is never cut short
-            watchdog.start()
+        told = Telling()
+        telling_token = whom_to_tell.set(told)
+        watchdog = ApiWatchdog(told, api_patience_s, _ended)
+        watchdog.start()
         try:
             state: Any = generate_cache(
                 job,
@@ -176,8 +193,19 @@ def run_flow(
                 metrics_linger_s=metrics_linger_s,
                 return_state=True,
             )
+        except Exception as error:
+            if not _is_of_the_api(error):
+                raise
+            if told.report is None:
+                raise InputError(
+                    f"the Prefect API at {api_url()} answered what no Prefect API answers ({type(error).__name__}): check "
+                    "PREFECT_API_URL, and that the server's version fits; nothing is running"
+                ) from error
+            print(f"{told.report.message} {NOT_TOLD}", file=sys.stderr, flush=True)
+            return watchdog.exit_status(told.report)
         finally:
-            watchdog.finished.set()
+            watchdog.close()
+            whom_to_tell.reset(telling_token)
             show_output.reset(token)
             live_view.reset(view_token)
             quiet_screen()
@@ -187,6 +215,23 @@ def run_flow(
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)
     return _status(state, data)
+
+
+def _is_of_the_api(error: BaseException | None) -> bool:
+    """Say whether an error is about what an API answered, or did not, rather than a defect."""
+    while error is not None:
+        if type(error).__module__.partition(".")[0] in (
+            "httpx",
+            "httpcore",
+            "prefect",
+            "json",
+            "pydantic_core",
+            "websockets",
+            "ssl",
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
@@ -210,78 +255,8 @@ def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
     return undo
 
 
-def check_api() -> None:
-    """See that the configured Prefect API answers; without one, Prefect starts a temporary server.
-
-    Raises:
-        InputError: it does not answer.
-    """
-    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415
-
-    url = PREFECT_API_URL.value()
-    if not url:
-        return
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-    if error is not None:
-        raise InputError(
-            f"the Prefect API at {url} cannot be reached: start it with `prefect server start`, "
-            "or unset PREFECT_API_URL to use a temporary server"
-        )
-
-
-class _ApiWatchdog:
-    """Ends the command when its work is done and the Prefect API cannot be told, which Prefect tries for ever.
-
-    The work is done when the report is written and no guard is left; a further attempt would begin within the
-    longest pause between attempts, which is part of the patience.
-    """
-
-    def __init__(self, report: Path, before_ns: int | None, patience_s: float) -> None:
-        self.finished = threading.Event()
-        self._report, self._before_ns, self._patience_s = report, before_ns, patience_s
-
-    def start(self) -> None:
-        """Begin to watch, in a thread of its own."""
-        threading.Thread(target=self._watch, name="cachewatch-api-watchdog", daemon=True).start()
-
-    def _watch(self) -> None:
-        idle_since_s = time.monotonic()
-        seen_ns = self._before_ns
-        while not self.finished.wait(1.0):
-            now_ns = self._report.stat().st_mtime_ns if self._report.exists() else None
-            if now_ns is None or now_ns == self._before_ns or now_ns != seen_ns or _has_guard():
-                seen_ns, idle_since_s = now_ns, time.monotonic()
-                continue
-            if time.monotonic() - idle_since_s < self._patience_s or _api_answers():
-                continue
-            data = json.loads(self._report.read_text())
-            print(
-                f"{data['message']} The Prefect API could not be told: the flow run's state there is out of date.",
-                file=sys.stderr,
-                flush=True,
-            )
-            # Prefect's own threads wait for the API without an end; the tree has gone and the report is on disk.
-            os._exit(0 if data["outcome"] == "completed" else _failed_status(data))
-
-
-def _has_guard() -> bool:
-    words = [word for pid in children(os.getpid()) for word in command_line(pid)]
-    return any(word.startswith("cachewatch-guard") for word in words)  # of a process tree, or of a container
-
-
-def _api_answers() -> bool:
-    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415
-
-    if not PREFECT_API_URL.value():
-        return True
-    try:
-        with get_client(sync_client=True) as client:
-            return client.api_healthcheck() is None
-    except Exception:  # noqa: BLE001 - whatever it is, it is no answer
-        return False
+def _ended(outcome: str, report: Any) -> int:
+    return 0 if outcome in ("completed", "cached") else _failed_status(asdict(report))
 
 
 def _status(state: Any, report: dict[str, Any]) -> int:
@@ -289,7 +264,7 @@ def _status(state: Any, report: dict[str, Any]) -> int:
 
 
 def _failed_status(report: dict[str, Any]) -> int:
-    if report.get("outcome") == "verification_failed":
+    if report.get("outcome") in ("verification_failed", "nothing_written"):
         return NOT_PUBLISHED
     if report.get("outcome") in ("stalled", "deadline_exceeded"):
         return 124

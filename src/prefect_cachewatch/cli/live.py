@@ -9,40 +9,20 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
+from prefect_cachewatch.cli.plain import LiveState, remaining_text
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
 
-__all__ = ["LiveBlock", "LiveState", "render_live", "render_plain", "sparkline", "wants_colour"]
+__all__ = ["LiveBlock", "render_live", "sparkline", "wants_colour"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 100
 # Tells a terminal to show what follows at once, not line by line; unknown to it, it is ignored.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
-
-
-@dataclass(frozen=True)
-class LiveState:
-    """What the live view shows; `rates` are recent rates in bytes per second, oldest first."""
-
-    name: str
-    elapsed_s: float
-    bytes_present: int
-    files_present: int
-    rate_bytes_per_s: float
-    pause_s: float
-    window_s: float
-    started: bool = True
-    last_file: str | None = None
-    suspicion: str | None = None
-    expected_bytes: int | None = None
-    rates: tuple[float, ...] = ()
-    warmup: str | None = None
-    """In a server's warm-up, what is waited for."""
 
 
 def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
@@ -97,7 +77,7 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     head.append(
         f"  {format_bytes(max(0.0, state.rate_bytes_per_s))}/s  {format_duration(float(round(state.elapsed_s)))}"
     )
-    if remaining := _remaining(state):
+    if remaining := remaining_text(state):
         head.append(f"  {remaining}", style="cyan")
     room = width - head.cell_len - 2
     if state.rates and room >= 8:
@@ -120,28 +100,6 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
-
-
-def render_plain(state: LiveState, width: int = 400) -> str:
-    """Write the state as one line without any control characters, for a log.
-
-    Example:
-        >>> render_plain(LiveState("llama", 60, 2**30, 43, 2**20, 12.4, 300))
-        '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
-    """
-    what = "warm-up" if state.warmup is not None else "pause" if state.started else "no byte yet,"
-    pause = f"{what} {format_duration(float(round(state.pause_s)))}"
-    text = (
-        f"{format_bytes(state.bytes_present)} in {state.files_present:,} file{'' if state.files_present == 1 else 's'}, "
-        f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
-    )
-    if remaining := _remaining(state):
-        text += f", {remaining}"
-    if state.warmup is not None:
-        text += f"; waiting for {state.warmup}"
-    if state.suspicion:
-        text += f"; suspected: {state.suspicion}"
-    return for_terminal(text, width)
 
 
 class LiveBlock:
@@ -199,17 +157,6 @@ class LiveBlock:
 
     def _home(self) -> str:
         return "\r" + (f"\x1b[{self._height - 1}A" if self._height > 1 else "")
-
-
-def _remaining(state: LiveState) -> str:
-    if not state.expected_bytes:
-        return ""
-    percent = min(99.0, 100.0 * state.bytes_present / state.expected_bytes)
-    text = f"{percent:.0f} %"
-    left = state.expected_bytes - state.bytes_present
-    if left > 0 and state.rate_bytes_per_s > 0 and state.pause_s < 0.2 * state.window_s:
-        text += f", {format_duration(float(round(left / state.rate_bytes_per_s)))} left"
-    return text
 
 
 def _labelled(word: str) -> Text:

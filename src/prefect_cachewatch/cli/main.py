@@ -43,6 +43,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
 }  # fmt: skip
 
+# Those that run or watch a generator: nothing that they say may wait for whoever is to read it.
+_WATCHING = frozenset({"exec", "generate", "watch", "fleet", "demo"})
+
 
 def fail(message: str, exit_code: int = USAGE_ERROR) -> NoReturn:
     """Say one sentence on stderr and end the command.
@@ -70,6 +73,10 @@ def main(argv: list[str] | None = None) -> None:
     _fill_standard_streams()
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
+    if argv is None and sys.argv[1:2] and sys.argv[1] in _WATCHING:
+        from prefect_cachewatch.cli.console import install_console  # noqa: PLC0415 - for these alone
+
+        install_console()
     if argv is None and sys.argv[1:2] == ["exec"]:  # this process is the command's own: nobody else needs its memory
         _end_with(lambda: _exec_apart(sys.argv[1:]))
     _end_with(lambda: _run_click(argv))
@@ -77,16 +84,27 @@ def main(argv: list[str] | None = None) -> None:
 
 def _exec_apart(argv: Sequence[str]) -> int:
     from prefect_cachewatch.cli.apart import settings_from  # noqa: PLC0415 - for exec alone
+    from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415
+    from prefect_cachewatch.common.pinned import PinnedModules  # noqa: PLC0415
+
+    hold_back()
 
     def read(receive: Callable[[ExecSettings], int]) -> int:
         _end_with(lambda: _run_click(argv, receive))
 
-    settings = settings_from(read, lambda: importlib.import_module("prefect_cachewatch.cli.exec"))
+    pinned: list[PinnedModules] = []
+
+    def load() -> None:
+        importlib.import_module("prefect_cachewatch.cli.exec")
+        pinned.append(PinnedModules(importlib.import_module("prefect_cachewatch.examination").LATE_MODULES))
+
+    settings = settings_from(read, load)
     if isinstance(settings, int):
         return settings
+    pinned[0].hold()
     from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415
 
-    return run_exec(settings)
+    return run_exec(settings, last=True)
 
 
 def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int] | None = None) -> object:
@@ -115,6 +133,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
     try:
         result = action()
         sys.stdout.flush()
+        _close_console()
     except CachewatchError as error:
         fail(error.message, error.exit_code)
     except KeyboardInterrupt:
@@ -134,6 +153,11 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
         traceback.print_exc()
         fail(f"internal error, please report it with the lines above: {type(error).__name__}: {error}")
     raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _close_console() -> None:
+    if (console := sys.modules.get("prefect_cachewatch.cli.console")) is not None:
+        console.close_console()
 
 
 def _fill_standard_streams() -> None:

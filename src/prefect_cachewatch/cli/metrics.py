@@ -15,6 +15,7 @@ from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration
 
 if TYPE_CHECKING:
+    from prefect_cachewatch.common.aside import Files
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.examination import Examiner
     from prefect_cachewatch.metrics.exporter import MetricsExporter
@@ -31,12 +32,15 @@ class CommandMetrics:
         linger_s: how long an endpoint stays at the end for those who have scraped it.
         job: what runs.
         quiet: whether only what went wrong is said.
+        files: who writes a metrics file; default this process.
 
     Raises:
         InputError: the destination or the linger cannot be used.
     """
 
-    def __init__(self, where: str | None, linger_s: float, job: CacheJob, *, quiet: bool) -> None:
+    def __init__(
+        self, where: str | None, linger_s: float, job: CacheJob, *, quiet: bool, files: Files | None = None
+    ) -> None:
         self._exporter: MetricsExporter | None = None
         self._linger_s, self._quiet = linger_s, quiet
         if where is None:
@@ -45,7 +49,7 @@ class CommandMetrics:
         from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415
 
         check_linger(self._linger_s)
-        self._exporter = open_metrics(where, job.name, job.cache_dirs)
+        self._exporter = open_metrics(where, job.name, job.cache_dirs, files)
         if not self._quiet:
             self._say(f"metrics: {for_terminal(self._exporter.where, 4096)}")
 

@@ -14,7 +14,7 @@ from prefect_cachewatch.cli.containers import container_from, container_options,
 from prefect_cachewatch.cli.profile_choice import profile_from, profile_options
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.text import for_terminal
@@ -149,6 +149,9 @@ def guard_options(function: F) -> F:
             "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
         ),
         *profile_options(),
+        click.option(
+            "--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure."
+        ),
         click.option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
         *_RULE_OPTIONS,
         click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
@@ -263,12 +266,15 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         The job, relative paths made absolute.
 
     Raises:
+        CommandError: the command's name is empty.
         InputError: something is missing or malformed.
     """
     profile, container = profile_from(options), container_from(options)
     command = list(options["command"]) or list(profile.command if profile else ())
     if not command and container is None:
         raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
+    if command and not command[0] and container is None:
+        raise CommandError("the command's name is empty: name the program to run", exit_code=127)
     if not options["cache_dirs"] and profile is None and not published:
         raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
     env = environment_from(options["env"], inherit=container is not None)
@@ -293,6 +299,7 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         expected_bytes=options["expected_bytes"],
         ignore=ignore,
         wait_for=options["wait_for"],
+        allow_empty=options["allow_empty"],
         container=container,
     )
 

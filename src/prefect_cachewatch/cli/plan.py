@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from prefect_cachewatch.cli.plan_show import lines_of
+from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 
@@ -65,7 +66,7 @@ def command(
 
         page = html_page(answer, given.policy.max_slowdown, given.policy.stall_window_s)
         try:
-            html.write_text(page, encoding="utf-8")
+            write_file(html, page.encode(), mode=PUBLIC)
         except OSError as error:
             raise InputError(
                 f"{for_terminal(str(html))} cannot be written ({error.strerror}): choose another path for --html"

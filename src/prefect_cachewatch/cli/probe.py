@@ -28,6 +28,7 @@ from prefect_cachewatch.cli.probe_show import (
     stopping,
     table,
 )
+from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration, parse_bytes, parse_duration
@@ -153,11 +154,14 @@ def _probe_storage(
     name = _checked_name(name, target.path)
     output = output or Path(f"storage-{_slug(name)}.yaml")
     check_output(output)
-    partial = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
+    # What is no file has no neighbour either: /dev/null.partial.yaml would be one of /dev.
+    partial = None if is_special(output) else output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
 
     def save(report: ProbeReport) -> None:
         # After each concurrency, so that even a power cut leaves what was measured. A disk that is
         # full here is no reason to stop measuring there: the end tries again.
+        if partial is None:
+            return
         with suppress(InputError):
             write_atomically(partial, profile_yaml(profile_from_report(_under_way(report), name)))
 
@@ -170,13 +174,13 @@ def _probe_storage(
         return exit_status(caught)
     profile = profile_from_report(report, name)
     interrupted = report.stop_cause in ("interrupted", "storage")
-    written = partial if interrupted else output
+    written = partial if interrupted and partial is not None else output
     try:
         write_atomically(written, profile_yaml(profile))
     except InputError:
         print(profile_yaml(profile))  # minutes of measuring: better on the screen than lost
         raise
-    if not interrupted:
+    if not interrupted and partial is not None:
         partial.unlink(missing_ok=True)
     if as_json:
         levels = [{**vars(level), "obeys_little": level.obeys_little} for level in report.levels]

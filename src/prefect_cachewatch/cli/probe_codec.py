@@ -13,6 +13,7 @@ from prefect_cachewatch.capacity.codec import CodecMeasurement, CodecName, measu
 from prefect_cachewatch.capacity.planfile import read_storage
 from prefect_cachewatch.capacity.probe_profile import profile_yaml, write_atomically
 from prefect_cachewatch.cli.probe_show import WIDTH, check_output, exit_status, stopping
+from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
@@ -54,7 +55,7 @@ def run_codec(sample: Path, codec: str, level: int | None, output: Path | None, 
 
 
 def _keep(output: Path, measured: CodecMeasurement, data: dict[str, Any]) -> None:
-    head = output.read_bytes()[:4096] if output.exists() else b""
+    head = output.read_bytes()[:4096] if output.exists() and not is_special(output) else b""
     if not head.strip() or head.startswith(b"codec:"):
         write_atomically(output, yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True))
         return

@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any
 
 from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, ProbeStep, levels_up_to
+from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
@@ -140,7 +141,7 @@ def check_output(output: Path) -> None:
         raise InputError(
             f"{for_terminal(str(output.parent))} does not exist: make it first, or name another file with --output"
         )
-    if output.exists():
+    if output.exists() and not is_special(output):
         try:
             with output.open("rb") as file:
                 head = file.read(4096)

@@ -12,10 +12,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from prefect_cachewatch.cli.console import standard_error
+from prefect_cachewatch.cli.plain import LiveState, render_plain
 from prefect_cachewatch.watch import Watch
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.cli.live import LiveBlock, LiveState
+    from prefect_cachewatch.cli.live import LiveBlock
 
 __all__ = ["ProgressLine"]
 
@@ -43,6 +45,10 @@ class ProgressLine:
         self._watch: Watch | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        if self.live:  # before the start: what draws may lie on the very file system that hangs
+            import shutil  # noqa: F401, PLC0415
+
+            import prefect_cachewatch.cli.live  # noqa: F401, PLC0415 - rich takes 50 ms
 
     def sampled(self, watch: Watch) -> None:
         """Take in that the monitor has measured."""
@@ -65,16 +71,15 @@ class ProgressLine:
         news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
         if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
             self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
-            from prefect_cachewatch.cli.live import render_plain  # noqa: PLC0415
-
             self._write(f"cachewatch: {render_plain(self._state(watch))}\n".encode("utf-8", "replace"))
 
     def clear(self) -> None:
-        """Take the view off the screen, before somebody else writes there."""
+        """Take the view off the screen, before somebody else writes there; a screen that is stopped is not waited for."""
         if self.live:
             with self._lock:
                 if self._block is not None:
                     self._block.clear()
+            standard_error().flush()
 
     def close(self) -> None:
         """Stop redrawing and take the view off the screen."""
@@ -99,8 +104,6 @@ class ProgressLine:
                         block.draw(lines, width)
 
     def _state(self, watch: Watch) -> LiveState:
-        from prefect_cachewatch.cli.live import LiveState  # noqa: PLC0415
-
         state, rule = watch.state, watch.state.rule
         now_s = time.monotonic()
         last = rule.suspicions[-1] if rule.suspicions else None
@@ -128,7 +131,4 @@ class ProgressLine:
 
     @staticmethod
     def _write(text: bytes) -> None:
-        try:
-            os.write(2, text)
-        except OSError:
-            return
+        standard_error().put(text)

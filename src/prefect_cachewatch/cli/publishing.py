@@ -33,6 +33,10 @@ def publish_options(function: F) -> F:
         ),
         click.option("--check", metavar="COMMAND", help="Reads the finished build, {cache_dir}; exit 0 means good."),
         click.option("--expect-file", "expect_files", multiple=True, metavar="GLOB", help="Must be there; repeatable."),
+        click.option(
+            "--accept", multiple=True, metavar="GLOB",
+            help="With --in-place: your own files that are whole, though an unfinished run may have written them; repeatable.",
+        ),
         click.option("--min-bytes", type=SIZE, help="A smaller cache is refused."),
         click.option(
             "--size-change", type=click.Choice(["warn", "refuse", "ignore"]), default="warn", show_default=True,
@@ -85,6 +89,7 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
         verify=taken["verify"],
         check_command=_words(taken["check"]),
         expected_files=list(taken["expect_files"]) or None,
+        accept=list(taken["accept"]),
         min_bytes=1 if taken["min_bytes"] is None else taken["min_bytes"],
         on_size_change=taken["size_change"],
         keep=taken["keep"],
@@ -93,7 +98,7 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
 
 
 _NAMES = (
-    "store", "in_place", "keys", "tools", "cache_dir_env", "force", "verify", "check", "expect_files", "min_bytes",
+    "store", "in_place", "keys", "tools", "cache_dir_env", "force", "verify", "check", "expect_files", "accept", "min_bytes",
     "size_change", "keep", "no_activate",
 )  # fmt: skip
 

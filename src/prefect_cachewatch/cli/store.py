@@ -39,7 +39,7 @@ def _where(function: _F) -> _F:
 
 
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_deep = click.option("--full", is_flag=True, help="Read every byte before switching, not only names and sizes.")
+_deep = click.option("--full", is_flag=True, help="Read every byte before switching, not only what changed since.")
 
 
 @click.group()
@@ -108,7 +108,7 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, as_j
 @_deep
 @_as_json
 def activate_command(root: str, name: str, build_id: str | None, full: bool, as_json: bool) -> None:
-    """Make BUILD_ID current; default: the last published build."""
+    """Make BUILD_ID current; default: the last published build that was not unhealthy or rolled back from."""
     _say(CacheStore(root).activate(name, build_id, verify="full" if full else "quick"), "active", as_json)
 
 
@@ -117,7 +117,7 @@ def activate_command(root: str, name: str, build_id: str | None, full: bool, as_
 @_deep
 @_as_json
 def rollback_command(root: str, name: str, full: bool, as_json: bool) -> None:
-    """Make the build current that was so before."""
+    """Make the build current that was so before, and is whole; the one that is left is noted as rolled back."""
     _say(CacheStore(root).rollback(name, verify="full" if full else "quick"), "rolled back to", as_json)
 
 
@@ -133,7 +133,7 @@ def rollback_command(root: str, name: str, full: bool, as_json: bool) -> None:
 @click.option(
     "--keep-quarantined",
     type=click.IntRange(min=0),
-    default=1,
+    default=3,
     show_default=True,
     help="Refused builds that stay.",
 )
@@ -148,12 +148,12 @@ def rollback_command(root: str, name: str, full: bool, as_json: bool) -> None:
 @_as_json
 def gc_command(
     root: str, name: str, keep: int, keep_quarantined: int, grace: float, dry_run: bool, as_json: bool
-) -> None:
-    """Remove surplus builds; never one that is active, being written, or held by a reader."""
+) -> int:
+    """Remove surplus builds; never one that is active, being written, or held by a reader. Exit 1 if one resists."""
     done = CacheStore(root).gc(name, keep=keep, keep_quarantined=keep_quarantined, grace_s=grace, dry_run=dry_run)
     if as_json:
         print(json.dumps(asdict(done), indent=1))
-        return
+        return NOT_WHOLE if done.problems else 0
     for decision in done.decisions:
         verb = ("would remove" if dry_run else "removed") if decision.remove else "kept"
         print(
@@ -162,6 +162,9 @@ def gc_command(
     print(
         f"{len(done.removed)} of {len(done.decisions)} builds {'would go' if dry_run else 'removed'}, {format_bytes(done.freed_bytes)}"
     )
+    for problem in done.problems:
+        print(f"cachewatch: {for_terminal(problem, 1000)}", file=sys.stderr)
+    return NOT_WHOLE if done.problems else 0
 
 
 def _line(build: BuildInfo) -> str:
@@ -169,7 +172,8 @@ def _line(build: BuildInfo) -> str:
     files = f"{build.total_files}" if build.total_files is not None else "-"
     key = build.key[:12] if build.key else "-"
     pinned = " pinned" if build.pinned else ""
-    return f"{for_terminal(build.build_id, 28):<28}  {build.state:<11} {size:>9} {files:>7}  {key}{pinned}"
+    known = f" {build.status.replace('_', ' ')}" if build.status and build.status != build.state else ""
+    return f"{for_terminal(build.build_id, 28):<28}  {build.state:<11} {size:>9} {files:>7}  {key}{pinned}{known}"
 
 
 def _say(switched: Activation, verb: str, as_json: bool) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import click
 
 from prefect_cachewatch.cli.automation_files import template_directory
+from prefect_cachewatch.common.files import PUBLIC, create_file
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.text import for_terminal
 
@@ -35,7 +35,8 @@ def command(directory: Path) -> None:
             target = directory / path
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source / path, target)
+                with open(create_file(target, mode=PUBLIC), "wb") as file:
+                    file.write((source / path).read_bytes())
             except OSError as error:
                 raise InputError(f"{for_terminal(str(target))} cannot be written: {error.strerror}") from error
     print(f"{len(files)} files in {where}; begin with docs/deploy.md and {where}/prefect.yaml")

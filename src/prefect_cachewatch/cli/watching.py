@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.attach_run import AttachedRun, suggest_directories
-from prefect_cachewatch.cli.exec import STOPPED
+from prefect_cachewatch.cli.exec import NOTHING_WRITTEN, STOPPED
 from prefect_cachewatch.cli.options import (
     DURATION,
     SIZE,
@@ -21,6 +21,8 @@ from prefect_cachewatch.cli.options import (
     stop_from,
 )
 from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.cli.signals import ENDING
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.config import DEFAULT_IGNORE, AttachJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.report import Report
@@ -32,12 +34,13 @@ __all__ = ["UNKNOWN_END", "command", "exit_status"]
 
 UNKNOWN_END = 123
 _OWN_FAILURE = 125
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# There is no command of ours that USR1 and USR2 could be meant for.
+_ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @click.command("watch", epilog=(
     "Exit status: 124 if a stall was seen, whether it was stopped or only reported; else as the process ended: its own "
-    "exit code, 128+N if signal N ended it, 123 if that is not known to an observer. 125 bad usage or cachewatch's own "
+    "exit code, 128+N if signal N ended it, 1 if the cache was empty before and after, 123 if that is not known to an observer. 125 bad usage or cachewatch's own "
     "failure; 128+N if signal N ended the watch (Ctrl-C: 130), which leaves the process alone."
 ))  # fmt: skip
 @click.option("--pid", type=int, help="The process; its end is the end of the watch.")
@@ -63,6 +66,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @stall_options
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable.")
 @click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
+@click.option("--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure.")
 @click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL.")
 @click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the progress bar.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
@@ -84,10 +88,12 @@ def command(**options: Any) -> int:
         print(report.message, file=sys.stderr, flush=True)
         _name_bundle(report, options["quiet"])
 
+    files = Aside.fork()  # before there is any thread
     run = AttachedRun(
         attach, stall, stop,
         report=options["report"], bundles=not options["no_bundle"], bundle_root=options["bundle_dir"],
         on_sample=progress.sampled, on_stall=on_stall,
+        files=files,
     )  # fmt: skip
     with run:
         if not options["quiet"]:
@@ -124,6 +130,8 @@ def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = Non
         return 128 + received if received else _OWN_FAILURE
     if outcome.was_stopped or stalls:
         return STOPPED
+    if outcome.name == "nothing_written":
+        return NOTHING_WRITTEN
     if outcome.name == "ended":
         return UNKNOWN_END
     if outcome.stop is None or outcome.stop.why != "exited":
@@ -158,6 +166,7 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
         on_stall=options["on_stall"],
         wait_for=options["wait_for"],
         expected_bytes=options["expected_bytes"],
+        allow_empty=options["allow_empty"],
         ignore=list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE)),
     )
 

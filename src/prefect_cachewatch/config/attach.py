@@ -61,6 +61,11 @@ class AttachJob(InputModel):
         le=10**16,
         description="Size of the finished cache in bytes, if known: gives a progress bar.",
     )
+    allow_empty: bool = Field(
+        default=False,
+        description="Whether a cache that was empty when the watch began and is empty at the end is a success; default "
+        "it is a failure, since most often cache_dirs names the wrong directory.",
+    )
     ignore: list[str] = Field(
         default=list(DEFAULT_IGNORE),
         description="File name globs that never count as growth (a pattern with / is matched against the path).",

@@ -63,6 +63,11 @@ class CacheJob(InputModel):
         description="tree: finished when the command and all its descendants have ended; "
         "leader: finished when the command itself ends, and what it left behind is stopped.",
     )
+    allow_empty: bool = Field(
+        default=False,
+        description="Whether a cache that was empty at the start and is empty at the end is a success; default it is a failure, "
+        "since most often cache_dirs names the wrong directory. A server that gets ready may always leave it empty.",
+    )
     ready: ReadyWhen = Field(
         default=ReadyOnExit(),
         json_schema_extra=prefer_any_of,

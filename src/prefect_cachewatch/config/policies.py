@@ -111,7 +111,7 @@ class RetryPolicy(InputModel):
     )
     on_retry: Literal["resume", "clean"] = Field(
         default="resume",
-        description="resume: keep the partial files; clean: remove what this job's attempts wrote.",
+        description="resume: keep the partial files; clean: remove what the attempt before is known to have made.",
     )
     retry_stalls: bool = Field(default=True, description="Whether a stall is tried again.")
     retry_exit_codes: list[int] | None = Field(

@@ -7,13 +7,10 @@ only.
 
 from __future__ import annotations
 
-from prefect_cachewatch.supervise.proc import COOKIE, ProcessStat, command_line, descendants, read_stat, send_signal
+from prefect_cachewatch.supervise.proc import ProcessStat, carried_cookie, descendants, read_stat, send_signal
+from prefect_cachewatch.supervise.reading import read_each
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-__all__ = ["container_tree", "name_processes", "signal_tree", "start_ticks_of"]
+__all__ = ["container_tree", "signal_tree", "start_ticks_of"]
 
 
 def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
@@ -34,18 +31,18 @@ def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
     before = read_stat(pid) if pid > 0 else None
     if before is None:
         return None
-    marks = ((f"/proc/{pid}/cgroup", container.encode()), (f"/proc/{pid}/environ", f"{COOKIE}={cookie}".encode()))
-    for path, mark in marks:
-        try:
-            with open(path, "rb") as file:
-                if mark in file.read(1 << 21):
-                    break
-        except OSError:
-            continue
-    else:
+    if not _names(pid, container) and read_each([pid], carried_cookie).get(pid) != cookie:
         return None
     after = read_stat(pid)
     return before.start_ticks if after is not None and after.start_ticks == before.start_ticks else None
+
+
+def _names(pid: int, container: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            return container.encode() in file.read(1 << 21)
+    except OSError:
+        return False
 
 
 def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
@@ -59,11 +56,3 @@ def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
 def signal_tree(tree: dict[int, ProcessStat], number: int) -> list[int]:
     """Send a signal to each process of a tree that is still the same; returns the pids that got it."""
     return [pid for pid, found in tree.items() if send_signal(pid, found.start_ticks, number)]
-
-
-def name_processes(tree: dict[int, ProcessStat], most: int = 256) -> list[dict[str, Any]]:
-    """Describe processes for a report: pid, start time, state letter, command line."""
-    return [
-        {"pid": pid, "start_ticks": found.start_ticks, "state": found.state, "argv": command_line(pid)[:32]}
-        for pid, found in list(tree.items())[:most]
-    ]

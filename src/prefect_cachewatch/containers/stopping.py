@@ -12,8 +12,9 @@ import time
 from collections import namedtuple
 
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.host_processes import container_tree, name_processes, signal_tree, start_ticks_of
+from prefect_cachewatch.containers.host_processes import container_tree, signal_tree, start_ticks_of
 from prefect_cachewatch.supervise.proc import is_alive, send_signal
+from prefect_cachewatch.supervise.reading import name_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,6 +131,15 @@ class RunningContainer:
         if not paused:
             return []
         return [self.pid] if self.pid is not None else [0]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its first process."""
+        self._signal(str(number), number)
+
+    def thaw(self) -> None:
+        """Let it run again after `freeze`."""
+        self.look()
+        self._thaw(self._tree())
 
     def stop(self, grace_s: float, nap: Callable[[float], float]) -> Stopped:
         """Stop it: thaw, TERM (or the image's own signal), the grace period, KILL, a look.

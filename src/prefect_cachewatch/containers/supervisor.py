@@ -38,6 +38,7 @@ from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.proc import COOKIE
 from prefect_cachewatch.supervise.run_files import RunFileRefused
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
+from prefect_cachewatch.supervise.tending import Tended
 from prefect_cachewatch.text import for_terminal, redact
 from prefect_cachewatch.units import format_bytes
 
@@ -60,12 +61,13 @@ class ContainerSupervisor(HelperClient):
         cache_dirs: paths on this host; mounted at the same paths where no mount of the job covers them.
     """
 
+    stop_takes_s = 60.0  # an engine may hang at each of its answers
     # Declared again: a type checker takes what is assigned here for narrower than what the base declares.
     pid: int | None
     report: StopReport | None
 
     def __init__(self, launch: Launch, plan: ContainerPlan, cache_dirs: Sequence[str]) -> None:
-        super().__init__("warden", launch.cookie)
+        super().__init__("warden", launch.cookie, launch.grace_s)
         self.plan = plan
         self.container_id: str | None = None
         self._launch = launch
@@ -113,6 +115,10 @@ class ContainerSupervisor(HelperClient):
         )
         if self.pid is None and self._seen_running:
             self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
+
+    def signal(self, numbers: Sequence[int]) -> bool:
+        """Pass signals on to the container's first process, once the warden knows it; see `HelperClient.signal`."""
+        return self.gone.is_set() or (self._watching.is_set() and super().signal(numbers))
 
     def running(self) -> RunningServer | None:
         """Say which container would go on after a release; None if it has ended."""
@@ -208,6 +214,8 @@ class ContainerSupervisor(HelperClient):
                 sorted({theirs.fileno(), *hold}),  # the locks stay held until the container is gone
                 WARDEN_TITLE,
             )
+        self._tended = [Tended(self._process.pid)]
+        ours.settimeout(_START_S)
         self._socket = ours
         self._wardens += 1
         try:
@@ -244,6 +252,9 @@ class ContainerSupervisor(HelperClient):
             with contextlib.suppress(OSError, GuardError):
                 self._spawn_warden()
                 self._command({"cmd": "watch", "id": self.container_id})
+                if self._stop_command is not None:
+                    self._stop_left_s, self._given_up = self._grace_s + self.stop_takes_s, False
+                    self._command(self._stop_command)
                 if old is not None:
                     old.close()
                 return True

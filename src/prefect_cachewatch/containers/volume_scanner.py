@@ -207,7 +207,8 @@ def _write_all(fd: int, data: bytes) -> None:
 def _package() -> bytes:
     """Pack the scan process's modules, as they are here, for the helper."""
     parent = Path(package_parent())
-    files = [parent / "prefect_cachewatch" / "__init__.py", *(parent / "prefect_cachewatch" / "measure").glob("*.py")]
+    here = parent / "prefect_cachewatch"
+    files = [here / "__init__.py", *(here / "common").glob("*.py"), *(here / "measure").glob("*.py")]
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for path in files:

@@ -6,7 +6,9 @@ the flow asks for is made here too, so that an engine that hangs holds up nobody
 warden if this one is killed; if both are, the janitor finds the container. Standard library only, no docker SDK.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "creating"}, {"cmd": "created"},
-{"cmd": "watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, kept, gone, removed.
+{"cmd": "watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]},
+{"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, suspended,
+kept, gone, removed.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import time
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import RUN_LABEL, remove_record
 from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, Stopped, is_running
+from prefect_cachewatch.supervise.proc import is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,6 +114,8 @@ class Warden:
                     pidfd = self._watch(str(command["id"]))
                 elif kind == "freeze" and self.running is not None:
                     self.say("frozen", pids=self.running.freeze())
+                elif kind in ("signal", "suspend", "resume") and self.running is not None:
+                    self._pass_on(self.running, command)
                 elif kind == "release":
                     self._release()
                 elif kind == "stop":
@@ -149,6 +154,17 @@ class Warden:
                 return True
             time.sleep(0.5 if self.creating else 0.1)
         return False
+
+    def _pass_on(self, running: RunningContainer, command: dict[str, Any]) -> None:
+        """Do what a signal of the flow process asks for while the container runs."""
+        if command["cmd"] == "signal":
+            for number in command["numbers"]:
+                running.signal(number)
+        elif command["cmd"] == "suspend":
+            running.freeze()
+            self.say("suspended")
+        else:
+            running.thaw()
 
     def _watch(self, container: str) -> int:
         self.running = RunningContainer(self.engine, container, self.cookie)
@@ -259,4 +275,12 @@ def main(control: int) -> None:
     done = warden.clear() if ended is None else _finish(warden, ended)
     if done:
         remove_record(warden.cookie, warden.records)
+    elif warden.running is not None:
+        _await_survivor(warden.running)
     os._exit(0)
+
+
+def _await_survivor(running: RunningContainer) -> None:
+    """Hold what locks the cache directories while the container's first process lives, which may still write there."""
+    while running.pid is not None and is_alive(running.pid, running.start_ticks):
+        time.sleep(_LOOK_EVERY_S)

@@ -1,22 +1,25 @@
-"""Which jobs of a fleet have nothing to do: their cache is published and whole, by its manifest.
+"""Which jobs of a fleet have nothing to do: their cache is published and whole by its manifest, or still lies there.
 
-Asked on the host that runs the jobs, in a thread with a deadline: a store that hangs makes the fleet
+Asked on the host that runs the jobs, in threads with a deadline: a storage that hangs makes the fleet
 start the job, whose own checks then say what is wrong, and delays nothing else.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
 
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
+from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.publication import Publication
+from prefect_cachewatch.runhistory import history_path, past_runs
+from prefect_cachewatch.units import format_bytes
 
-__all__ = ["whole_caches"]
+__all__ = ["missing_caches", "whole_caches"]
 
 
 def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str, Publication]:
@@ -35,28 +38,83 @@ def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str
         >>> whole_caches([FleetJob(name="c", command=["x"], cache_dirs=["/c"])])
         {}
     """
-    # A thread a store: one that hangs must not hide what another would have said.
-    stores: dict[Path | None, list[FleetJob]] = {}
-    for job in jobs:
-        if job.publish is not None and job.publish.verify == "quick":
-            stores.setdefault(job.publish.store, []).append(job)
     found: dict[str, Publication] = {}
-    threads = [threading.Thread(target=_ask, args=(group, found), daemon=True) for group in stores.values()]
+    asked = [job for job in jobs if job.publish is not None and job.publish.verify == "quick"]
+    _ask_all(asked, lambda job: job.publish and job.publish.store, lambda job: _ask(job, found), patience_s)
+    return dict(found)
+
+
+def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: float = 60.0) -> dict[str, str]:
+    """Look which caches without a store are not there any more, though a run has completed them.
+
+    A directory has to be there with files in it, and with no fewer bytes than this host's last run of the job left.
+
+    Args:
+        jobs: completed by an earlier run.
+        elsewhere: whether they run on other hosts: where not even the directory above is seen here, nothing is said.
+        patience_s: after this long, what has not been answered counts as missing.
+
+    Returns:
+        The names of the jobs, with what is wrong in a few words.
+
+    Example:
+        >>> missing_caches([FleetJob(name="c", command=["x"], cache_dirs=["/nowhere/c"])], elsewhere=False)
+        {'c': '/nowhere/c is not there'}
+    """
+    found: dict[str, str | None] = {}
+
+    def look(job: FleetJob) -> None:
+        found[job.name] = _what_is_missing(job, elsewhere)
+
+    _ask_all(jobs, lambda job: job.storage or job.directories, look, patience_s)
+    slow = f"its directory did not answer within {patience_s:.0f} s"
+    return {job.name: why for job in jobs if (why := found.get(job.name, slow)) is not None}
+
+
+def _ask_all(
+    jobs: Sequence[FleetJob],
+    storage: Callable[[FleetJob], Hashable],
+    ask: Callable[[FleetJob], None],
+    patience_s: float,
+) -> None:
+    # A thread a storage: one that hangs must not hide what another would have said.
+    groups: dict[Hashable, list[FleetJob]] = {}
+    for job in jobs:
+        groups.setdefault(storage(job), []).append(job)
+
+    def work(group: Sequence[FleetJob]) -> None:
+        for job in group:
+            ask(job)
+
+    threads = [threading.Thread(target=work, args=(group,), daemon=True) for group in groups.values()]
     for thread in threads:
         thread.start()
     deadline_s = time.monotonic() + patience_s
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    return dict(found)
 
 
-def _ask(jobs: Sequence[FleetJob], found: dict[str, Publication]) -> None:
-    for job in jobs:
-        assert job.publish is not None
-        try:
-            whole = Delivery(job.cache_job, job.publish).find_cached()
-        except (CachewatchError, OSError):
-            continue  # the job's run says what is wrong, with its own name on it
-        # Published and not current, it still has to be activated.
-        if whole is not None and (whole.current is not None or not job.publish.activate):
-            found[job.name] = whole
+def _ask(job: FleetJob, found: dict[str, Publication]) -> None:
+    assert job.publish is not None
+    try:
+        whole = Delivery(job.cache_job, job.publish).find_cached()
+    except (CachewatchError, OSError):
+        return  # the job's run says what is wrong, with its own name on it
+    # Published and not current, it still has to be activated.
+    if whole is not None and (whole.current is not None or not job.publish.activate):
+        found[job.name] = whole
+
+
+def _what_is_missing(job: FleetJob, elsewhere: bool) -> str | None:
+    total = 0
+    for directory in job.directories:
+        if elsewhere and not directory.parent.is_dir():
+            return None  # another host's storage, which is not seen from here
+        there = measure([str(directory)], job.ignore)
+        if there["roots"][0]["missing"] or not there["files"]:
+            return f"{directory} is {'not there' if there['roots'][0]['missing'] else 'empty'}"
+        total += there["bytes"]
+    last = past_runs(history_path(job.name, [os.path.realpath(path) for path in job.directories]), 1)
+    if last and total < last[0].bytes_present:
+        return f"it has {format_bytes(total)} of the {format_bytes(last[0].bytes_present)} that its run left"
+    return None

@@ -17,6 +17,7 @@ _URGENCY = {
         (
             "Refused",
             "VerificationFailed",
+            "NothingWritten",
             "GeneratorFailed",
             "Stalled",
             "FilesystemUnresponsive",
@@ -40,6 +41,7 @@ _KINDS: dict[str, Kind] = {
 _ADVICE = {
     "Refused": "Correct what the sentence names and start the fleet again; caches that are whole are skipped.",
     "VerificationFailed": "Look at the build in quarantine: cachewatch store list says where it lies.",
+    "NothingWritten": "Name the directory that the command writes to (cache_dirs), or allow an empty one (allow_empty).",
     "GeneratorFailed": "Read the last lines of the generator's log in the run's report.",
     "Crashed": "The process or its worker died: look at the worker's log and the kernel's (out of memory), then start again.",
     "Cancelled": "Somebody cancelled this run; start the fleet again for what is left.",

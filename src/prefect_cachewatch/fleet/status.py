@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.watch import Watch
 
 __all__ = ["JobStatus", "StatusFile", "read_status"]
@@ -60,10 +60,8 @@ class StatusFile:
         """Nothing: what was said last stays true until the run's end is known."""
 
     def _write(self, status: JobStatus) -> None:
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps(asdict(status)), encoding="ascii")
-            temporary.replace(self._path)
+            write_file(self._path, json.dumps(asdict(status)).encode("ascii"))
 
 
 def read_status(path: Path) -> JobStatus | None:

@@ -12,22 +12,28 @@ from collections.abc import Iterator, Sequence
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from typing import NamedTuple
+    from typing import Literal, NamedTuple
 
     from prefect_cachewatch.measure.snapshot import StatLike
 else:
-    from prefect_cachewatch.measure.tuples import NamedTuple
+    from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = ["FileRecord", "Folder", "Listing", "Seen", "read_listing"]
 
-_MASK = (1 << 64) - 1
 _ORIGINAL = -2  # in place of the scan it grew in: stood there at the start, and nothing of it has been counted
+_TOUCHED = -3  # likewise, and it was touched
 _inode_of = operator.attrgetter("st_ino")
 _size_of = operator.attrgetter("st_size")
 _blocks_of = operator.attrgetter("st_blocks")
 _changed_of = operator.attrgetter("st_ctime_ns")
+_accessed_of = operator.attrgetter("st_atime_ns")
 _modified_of = operator.attrgetter("st_mtime_ns")
 _links_of = operator.attrgetter("st_nlink")
+
+
+if TYPE_CHECKING:
+    # A list only where a value does not fit: dates before 1970 or after 2554, which a file system may hold.
+    Column = array[int] | list[int]
 
 
 class FileRecord(NamedTuple):
@@ -46,6 +52,8 @@ class FileRecord(NamedTuple):
     grown_scan: int
     original: bool
     """Whether it stood there at the start and nothing of it has been counted."""
+    touched: bool = False
+    """Whether it is such a file and was touched, which says nothing when it happens again."""
 
     @property
     def path(self) -> str:
@@ -61,6 +69,8 @@ class Seen(NamedTuple):
     st_blocks: int
     st_mtime_ns: int
     st_ctime_ns: int
+    st_atime_ns: int = 0
+    st_dev: int = 0
 
 
 class Listing(NamedTuple):
@@ -69,10 +79,12 @@ class Listing(NamedTuple):
     directory: str
     rank: int
     names: str
-    facts: array[int]
+    facts: Column
     """Inode numbers, then sizes, blocks and change times: whatever happens to a file moves one of them."""
-    modified: array[int] | None
+    modified: Column | None
     """Modification times, where any is not the change time."""
+    accessed: Column
+    """Access times, which no folder keeps."""
     links: array[int] | None
     """Link counts, where any file has more than one name."""
 
@@ -82,13 +94,14 @@ class Listing(NamedTuple):
     def seen(self, index: int) -> Seen:
         """The file at an index."""
         count, facts = len(self), self.facts
-        changed_ns = _signed(facts[3 * count + index])
+        changed_ns = facts[3 * count + index]
         return Seen(
             facts[index], 1 if self.links is None else self.links[index], facts[count + index],
             facts[2 * count + index], changed_ns if self.modified is None else self.modified[index], changed_ns,
+            self.accessed[index],
         )  # fmt: skip
 
-    def inodes(self) -> array[int]:
+    def inodes(self) -> Column:
         """The inode numbers."""
         return self.facts[: len(self)]
 
@@ -102,23 +115,38 @@ class Listing(NamedTuple):
         count, names = len(self), self.names.split("/")
         return Listing(
             self.directory, self.rank, "/".join(names[i] for i in indices),
-            array("Q", [self.facts[start + i] for start in range(0, 4 * count, count) for i in indices]),
-            None if self.modified is None else array("q", [self.modified[i] for i in indices]),
+            _column("Q", [self.facts[start + i] for start in range(0, 4 * count, count) for i in indices]),
+            None if self.modified is None else _column("q", [self.modified[i] for i in indices]),
+            _column("q", [self.accessed[i] for i in indices]),
             None if self.links is None else array("Q", [self.links[i] for i in indices]),
         )  # fmt: skip
 
 
-def read_facts(stats: Sequence[StatLike]) -> array[int]:
+def read_facts(stats: Sequence[StatLike]) -> Column:
     """Pack inode numbers, sizes, blocks and change times, column after column."""
     values = [*map(_inode_of, stats), *map(_size_of, stats), *map(_blocks_of, stats), *map(_changed_of, stats)]
+    return _column("Q", values)
+
+
+def _column(code: Literal["q", "Q"], values: list[int]) -> Column:
     try:
-        return array("Q", values)
-    except OverflowError:  # a date before 1970
-        return array("Q", [value & _MASK for value in values])
+        return array(code, values)
+    except OverflowError:
+        return values
+
+
+def _put(column: Column, index: int, value: int) -> Column:
+    """Set a value; returns the column, or a list in its place where the value does not fit."""
+    try:
+        column[index] = value
+    except OverflowError:
+        column = list(column)
+        column[index] = value
+    return column
 
 
 def read_listing(
-    directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: array[int] | None = None
+    directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: Column | None = None
 ) -> Listing:
     """Pack what a scan saw.
 
@@ -134,13 +162,13 @@ def read_listing(
 
     Example:
         >>> read_listing("/c/", 0, "a", [Seen(7, 1, 512, 1, 20, 30)]).seen(0)
-        Seen(st_ino=7, st_nlink=1, st_size=512, st_blocks=1, st_mtime_ns=20, st_ctime_ns=30)
+        Seen(st_ino=7, st_nlink=1, st_size=512, st_blocks=1, st_mtime_ns=20, st_ctime_ns=30, st_atime_ns=0, st_dev=0)
     """
     links, modified = list(map(_links_of, stats)), list(map(_modified_of, stats))
     return Listing(
         directory, rank, names, read_facts(stats) if facts is None else facts,
-        None if modified == list(map(_changed_of, stats)) else array("q", modified),
-        array("Q", links) if max(links, default=1) > 1 else None,
+        None if modified == list(map(_changed_of, stats)) else _column("q", modified),
+        _column("q", list(map(_accessed_of, stats))), array("Q", links) if max(links, default=1) > 1 else None,
     )  # fmt: skip
 
 
@@ -184,7 +212,7 @@ class Folder:
 
     def modified_ns(self, index: int) -> int:
         """When a file was modified."""
-        return _signed(self.facts[3 * len(self) + index]) if self.modified is None else self.modified[index]
+        return self.facts[3 * len(self) + index] if self.modified is None else self.modified[index]
 
     @classmethod
     def of_records(cls, listing: Listing, records: Sequence[FileRecord], linked: bool) -> Folder:
@@ -197,11 +225,11 @@ class Folder:
             folder.codes = folder.codes[0]
         return folder
 
-    def is_as_listed(self, names: str, facts: array[int]) -> bool:
+    def is_as_listed(self, names: str, facts: Column) -> bool:
         """Whether nothing has changed."""
         return not self.linked and self.facts == facts and self.names == names
 
-    def has_the_same_files(self, names: str, facts: array[int]) -> bool:
+    def has_the_same_files(self, names: str, facts: Column) -> bool:
         """Whether the same inodes have the same names, in the same order."""
         count = len(self)
         return (
@@ -211,7 +239,7 @@ class Folder:
             and self.facts[:count] == facts[:count]
         )
 
-    def changed_indices(self, facts: array[int]) -> list[int]:
+    def changed_indices(self, facts: Column) -> list[int]:
         """Say which files differ, of a listing with the same files."""
         count, old = len(self), self.facts
         found: set[int] = set()
@@ -229,10 +257,10 @@ class Folder:
         return (
             facts[count + index] != status.st_size
             or facts[2 * count + index] != status.st_blocks
-            or _signed(facts[3 * count + index]) != status.st_ctime_ns
+            or facts[3 * count + index] != status.st_ctime_ns
         )
 
-    def inodes(self) -> array[int]:
+    def inodes(self) -> Column:
         """The inode numbers."""
         return self.facts[: len(self)]
 
@@ -251,13 +279,13 @@ class Folder:
         count, facts, extra = len(self), self.facts, self.extra
         size, blocks = facts[count + index], facts[2 * count + index]
         code = self.codes if isinstance(self.codes, int) else self.codes[index]
-        original = code == _ORIGINAL
+        original = code <= _ORIGINAL
         high = (size, blocks, 0, 0) if original else (size, blocks, size, blocks)
         if extra is not None:
             high = (extra[index], extra[count + index], extra[2 * count + index], extra[3 * count + index])
         return FileRecord(
             self.directory, name, size, blocks, high[0], high[1], self.modified_ns(index),
-            _signed(facts[3 * count + index]), high[2], high[3], -1 if original else code, original,
+            facts[3 * count + index], high[2], high[3], -1 if original else code, original, code == _TOUCHED,
         )  # fmt: skip
 
     def put(self, index: int, record: FileRecord) -> None:
@@ -266,11 +294,11 @@ class Folder:
         if self.extra is None and not _is_plain(record):
             self._make_extra()
         facts[count + index], facts[2 * count + index] = record.size_bytes, record.blocks
-        facts[3 * count + index] = record.changed_ns & _MASK
         if self.modified is None and record.modified_ns != record.changed_ns:
-            self.modified = array("q", [_signed(changed) for changed in facts[3 * count :]])
+            self.modified = _column("q", list(facts[3 * count :]))
         if self.modified is not None:
-            self.modified[index] = record.modified_ns
+            self.modified = _put(self.modified, index, record.modified_ns)
+        self.facts = _put(facts, 3 * count + index, record.changed_ns)
         code = _code(record)
         if isinstance(self.codes, int) and self.codes != code:
             self.codes = array("i", [self.codes]) * count
@@ -306,8 +334,6 @@ def _is_plain(record: FileRecord) -> bool:
 
 
 def _code(record: FileRecord) -> int:
-    return _ORIGINAL if record.original else record.grown_scan
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+    if record.original:
+        return _TOUCHED if record.touched else _ORIGINAL
+    return record.grown_scan

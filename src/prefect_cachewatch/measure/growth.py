@@ -6,9 +6,11 @@ TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checker
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
-    from prefect_cachewatch.measure.tuples import NamedTuple
+    from prefect_cachewatch.common.tuples import NamedTuple
 
-__all__ = ["Growth"]
+__all__ = ["NO_NAME", "Growth"]
+
+NO_NAME = " (no name)"  # ends the path of a file that has none
 
 
 class Growth(NamedTuple):
@@ -16,7 +18,8 @@ class Growth(NamedTuple):
 
     `bytes_written` and `allocated_written` count growth since the start and never fall;
     `bytes_kept` and `allocated_kept` are their part in files that still exist.
-    `newest_changed_ns` is the change time of the file that grew last in this scan, None if none did.
+    `newest_changed_ns` is the change time of the file that grew last in this scan, None if none did;
+    `overwriting_ns` that of the last file that stood there at the start and is being overwritten, once.
     """
 
     bytes_written: int = 0
@@ -29,3 +32,4 @@ class Growth(NamedTuple):
     touched_ns: int | None = None
     newest_changed_ns: int | None = None
     last_path: str | None = None
+    overwriting_ns: int | None = None

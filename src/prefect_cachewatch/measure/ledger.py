@@ -10,11 +10,13 @@ It does not decide anything: see `prefect_cachewatch.stall`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 
 from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, read_facts, read_listing
 from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.missing import Missing
+from prefect_cachewatch.measure.numbers import Numbers, Sightings, renumber_folder, renumber_listing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ __all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
 # Deleted paths whose high-water is remembered. Beyond it the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000
+# What stood there at the start may be overwritten once, and no slower than this: a file that is written to for ever
+# without growing is no growth for ever.
+_OVERWRITE_BYTES_PER_S = 1 << 18
+_OVERWRITTEN_MAX = 1000
 _MOVED_MAX = 10_000
 _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
@@ -80,8 +86,13 @@ class Ledger:
         self._birth_ns = birth_ns
         self._folders: dict[_Key, Folder] = {}
         self._retired: dict[str, tuple[int, int]] = {}
-        # What partial scans found gone may be where they did not look: until the next full scan it is taken up again.
-        self._limbo: dict[int, FileRecord] = {}
+        # What a scan did not find may have been moved while it was under way, or to where it did not look.
+        self._missing = Missing()
+        self._numbers = Numbers()
+        self._unnamed: dict[int, FileRecord] = {}
+        self._unnamed_seen: dict[int, tuple[str, str, StatLike]] = {}
+        # Files that had the number of another one in the last full scan, by number and path.
+        self._collided: set[tuple[int, str]] = set()
         self._full = True
         self._begun = 0
         # How many parts of a directory have come; in a full scan only of those whose first part is not as it was.
@@ -95,12 +106,19 @@ class Ledger:
         self._bytes_present = self._blocks_present = self._files_present = 0
         self._newest: FileRecord | None = None
         self._touched_ns: int | None = None
+        self._overwriting_ns: int | None = None
+        self._overwritten: dict[tuple[str, str], int] = {}  # until when by its change time a file may be overwritten
         self._grown_bytes = self._grown_blocks = 0
 
     @property
     def files(self) -> Files:
         """All that is known of files that were present in the last scan."""
         return Files(self._folders)
+
+    @property
+    def by_path(self) -> bool:
+        """Whether inode numbers of a watched device were seen not to tell files apart, or to change under them."""
+        return bool(self._numbers.by_path)
 
     def begin(self, full: bool = True) -> None:
         """Begin a scan; one that was begun and never ended leaves no trace.
@@ -112,6 +130,7 @@ class Ledger:
         self._full = full
         self._begun += 1
         self._parts, self._start, self._staged, self._patches, self._looks = {}, {}, {}, [], []
+        self._unnamed_seen = {}
 
     def is_same(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> bool:
         """Take in all entries of a directory, or of a part of it, if they are those of the last time.
@@ -133,6 +152,8 @@ class Ledger:
             folder = self._folders.get((directory, part) if part else directory)
             if folder is None:
                 return False
+        if rank in self._numbers.odd:
+            stats = self._numbers.of(directory, rank, names, stats)
         # This is where a full scan spends what it does not spend in the kernel.
         if folder.linked or folder.rank != rank or folder.facts != read_facts(stats) or folder.names != "/".join(names):
             return False
@@ -160,6 +181,9 @@ class Ledger:
         if not names:
             return
         key = (directory, part) if part else directory
+        self._numbers.notice(rank, stats)
+        if rank in self._numbers.odd:
+            stats = self._numbers.of(directory, rank, names, stats)
         joined, facts = "/".join(names), read_facts(stats)
         folder = self._folders.get(key)
         if folder is not None and folder.rank == rank:
@@ -206,6 +230,8 @@ class Ledger:
                 status = looks.get(name)
                 if status is None:
                     continue
+                if folder.rank in self._numbers.odd:
+                    (status,) = self._numbers.of(directory, folder.rank, [name], [status])
                 if status.st_ino != folder.facts[index] or status.st_nlink != 1:
                     return False
                 missing -= 1
@@ -213,13 +239,27 @@ class Ledger:
                     self._looks.append((folder, index, status))
         return missing == 0
 
+    def see_unnamed(self, directory: str, rank: int, name: str, status: StatLike) -> None:
+        """Take in a file that has no name, in a scan that looks for them; it is counted once, also when it gets one.
+
+        Args:
+            directory: in which it would be, with a trailing slash.
+            rank: number of its device within the scan.
+            name: what to call it.
+            status: its stat result.
+        """
+        if rank in self._numbers.odd:
+            (status,) = self._numbers.of(directory, rank, [name], [status])
+        self._unnamed_seen[status.st_ino | rank << 64] = directory, name, status
+
     def end(self) -> Growth:
         """End the scan.
 
         Returns:
             The totals. The first scan is the start: whatever it saw is no growth.
         """
-        self._newest, self._touched_ns, self.moved, self.doubtful = None, None, [], set()
+        self._newest, self._touched_ns, self._overwriting_ns = None, None, None
+        self.moved, self.doubtful = [], set()
         self._grown_bytes = self._grown_blocks = 0
         if self.scans == 0:
             self._take_the_start()
@@ -231,9 +271,11 @@ class Ledger:
             folder.put(index, after)
             self._bytes_present += after.size_bytes - before.size_bytes
             self._blocks_present += after.blocks - before.blocks
-        self._take_staged(self._pool())
+        self._let_go_of_unnamed()
+        self._take_staged(self._stale())
+        self._take_unnamed()
         if self._full:
-            self._limbo = {}
+            self._missing.end_full_scan()
         self.begin()
         self._bytes_written += self._grown_bytes
         self._blocks_written += self._grown_blocks
@@ -251,21 +293,28 @@ class Ledger:
             files_present=self._files_present,
             touched_ns=self._touched_ns,
             newest_changed_ns=newest.changed_ns if newest else None,
+            overwriting_ns=self._overwriting_ns,
             last_path=newest.path if newest else None,
         )
 
-    def newest(self, limit: int) -> list[FileRecord]:
+    def newest(self, limit: int, by_change: bool = False) -> list[FileRecord]:
         """Say which files were modified last.
 
         Args:
             limit: the most that are given.
+            by_change: go by change times, which nobody can set.
 
         Returns:
             Their records, the last first.
         """
         folders = list(self._folders.values())
         found = heapq.nlargest(
-            limit, ((folder.modified_ns(i), n, i) for n, folder in enumerate(folders) for i in range(len(folder)))
+            limit,
+            (
+                (folder.facts[3 * len(folder) + i] if by_change else folder.modified_ns(i), n, i)
+                for n, folder in enumerate(folders)
+                for i in range(len(folder))
+            ),
         )
         return [folders[n].record(i, folders[n].name_at(i)) for _, n, i in found]
 
@@ -303,8 +352,8 @@ class Ledger:
                 self._add(key, Folder(self._staged.pop(key)))
             inodes.update(listing.inodes())
 
-    def _pool(self) -> dict[int, FileRecord]:
-        """Take away the folders that are no longer as they were; returns their records by inode."""
+    def _stale(self) -> list[Folder]:
+        """Take away the folders that are no longer as they were."""
         if self._full:
             stale = (
                 [key for key, folder in self._folders.items() if folder.seen_in != self._begun] if self.scans else []
@@ -312,29 +361,19 @@ class Ledger:
         else:
             known = [key for name in self._parts for key in list(self._keys_of(name))]
             stale = [key for key in known if self._folders[key].seen_in != self._begun]
-        pool: dict[int, FileRecord] = {}
-        for key in stale:
-            folder = self._folders.pop(key)
+        folders = [self._folders.pop(key) for key in stale]
+        for folder in folders:
             self._files_present -= len(folder)
             self._bytes_present -= folder.bytes_present
             self._blocks_present -= folder.blocks_present
-            pool.update(zip(folder.keys(), folder.records(), strict=True))
-        return pool
+        return folders
 
-    def _take_staged(self, pool: dict[int, FileRecord]) -> None:
-        # A name that an inode had before and still has is the one that stays; others are its further names.
-        steady: set[int] = set()
-        unknown: set[int] = set()
-        for listing in self._staged.values():
-            names = listing.names.split("/")
-            for index, key in enumerate(listing.keys()):
-                record = pool.get(key)
-                if record is None:
-                    unknown.add(key)
-                elif record.name == names[index] and record.directory == listing.directory:
-                    steady.add(key)
+    def _take_staged(self, stale: list[Folder]) -> None:
+        pool, seen, elsewhere = self._sightings(stale)
         # What was seen elsewhere in this very scan, or is known from where this one did not look, is no new file.
-        elsewhere = self._known(unknown)
+        self._missing.look_for(seen.unknown.keys() - elsewhere)
+        by_path = self._numbers.by_path
+        self._missing.look_for_renamed(seen.by_size_and_date(by_path, elsewhere | self._missing.found.keys()))
         taken = set(elsewhere)
         found: list[tuple[_Key, Listing, list[int], list[FileRecord | None]]] = []
         for place, listing in self._staged.items():
@@ -348,19 +387,19 @@ class Ledger:
                 record, status = pool.get(key), listing.seen(index)
                 if (
                     record is not None
-                    and key in steady
-                    and status.st_nlink > 1
+                    and key in seen.steady
                     and (record.name != names[index] or record.directory != listing.directory)
                 ):
+                    if status.st_nlink == 1:
+                        self.doubtful.update((record.directory, listing.directory))
                     continue
                 taken.add(key)
                 indices.append(index)
                 records.append(self._claim(pool, key, listing.directory, names[index], status))
             found.append((place, listing, indices, records))
-        for key, record in pool.items():
+        for record in pool.values():
             self._retire(record)
-            if not self._full and len(self._limbo) < _RETIRED_MAX:
-                self._limbo[key] = record
+        self._missing.add(pool)
         for place, listing, indices, records in found:
             if not indices:
                 continue
@@ -373,9 +412,77 @@ class Ledger:
             # One with further names is compared anew in each scan, since any of its names may go.
             self._add(place, Folder.of_records(kept, made, linked=listing.links is not None))
 
-    def _known(self, keys: set[int]) -> set[int]:
+    def _sightings(self, stale: list[Folder]) -> tuple[dict[int, FileRecord], Sightings, set[int]]:
+        """Bring what was seen together with what was known.
+
+        Returns:
+            The records of folders that are no longer as they were, what was seen of files, and the numbers of those
+            that stand in folders that are as they were.
+        """
+        while True:
+            pool = {
+                key: record for folder in stale for key, record in zip(folder.keys(), folder.records(), strict=True)
+            }
+            seen = Sightings(self._staged.values(), pool)
+            doubted = seen.renumbered(pool, self._numbers)
+            elsewhere = self._known(seen.unknown.keys())
+            collided = seen.collided(elsewhere if self._full else {})
+            if collided:
+                known = {record.path for folder in stale for record in folder.records()}
+                doubted |= {
+                    key >> 64
+                    for key, path, other in collided
+                    # Moved while the scan was under way, it would not be found so again. Before the first nothing moves.
+                    if not self.scans or {path, other} <= known or (key, path) in self._collided
+                }
+            if not doubted:
+                if self._full:
+                    self._collided = {(key, path) for key, path, _ in collided}
+                return pool, seen, set(elsewhere)
+            for rank in doubted:
+                self._go_by_path(rank, stale)
+
+    def _go_by_path(self, rank: int, stale: list[Folder]) -> None:
+        self._numbers.go_by_path(rank)
+        self._missing = Missing()
+        for folder in [*self._folders.values(), *stale]:
+            if folder.rank == rank:
+                renumber_folder(folder)
+        for place, listing in self._staged.items():
+            if listing.rank == rank:
+                self._staged[place] = renumber_listing(listing)
+
+    def _let_go_of_unnamed(self) -> None:
+        """Count as missing what had no name and may have got one, or was closed where they were looked for."""
+        if not self._unnamed:
+            return
+        named = set[int]().union(*(listing.keys() for listing in self._staged.values()))
+        gone = {
+            key: record
+            for key, record in self._unnamed.items()
+            if key in named or (self._unnamed_seen and key not in self._unnamed_seen)
+        }
+        for key, record in gone.items():
+            del self._unnamed[key]
+            self._bytes_kept -= record.written_bytes
+            self._blocks_kept -= record.written_blocks
+        self._missing.add(gone)
+
+    def _take_unnamed(self) -> None:
+        if not self._unnamed_seen:
+            return
+        self._missing.look_for(self._unnamed_seen.keys() - self._unnamed.keys())
+        for key, (directory, name, status) in self._unnamed_seen.items():
+            record = self._unnamed.get(key)
+            if record is None:
+                record = self._claim({}, key, directory, name, status) or self._new(directory, name, status)
+            elif record.changed_ns != status.st_ctime_ns:
+                record = self._changed(record, directory, name, status)
+            self._unnamed[key] = record
+
+    def _known(self, keys: Set[int]) -> dict[int, FileRecord]:
         """Say which of some inodes stand in the folders."""
-        found: set[int] = set()
+        found: dict[int, FileRecord] = {}
         if not keys or not self._folders:
             return found
         ranks: dict[int, set[int]] = {}
@@ -388,7 +495,11 @@ class Ledger:
                 here = ranks[folder.rank].intersection(folder.inodes())
                 if here:
                     self.doubtful.add(folder.directory)
-                    found.update(inode | folder.rank << 64 for inode in here)
+                    inodes = folder.inodes()
+                    names = folder.names.split("/")
+                    for inode in here:
+                        index = inodes.index(inode)
+                        found[inode | folder.rank << 64] = folder.record(index, names[index])
         return found
 
     def _claim(
@@ -397,10 +508,10 @@ class Ledger:
         """Find the record of a file, taking it out of the pool; None if it is a new file."""
         record = pool.get(key)
         if record is None:
-            record = self._limbo.get(key)
+            record = self._missing.found.get(key)
             if record is None or not self._is_surely(record, directory + name, status):
                 return None
-            del self._limbo[key]
+            self._missing.take(key)
             self._bytes_kept += record.written_bytes
             self._blocks_kept += record.written_blocks
             if self._retired.get(record.path) == (record.high_bytes, record.high_blocks):
@@ -421,16 +532,22 @@ class Ledger:
         return self._changed(record, directory, name, status)
 
     def _is_surely(self, record: FileRecord, path: str, status: StatLike) -> bool:
-        if status.st_nlink > 1:
-            return True
+        facts = status.st_size, status.st_blocks, status.st_ctime_ns
+        if (record.size_bytes, record.blocks, record.changed_ns) == facts:
+            return True  # a directory above was renamed
         born = self._birth_ns(path)
-        return born is not None and born <= record.changed_ns
+        if born is None:
+            return (record.size_bytes, record.modified_ns) == (status.st_size, status.st_mtime_ns)
+        return born <= record.changed_ns
 
     def _is_another_file(self, record: FileRecord, directory: str, name: str, status: StatLike) -> bool:
         if (name == record.name and directory == record.directory) or status.st_nlink > 1:
             return False
         # The number moved to another path: renamed, or deleted and given to a new file (ext4 and tmpfs do so at
         # once). A file that was made after the known one last changed cannot be it.
+        # overlayfs makes a copy, with a birth of its own, of what is renamed.
+        if (record.size_bytes, record.modified_ns) == (status.st_size, status.st_mtime_ns):
+            return False
         born = self._birth_ns(directory + name)
         if born is not None:
             return born > record.changed_ns
@@ -441,14 +558,28 @@ class Ledger:
         if self.scans == 0:
             high, high_blocks = max(high, status.st_size), max(high_blocks, status.st_blocks)
         original = self.scans == 0
-        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1, original)
+        empty = FileRecord(directory, name, 0, 0, high, high_blocks, status.st_mtime_ns, 0, 0, 0, -1, original, False)
         return self._changed(empty, directory, name, status)
 
     def _changed(self, record: FileRecord, directory: str, name: str, status: StatLike) -> FileRecord:
         size, blocks = status.st_size, status.st_blocks
         high_bytes, high_blocks = record.high_bytes, record.high_blocks
-        # What stood here at the start was never counted: if it is cut off and written anew, that is growth, once.
-        if record.original and size < record.size_bytes:
+        # What stood here at the start was never counted: if it is written anew, that is growth, once. A write moves the
+        # modification time, as touch(1) does. That sets the access time to the same moment, but so may a read and a write
+        # in one tick, or a mapping that is written to; a change of mode moves the change time alone, but so do a write
+        # and setting the date back. These count no bytes, but are not nothing either.
+        moved = status.st_mtime_ns != record.modified_ns
+        is_touch = size == record.size_bytes and (
+            status.st_atime_ns == status.st_mtime_ns
+            if moved
+            else status.st_ctime_ns != record.changed_ns != 0
+            and status.st_nlink == 1
+            and record.path == directory + name
+        )
+        is_write = moved and not is_touch
+        if record.original and size <= record.size_bytes and (is_write):
+            high_bytes = high_blocks = 0
+        elif record.original and size < record.size_bytes:
             high_bytes, high_blocks = size, blocks
         grown = max(0, size - high_bytes)
         grown_blocks = max(0, blocks - high_blocks)
@@ -460,7 +591,12 @@ class Ledger:
             record.written_bytes + grown, record.written_blocks + grown_blocks,
             self.scans if has_grown else record.grown_scan,
             record.original and not has_grown,
+            record.original and not has_grown and (record.touched or is_touch),
         )  # fmt: skip
+        if is_write and (record.original or self._overwritten):
+            self._note_overwriting(record, after)
+        elif after.touched and not record.touched:
+            self._overwriting_ns = max(self._overwriting_ns or after.changed_ns, after.changed_ns)
         if has_grown:
             self._grown_bytes += grown
             self._grown_blocks += grown_blocks
@@ -472,6 +608,24 @@ class Ledger:
             if len(self.moved) < _MOVED_MAX:
                 self.moved.append((directory, name))
         return after
+
+    def _note_overwriting(self, record: FileRecord, after: FileRecord) -> None:
+        """Take in a write to a file that stood there at the start, or did until it was overwritten in this run.
+
+        A large file that is overwritten in place shows nothing but its modification time, for as long as it takes.
+        """
+        place = after.directory, after.name
+        if record.original:
+            allocated_bytes = min(after.size_bytes, after.blocks * 512)
+            if record.size_bytes == after.size_bytes and allocated_bytes >= _OVERWRITE_BYTES_PER_S:
+                until_ns = after.changed_ns + allocated_bytes * 1_000_000_000 // _OVERWRITE_BYTES_PER_S
+                self._overwritten[place] = until_ns
+                if len(self._overwritten) > _OVERWRITTEN_MAX:
+                    del self._overwritten[next(iter(self._overwritten))]
+        elif record.size_bytes != after.size_bytes or self._overwritten.get(place, 0) < after.changed_ns:
+            self._overwritten.pop(place, None)
+            return
+        self._overwriting_ns = max(self._overwriting_ns or after.changed_ns, after.changed_ns)
 
     def _retire(self, record: FileRecord) -> None:
         self._bytes_kept -= record.written_bytes

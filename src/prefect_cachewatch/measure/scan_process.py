@@ -7,22 +7,29 @@ It ends when its socket ends. It never decides and never signals anybody.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import heapq
 import json
 import os
+import select
 import stat
 import time
-from array import array
+from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 
+from prefect_cachewatch.common.files import PUBLIC, write_file
+from prefect_cachewatch.measure.creation import Creation, Recorder, Refusal
+from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
+from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 __all__ = ["main"]
@@ -39,23 +46,42 @@ class ScanServer:
         self.roots: list[str] = []
         self.ignore: list[str] = []
         self.identities: dict[str, tuple[int, int]] = {}
-        self.origin: Origin | None = None
+        self.creation: Creation | None = None
+        self.recorder: Recorder | None = None
         self.ledger = Ledger(birth_ns)
         self.tree = Tree([], [], self.ledger)
         self.age_clock = AgeClock()
+        self.mark: GrowthMark | None = None
 
-    def begin(self, roots: list[str], ignore: list[str]) -> dict[str, Any]:
+    def begin(self, roots: list[str], ignore: list[str], mark: str | None = None) -> dict[str, Any]:
+        """Begin a new ledger: what is there now is no growth.
+
+        Args:
+            roots: absolute paths.
+            ignore: globs that never count.
+            mark: file that says when the first of them grew last; see `growth_mark`.
+        """
         self.roots, self.ignore = roots, ignore
+        if self.mark is not None:
+            self.mark.close()
+            self.mark = None
+        if mark is not None:
+            # Else an older mark stays, or none: all that is written from now on is suspect.
+            with contextlib.suppress(OSError):
+                self.mark = GrowthMark(mark, roots[0])
         self.ledger = Ledger(birth_ns)
         self.tree = Tree(roots, ignore, self.ledger)
-        answer = self.scan()
-        if self.origin is None:  # what stood here before the first attempt belongs to somebody else
-            self.origin = Origin(roots)
-        return answer
+        return self.scan()
 
-    def scan(self, full: bool = True, budget_s: float = 1.0) -> dict[str, Any]:
+    def scan(self, full: bool = True, budget_s: float = 1.0, holders: Sequence[int] = ()) -> dict[str, Any]:
         began = time.perf_counter()
-        return self._answer(self.tree.full_scan() if full else self.tree.partial_scan(budget_s), began)
+        if self.mark is not None:
+            self.mark.begin_scan()
+        made = self.tree.full_scan(holders) if full else self.tree.partial_scan(budget_s, holders)
+        answer = self._answer(made, began)
+        if self.recorder is not None:
+            self.recorder.note(self.ledger.moved)
+        return answer
 
     def _answer(self, made: TreeScan, began: float) -> dict[str, Any]:
         growth, walk = made.growth, made.walk
@@ -65,22 +91,30 @@ class ScanServer:
             "directories": walk.directories,
             "errors": walk.errors,
             "full": made.full,
+            "by_path": self.ledger.by_path,
         }
         if growth is not None:
+            if self.mark is not None:
+                numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns
+                self.mark.end_scan((*numbers, growth.overwriting_ns, growth.files_present), made.full)
             answer["scan"] = self.ledger.scans - 1  # the start is scan 0
             answer["growth"] = growth._asdict()
             # Ages are taken here, at the end of the walk, so that no transport delay is in them.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(
-                wall_ns, monotonic_ns, began_ns, [growth.newest_changed_ns, growth.touched_ns], made.full
+                wall_ns,
+                monotonic_ns,
+                began_ns,
+                [growth.newest_changed_ns, growth.touched_ns, growth.overwriting_ns],
+                made.full,
             )
-            answer["newest_changed_age_s"], answer["touched_age_s"] = ages_s
+            answer["newest_changed_age_s"], answer["touched_age_s"], answer["overwriting_age_s"] = ages_s
         answer["scan_s"] = time.perf_counter() - began
         return answer
 
-    def listing(self, limit: int) -> dict[str, Any]:
+    def listing(self, limit: int, by_change: bool = False) -> dict[str, Any]:
         folders = list(self.ledger.files.folders())
-        newest = self.ledger.newest(limit)
+        newest = self.ledger.newest(limit, by_change)
         rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
         for folder in folders:
@@ -101,62 +135,37 @@ class ScanServer:
             "rest": heapq.nlargest(limit, ((d, n, b) for d, (n, b) in rest.items()), key=itemgetter(2)),
         }
 
+    def remember(self, record: bool = False) -> dict[str, Any]:
+        """Take what stands in the directories for somebody else's, before an attempt's generator starts.
+
+        Args:
+            record: whether what comes is recorded in the first directory while it happens.
+        """
+        began = time.perf_counter()
+        if self.creation is None:
+            self.creation = Creation(self.roots)
+        try:
+            self.creation.remember()
+        except Refusal as refusal:
+            return {"refused": str(refusal)}
+        if record and self.recorder is None:
+            self.recorder = Recorder(self.creation)
+        return {"refused": None, "remembered_s": time.perf_counter() - began}
+
+    def sight(self) -> dict[str, Any]:
+        """List what an attempt has made, when its tree is gone."""
+        if self.creation is None:
+            return {}
+        return self.recorder.sight() if self.recorder is not None else self.creation.sight()
+
     def clean(self) -> dict[str, Any]:
-        """Remove what was not there before the first attempt: files by inode, then directories left empty."""
-        removed = freed = 0
-        problems: list[str] = []
-        origin = self.origin or Origin([])
-        directories = frozenset(origin.directories)
-        for root in self.roots:
-            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            device = os.fstat(fd).st_dev
-            inodes = frozenset(origin.inodes.get(device, ()))
-            for directory, names, files, here in os.fwalk(".", topdown=False, dir_fd=fd, follow_symlinks=False):
-                for name in files:
-                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
-                    if status.st_dev != device or status.st_ino in inodes or not stat.S_ISREG(status.st_mode):
-                        continue
-                    try:
-                        os.unlink(name, dir_fd=here)
-                        removed, freed = removed + 1, freed + status.st_blocks * 512
-                    except OSError as error:
-                        problems.append(f"{directory}/{name}: {error.strerror}")
-                for name in names:
-                    path = os.path.normpath(os.path.join(root, directory, name))
-                    if hash(path) not in directories:
-                        try:
-                            os.rmdir(name, dir_fd=here)
-                        except OSError:
-                            continue  # not empty: something in it was there before, or is a link of somebody else's
-            os.close(fd)
-        return {"removed": removed, "freed_bytes": freed, "problems": problems[:20]}
-
-
-class Origin:
-    """What stood below some directories, ignored files included, 8 bytes each: inode numbers by device, and directories.
-
-    Args:
-        roots: absolute paths.
-    """
-
-    def __init__(self, roots: list[str]) -> None:
-        self.inodes: dict[int, array[int]] = {}
-        self.directories = array("q")
-        """Hashes of their paths, whose text would take ten times as much."""
-        for root in roots:
-            inodes = self.inodes.setdefault(os.stat(root).st_dev, array("Q"))
-            pending = [root]
-            while pending:
-                try:
-                    with os.scandir(pending.pop()) as entries:
-                        for entry in entries:
-                            if entry.is_dir(follow_symlinks=False):
-                                self.directories.append(hash(entry.path))
-                                pending.append(entry.path)
-                            else:
-                                inodes.append(entry.inode())
-                except OSError:
-                    continue  # what cannot be listed cannot be cleaned either
+        """Remove what `sight` listed; see `Creation.clean`. Where it is refused, nothing was touched."""
+        if self.creation is None:
+            return {"refused": "the scan process was started anew meanwhile, and what the attempt made is not known"}
+        try:
+            return {"refused": None, **self.creation.clean()}
+        except Refusal as refusal:
+            return {"refused": str(refusal)}
 
 
 def _entry(record: FileRecord) -> dict[str, Any]:
@@ -165,6 +174,7 @@ def _entry(record: FileRecord) -> dict[str, Any]:
         "size_bytes": record.size_bytes,
         "allocated_bytes": record.blocks * 512,
         "modified_ns": record.modified_ns,
+        "changed_ns": record.changed_ns,
         "grown_scan": record.grown_scan,
         "written_bytes": record.written_bytes,
     }
@@ -248,10 +258,7 @@ def write_marker(path: str, text: str, unless: str | None = None) -> dict[str, A
     """
     if unless is not None and os.path.exists(unless):
         return {"written": False}
-    temporary = f"{path}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    write_file(path, text.encode(), mode=PUBLIC)
     return {"written": True}
 
 
@@ -310,6 +317,24 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
     }
 
 
+def _requests(fd: int, server: ScanServer) -> Iterator[bytes]:
+    """Yield each line that comes; where what is made is recorded, the time in between is used for it."""
+    buffer, pause_s = b"", 0.0
+    while True:
+        line, separator, rest = buffer.partition(b"\n")
+        if separator:
+            buffer = rest
+            yield line
+            continue
+        if server.recorder is not None and not select.select([fd], [], [], pause_s)[0]:
+            pause_s = server.recorder.beat()
+            continue
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            return
+        buffer += chunk
+
+
 def main(fd: int, answers_fd: int | None = None) -> None:
     """Serve requests on a connected stream socket until it ends.
 
@@ -321,8 +346,7 @@ def main(fd: int, answers_fd: int | None = None) -> None:
     gc.disable()  # no cycles are made here, and walking the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
-    stream = os.fdopen(fd, "rb", buffering=65536)
-    for line in stream:
+    for line in _requests(fd, server):
         request = json.loads(line)
         operation = request.pop("op")
         try:
@@ -340,6 +364,12 @@ def main(fd: int, answers_fd: int | None = None) -> None:
                 answer = measure(**request)
             elif operation == "mark":
                 answer = write_marker(**request)
+            elif operation == "overlap":
+                answer = find_overlap(**request)
+            elif operation == "remember":
+                answer = server.remember(**request)
+            elif operation == "sight":
+                answer = server.sight()
             elif operation == "clean":
                 answer = server.clean()
             else:

@@ -6,6 +6,7 @@ A scanner that is stuck in the kernel is left alone, and no second one is starte
 from __future__ import annotations
 
 import json
+import math
 import select
 import socket
 import subprocess
@@ -16,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
+from prefect_cachewatch.supervise.tending import Tended
 
 __all__ = ["DirectoryScanner", "package_parent", "spawn_helper"]
 
 MIN_DEADLINE_S = 10.0
 DEADLINE_FACTOR = 5.0
+_TEND_EVERY_S = 0.5
 
 
 def package_parent() -> str:
@@ -28,26 +31,39 @@ def package_parent() -> str:
     return str(Path(__file__).resolve().parents[2])
 
 
-def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> subprocess.Popen[bytes]:
-    """Start a standard-library-only helper process of this package in a session of its own.
+# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of it would take the
+# run with it. What a crash of its own sends stays, and what the caller blocks or ignores is not meant for it: it waits
+# for its children. `_signal` alone, since `signal` brings enum along.
+_DEAF = (
+    "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
+    "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
+)
+
+
+def spawn_helper(
+    module: str, fd: int, pass_fds: Sequence[int], title: str, *, own_session: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a standard-library-only helper process of this package, deaf to signals, in a session of its own.
 
     Args:
         module: dotted module whose `main(fd)` is run.
         fd: descriptor of its control socket.
         pass_fds: every descriptor it inherits, `fd` included; nothing else is.
         title: a word for process listings.
+        own_session: if not, it gets a process group of its own in this process's session.
 
     Returns:
         The running process; its standard streams are /dev/null.
     """
-    code = f"import sys;sys.path.append({package_parent()!r});from {module} import main;main({fd})"
+    code = f"{_DEAF}import sys;sys.path.append({package_parent()!r});from {module} import main;main({fd})"
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code, title],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=tuple(pass_fds),
-        start_new_session=True,
+        start_new_session=own_session,
+        process_group=None if own_session else 0,
         env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
     )
 
@@ -72,6 +88,7 @@ class DirectoryScanner:
         self._buffer = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._tended: Tended | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -95,6 +112,7 @@ class DirectoryScanner:
                 [theirs.fileno()],
                 "cachewatch-scanner",
             )
+        self._tended = Tended(self._process.pid)
         ours.setblocking(False)
         self._socket, self._buffer, self.pending = ours, b"", False
 
@@ -132,7 +150,11 @@ class DirectoryScanner:
         while b"\n" not in self._buffer:
             # The socket is looked at before the clock: after a pause of this very process both may be ready.
             left = max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([self._socket], [], [], left)
+            readable, _, _ = select.select([self._socket], [], [], min(left, _TEND_EVERY_S))
+            if not readable and left > _TEND_EVERY_S:
+                if self._tended is not None:  # somebody may have stopped it: the file system is not to blame
+                    self._tended.look(math.inf)
+                continue
             if not readable:
                 raise ScanTimeout(f"the cache directory did not answer within {timeout_s:.1f} s")
             try:
@@ -158,7 +180,7 @@ class DirectoryScanner:
         """Send a request and wait for its answer.
 
         Args:
-            operation: what to do: begin, scan, listing, check, identify, clean.
+            operation: what to do: begin, scan, listing, check, overlap, identify, remember, sight, clean.
             timeout_s: the longest wait; default `deadline_s`.
             arguments: of the operation.
 

@@ -13,13 +13,14 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
+from prefect_cachewatch.measure.descent import OPEN_DIRECTORY, Descent
 from prefect_cachewatch.measure.latency import StatCalls
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple, Protocol
 else:
-    from prefect_cachewatch.measure.tuples import NamedTuple
+    from prefect_cachewatch.common.tuples import NamedTuple
 
     Protocol = object
 
@@ -31,7 +32,6 @@ __all__ = [
 # What grows beside a cache without being of it.
 DEFAULT_IGNORE = ("*.log", "*.lock", ".nfs*")
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
 RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _MAX_ERRORS = 20
@@ -44,6 +44,8 @@ class StatLike(Protocol):
     """What is read of an `os.stat_result`."""
 
     @property
+    def st_dev(self) -> int: ...
+    @property
     def st_ino(self) -> int: ...
     @property
     def st_nlink(self) -> int: ...
@@ -55,6 +57,8 @@ class StatLike(Protocol):
     def st_mtime_ns(self) -> int: ...
     @property
     def st_ctime_ns(self) -> int: ...
+    @property
+    def st_atime_ns(self) -> int: ...
 
 
 # (directory path with a trailing slash, rank of its device, file names, their stat results)
@@ -99,11 +103,18 @@ class Walk:
         self.roots: list[RootScan] = []
         self.directories = 0
         self.errors: list[str] = []
-        self.entered: set[int] = set()
-        """Inode number of each directory, the rank of its device above it: one that is there twice (a nested root, a
-        bind mount) counts once."""
+        self._entered: set[int] = set()
         self.calls = StatCalls()
         self.same, self.to_note = same, to_note
+
+    def has_entered(self, status: os.stat_result, rank: int) -> bool:
+        """Say whether a directory was listed in this walk: one that is there twice (a nested root, a bind mount) counts
+        once. Two with one inode number, as some file systems have them, differ in their dates."""
+        return hash((rank, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)) in self._entered
+
+    def enter(self, status: os.stat_result, rank: int) -> None:
+        """Take in that a directory is listed."""
+        self._entered.add(hash((rank, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)))
 
 
 class IgnoreTest:
@@ -250,22 +261,24 @@ def walk_below(
     Raises:
         OSError: the directory itself cannot be listed.
     """
-    # Depth first with one open descriptor a level; the descriptor pins the directory against renames and links.
-    stack: list[tuple[int, str, Subdirectories]] = []
-    opened = [top_fd]
-    entered, high = walk.entered, rank << 64
+    # Depth first; what is open on the way down is pinned against renames and links.
     try:
         status = os.fstat(top_fd)
+    except OSError:
+        os.close(top_fd)
+        raise
+    way = Descent(top_fd, status)
+    try:
         device = status.st_dev
-        if status.st_ino | high in entered:
+        if walk.has_entered(status, rank):
             return
-        below = list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk)
-        stack.append((top_fd, top, below))
+        stack = [(top, list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk))]
         while stack:
-            parent, here, pending = stack[-1]
-            if not pending:
+            here, pending = stack[-1]
+            parent = way.fd
+            if not pending or parent is None:
                 stack.pop()
-                os.close(opened.pop())
+                way.leave()
                 continue
             name, own = pending.pop()
             try:
@@ -273,23 +286,23 @@ def walk_below(
             except OSError as error:
                 note_error(walk, here + name, error)
                 continue
-            opened.append(fd)
-            if own is None:
-                own = os.fstat(fd)
-            if own.st_dev == device and own.st_ino | high not in entered:
-                path = f"{here}{name}/"
-                try:
+            below: Subdirectories = []
+            path = f"{here}{name}/"
+            try:
+                if own is None:
+                    own = os.fstat(fd)
+                if own.st_dev == device and not walk.has_entered(own, rank):
                     below = list_directory(fd, path, own, root_length, rank, ignored, visit, note, walk)
-                except OSError as error:
-                    note_error(walk, here + name, error)
-                else:
-                    if below:
-                        stack.append((fd, path, below))
-                        continue
-            os.close(opened.pop())
+            except OSError as error:
+                note_error(walk, here + name, error)
+            finally:
+                if not below:
+                    os.close(fd)
+            if below and own is not None:
+                way.enter(name, fd, own)
+                stack.append((path, below))
     finally:
-        for fd in opened:
-            os.close(fd)
+        way.close()
 
 
 def list_directory(
@@ -322,7 +335,7 @@ def list_directory(
     os.fchdir(fd)
     listed = os.listdir(fd)
     walk.directories += 1
-    walk.entered.add(own.st_ino | rank << 64)
+    walk.enter(own, rank)
     subdirectories: Subdirectories = []
     for part in (listed,) if len(listed) <= _PART else _parts_of(listed):
         try:

@@ -13,7 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.snapshot import (
     EVERYTHING,
@@ -27,12 +27,13 @@ from prefect_cachewatch.measure.snapshot import (
     walk_below,
     walk_directories,
 )
+from prefect_cachewatch.measure.unnamed import find_unnamed
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
-    from prefect_cachewatch.measure.tuples import NamedTuple
+    from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = ["Tree", "TreeScan"]
 
@@ -44,8 +45,19 @@ _QUIET_MIN = 1000
 _COARSE_NS = 2_000_000_000
 
 
+# With a name in it no longer than the kernel takes, at four bytes for each character.
+_LONG_PATH = 950
+
 _pack = struct.Struct("QQqq").pack
 _identity_and_times = operator.attrgetter("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns")
+
+
+def _pack_facts(status: os.stat_result) -> bytes:
+    try:
+        return _pack(*_identity_and_times(status))
+    except struct.error:  # a date after 2262 or before 1677
+        device, inode, *times = _identity_and_times(status)
+        return _pack(device, inode, *((time + (1 << 63)) % (1 << 64) - (1 << 63) for time in times))
 
 
 class _Directory:
@@ -101,8 +113,11 @@ class Tree:
         self._doubtful: set[str] = set()
         """Directories whose date says nothing, to be listed in the next partial scan."""
 
-    def full_scan(self) -> TreeScan:
+    def full_scan(self, holders: Sequence[int] = ()) -> TreeScan:
         """See everything.
+
+        Args:
+            holders: pids at the top of a process tree whose files without a name are looked at.
 
         Returns:
             The scan.
@@ -125,20 +140,22 @@ class Tree:
                 for path, directory in known.items()
                 if directory.seen_in == self._begun or self.ledger.has_found_same(path)
             }
-        growth = self.ledger.end()
-        self._known, self._quiet = known, []
         ranks: dict[int, int] = {}
         self._root_of = {r.path: (r, ranks.setdefault(r.device, len(ranks))) for r in walk.roots}
+        self._look_at_unnamed(holders)
+        growth = self.ledger.end()
+        self._known, self._quiet = known, []
         if self.ledger.scans == 1:
             self._hot = {(file.directory, file.name): 0 for file in reversed(self.ledger.newest(HOT_NEWEST))}
         self._after()
         return TreeScan(growth, walk, True)
 
-    def partial_scan(self, budget_s: float) -> TreeScan:
+    def partial_scan(self, budget_s: float, holders: Sequence[int] = ()) -> TreeScan:
         """See what moved lately, and what directories say; everything if nothing is known yet.
 
         Args:
             budget_s: after this time nothing further is looked at; files that moved lately come first.
+            holders: as in a full scan.
 
         Returns:
             The scan; a full one where a partial one is not possible.
@@ -153,21 +170,36 @@ class Tree:
                 break
             walk.roots.append(root)
         if not self._known or len(walk.roots) < len(self._root_of):
-            return self.full_scan()
+            return self.full_scan(holders)
         stop_s = time.monotonic() + budget_s
         known, self._new = self._known, {}
         self._settled_ns = self._wall_ns() - _COARSE_NS
         self._known = {}  # an error on the way makes the next scan a full one
         self.ledger.begin(full=False)
         first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
-        self._look_at_directories(known, first, stop_s, walk)
+        if not self.ledger.by_path:  # a renamed file is told from a new one where all is seen
+            self._look_at_directories(known, first, stop_s, walk)
         walk.calls.close()
         os.chdir("/")
+        self._look_at_unnamed(holders)
         growth = self.ledger.end()
         known.update(self._new)
         self._known, self._new = known, {}
         self._after()
         return TreeScan(growth, walk, False)
+
+    def _look_at_unnamed(self, holders: Sequence[int]) -> None:
+        if not holders:
+            return
+        for path, status in find_unnamed(self.roots, holders):
+            root, rank = self._root_above(path)
+            directory, name = _parent(path), path.rpartition("/")[2]
+            relative = directory[len(root.path.rstrip("/")) + 1 :]
+            if status.st_dev == root.device and not (self._ignored and self._ignored(name, relative)):
+                self.ledger.see_unnamed(directory, rank, name + NO_NAME, status)
+
+    def _root_above(self, path: str) -> tuple[RootScan, int]:
+        return next(entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/"))
 
     def _after(self) -> None:
         scan = self.ledger.scans
@@ -183,7 +215,9 @@ class Tree:
                 self._doubtful.add(directory)
 
     def _note(self, path: str, status: os.stat_result, below: tuple[str, ...]) -> None:
-        facts, settled = _pack(*_identity_and_times(status)), status.st_mtime_ns < self._settled_ns
+        if len(path) > _LONG_PATH:  # partial scans go by path: what lies so deep is left to the full ones
+            return
+        facts, settled = _pack_facts(status), status.st_mtime_ns < self._settled_ns
         directory = self._new.get(path)
         if directory is None:
             self._new[path] = _Directory(facts, below, settled, self._begun)
@@ -203,6 +237,8 @@ class Tree:
         for directory, names in hot.items():
             if time.monotonic() > stop_s:
                 break
+            if directory not in known:
+                continue
             looks = {}
             for name in names:
                 try:
@@ -210,11 +246,10 @@ class Tree:
                 except OSError as error:
                     note_error(walk, directory + name, error)
                     del self._hot[directory, name]
-            if directory in known:
-                if len(looks) < len(names) or not self.ledger.look(directory, looks):
-                    known[directory].settled = False
-                    self._doubtful.add(directory)
-                first.append(directory)
+            if len(looks) < len(names) or not self.ledger.look(directory, looks):
+                known[directory].settled = False
+                self._doubtful.add(directory)
+            first.append(directory)
         return first
 
     def _look_at_directories(self, known: dict[str, _Directory], first: list[str], stop_s: float, walk: Walk) -> None:
@@ -253,12 +288,12 @@ class Tree:
                 else:
                     note_error(walk, path, error)
                 continue
-            if not directory.settled or _pack(*_identity_and_times(now)) != directory.facts:
+            if not directory.settled or _pack_facts(now) != directory.facts:
                 queue += self._list(known, path, walk)
 
     def _list(self, known: dict[str, _Directory], path: str, walk: Walk) -> list[str]:
         """List a directory anew, and walk what is new below it; returns the directories to look at because of it."""
-        root, rank = next(entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/"))
+        root, rank = self._root_above(path)
         root_path = root.path.rstrip("/") + "/"
         before = known[path].below
         try:
@@ -282,7 +317,7 @@ class Tree:
             for name in below:
                 inner = path + name + "/"
                 here, old = os.stat(name, dir_fd=fd, follow_symlinks=False), known.get(inner)
-                if old is not None and _pack(*_identity_and_times(here))[:16] == old.identity:
+                if old is not None and _pack_facts(here)[:16] == old.identity:
                     queue.append(inner)
                     continue
                 if old is not None:

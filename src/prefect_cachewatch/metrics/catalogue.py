@@ -35,7 +35,7 @@ ATTEMPT_OUTCOMES: tuple[str, ...] = tuple(name for name in get_args(OutcomeName)
 RUN_OUTCOMES: tuple[str, ...] = (*ATTEMPT_OUTCOMES, "cached", "verification_failed", "refused")
 # Runs that left a whole cache: the alert rules count all others but `cancelled` as failures.
 SUCCESSES: tuple[str, ...] = ("completed", "cached")
-VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), "deadline_exceeded", "failed")
+VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), "deadline_exceeded", "nothing_written", "failed")
 BLIND_REASONS: tuple[str, ...] = ("missing", "unreadable")
 SCAN_BUCKETS_S: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import errno
 import socket
-import socketserver
 import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import HttpAddress
 from prefect_cachewatch.metrics.exposition import make_registry, render
 from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.server import Answer, PageServer
 from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Endpoint", "EndpointShare"]
 
-_REQUESTS_MAX = 8
-_REQUEST_TIMEOUT_S = 5.0
 _ENDED_MAX = 100
 _SCRAPERS_MAX = 100
 _LOOK_S = 0.2
@@ -32,68 +28,6 @@ _INDEX = b"prefect-cachewatch: metrics are at /metrics\n"
 
 _OPEN: dict[HttpAddress, Endpoint] = {}
 _SHARING = threading.Lock()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server_version = "cachewatch"
-    sys_version = ""
-    timeout = _REQUEST_TIMEOUT_S
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            assert isinstance(self.server, _Server)
-            endpoint = self.server.endpoint
-            epoch = endpoint.epoch
-            body, kind = render(endpoint.registry, self.headers.get("Accept", ""))
-            self._answer(200, kind, body)
-            endpoint.scraped(str(self.client_address[0]), epoch)
-        elif path == "/":
-            self._answer(200, "text/plain; charset=utf-8", _INDEX)
-        else:
-            self._answer(404, "text/plain; charset=utf-8", _INDEX)
-
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: standard error is the generator's."""
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True  # the port of a run that has just ended; a listening socket is never taken over
-    daemon_threads = True
-    block_on_close = False
-    endpoint: Endpoint
-
-    def __init__(self, family: socket.AddressFamily, address: Any) -> None:
-        self.address_family = family
-        self._free = threading.BoundedSemaphore(_REQUESTS_MAX)
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a scraper that went away is no matter of the run."""
 
 
 class Endpoint:
@@ -121,11 +55,10 @@ class Endpoint:
         self._runs: dict[str, RunMetrics] = {}
         self._scrapers: set[str] = set()
         self._unserved: set[str] = set()
-        self._server = _bind(address)
-        self._server.endpoint = self
-        host, port = self._server.server_address[:2]
+        self._server = _bind(address, self._respond)
+        host, port = self._server.address[:2]
         self.url = f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
-        threading.Thread(target=self._server.serve_forever, name="cachewatch-metrics", daemon=True).start()
+        self._server.start()
 
     def add(self, run: RunMetrics) -> None:
         """Put a run on the page; the oldest ended ones beyond a hundred are taken off it.
@@ -179,8 +112,14 @@ class Endpoint:
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
+
+    def _respond(self, path: str, headers: Mapping[str, str], client: str) -> Answer:
+        if path == "/metrics":
+            epoch = self.epoch
+            body, kind = render(self.registry, headers.get("accept", ""))
+            return Answer(200, kind, body, sent=lambda: self.scraped(client, epoch))
+        return Answer(200 if path == "/" else 404, "text/plain; charset=utf-8", _INDEX)
 
     def _listed(self) -> list[RunMetrics]:
         with self._lock:
@@ -241,13 +180,13 @@ class EndpointShare:
                 endpoint.close()
 
 
-def _bind(address: HttpAddress) -> _Server:
+def _bind(address: HttpAddress, respond: Callable[[str, Mapping[str, str], str], Answer]) -> PageServer:
     shown = for_terminal(str(address))
     refused: OSError | None = None
     for port in range(address.first_port, address.last_port + 1):
         try:
             found = socket.getaddrinfo(address.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            return _Server(found[0][0], found[0][4])
+            return PageServer(found[0][0], found[0][4], respond)
         except (socket.gaierror, UnicodeError) as error:
             raise InputError(
                 f"metrics cannot be served on {shown}: the host is not known; write an address, as in 127.0.0.1:{port}"

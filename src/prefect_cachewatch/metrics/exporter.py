@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
 from prefect_cachewatch.metrics.run import RunMetrics
@@ -127,13 +128,14 @@ class MetricsExporter:
             self._problem = self._problem or f"metrics are incomplete: {type(error).__name__}: {error}"
 
 
-def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = ()) -> MetricsExporter:
+def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = (), files: Files | None = None) -> MetricsExporter:
     """Open the destination of a run's metrics.
 
     Args:
         where: as `parse_destination` reads it.
         name: of the job.
         cache_dirs: directories that are watched, in which no metrics file may lie.
+        files: who writes a metrics file; default this process.
 
     Returns:
         The exporter; close it when the run has ended.
@@ -156,7 +158,7 @@ def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = ()) -> Metr
         return MetricsExporter(run, EndpointShare(target, run))
     from prefect_cachewatch.metrics.textfile import Textfile  # noqa: PLC0415
 
-    return MetricsExporter(run, Textfile(target, run, cache_dirs))
+    return MetricsExporter(run, Textfile(target, run, cache_dirs, files))
 
 
 def check_destination(where: str, cache_dirs: Sequence[Path] = ()) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.metrics.catalogue import (
     ATTEMPT_OUTCOMES,
     BLIND_REASONS,
@@ -65,7 +66,7 @@ class RunMetrics:
     def __init__(
         self, name: str, *, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.cache = name_label(name)
+        self.cache = name_label(redact(name))
         self.began, self.ended = False, False
         self._lock = threading.Lock()
         self._wall, self._clock = wall, clock

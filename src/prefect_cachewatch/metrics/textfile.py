@@ -5,14 +5,14 @@ A thread of its own writes: a directory that hangs or is full delays no measurem
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import TextfileDirectory
 from prefect_cachewatch.metrics.exposition import read_counters, render_text
@@ -25,6 +25,7 @@ __all__ = ["Textfile", "check_directory", "textfile_path"]
 _EVERY_S = 15.0  # a wait for slots is no measurement: the file is written at least this often
 _AT_MOST_EVERY_S = 1.0
 _CLOSE_S = 5.0
+_WRITE_S = 4.0
 _SIZE_MAX = 1 << 20
 
 
@@ -53,12 +54,16 @@ class Textfile:
         target: the directory.
         run: whose metrics.
         cache_dirs: directories that are watched, in which it must not lie.
+        files: who writes it; default this process.
 
     Raises:
         InputError: the directory is missing, not writable, or in a cache directory.
     """
 
-    def __init__(self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path] = (), files: Files | None = None
+    ) -> None:
+        self._files = files or InPlace()
         directory = check_directory(Path(target.path), cache_dirs)
         self.path = textfile_path(directory, run.cache)
         self.where = str(self.path)
@@ -114,7 +119,7 @@ class Textfile:
 
     def _write(self) -> None:
         try:
-            _replace(self.path, render_text(self._run))
+            self._files.run(_replace, self.path, render_text(self._run), timeout_s=_WRITE_S)
             self._failure = None
         except OSError as error:
             self._failure = f"the metrics file {for_terminal(str(self.path))} cannot be written: {error.strerror}"
@@ -155,13 +160,8 @@ def check_directory(path: Path, cache_dirs: Sequence[Path]) -> Path:
 
 def _replace(path: Path, text: bytes) -> None:
     # Another name until it is whole: the collector reads *.prom, whenever it likes.
-    fd, temporary = tempfile.mkstemp(prefix=".cachewatch-", suffix=".tmp", dir=path.parent)
+    here = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with open(fd, "wb") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)  # node-exporter is another user
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        write_entry(here, path.name, text, mode=0o644, exact=True)  # node-exporter is another user
+    finally:
+        os.close(here)

@@ -23,6 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.files import create_file
+from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.html import render_page
@@ -77,6 +80,7 @@ def write_bundle(
     root: Path,
     content: BundleContent,
     *,
+    shared: bool = False,
     listing_s: float = 4.0,
     log_s: float = 0.7,
     clock: Callable[[], float] = time.monotonic,
@@ -86,6 +90,7 @@ def write_bundle(
     Args:
         root: directory of bundles, made if missing (0700).
         content: what to write.
+        shared: others may have made `root`, or write into it; else it must be this user's alone.
         listing_s: the most seconds for the complete listing, which a child makes.
         log_s: the most seconds for taking secrets out of the log.
         clock: monotonic seconds.
@@ -97,7 +102,10 @@ def write_bundle(
         OSError: it cannot be written.
     """
     started = clock()
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if shared:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    else:
+        os.close(make_own_directory(root))
     slug = re.sub(r"[^a-z0-9]+", "-", content.name.lower()).strip("-")[:40] or "cache"
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{random.token_hex(3)}"
     work = root / f".{name}.partial"
@@ -187,8 +195,7 @@ def stack_text(evidence: Evidence) -> str:
 
 
 def _put(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as file:
+    with open(create_file(path), "wb") as file:
         file.write(data)
 
 
@@ -203,7 +210,7 @@ def _growth_csv(evidence: Evidence) -> str:
 def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], float], cut: list[str]) -> str:
     raw = content.log(_LOG_BYTES + 1)
     if len(raw) > _LOG_BYTES:
-        raw = raw[-_LOG_BYTES:]
+        raw = whole_lines(raw, _LOG_BYTES)
         cut.append(f"generator.log.gz holds the last {_LOG_BYTES >> 20} MiB of the log")
     lines = raw.decode("utf-8", "surrogateescape").splitlines(keepends=True)
     pieces: list[str] = []

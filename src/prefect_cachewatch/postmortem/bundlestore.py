@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.directories import FileRefused, make_own_directory
+from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.filesystem import find_mount, parse_mountinfo
 from prefect_cachewatch.postmortem.model import FilesystemFacts
@@ -29,10 +29,14 @@ _PARTIAL_AGE_S = 3600.0
 
 @dataclass(frozen=True)
 class BundleRoot:
-    """The directory that bundles go to; `note` says why it is not the usual one, or what to know."""
+    """The directory that bundles go to; `note` says why it is not the usual one, or what to know.
+
+    One that the user chose (`wanted`) may be shared with others; the rest must be this user's alone.
+    """
 
     path: Path
     note: str = ""
+    wanted: bool = False
 
 
 def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
@@ -72,7 +76,7 @@ def choose_bundle_root(
         The directory and a note.
     """
     if wanted is not None:
-        return BundleRoot(wanted)
+        return BundleRoot(wanted, wanted=True)
     text = os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)) if mountinfo is None else mountinfo
     mounts = parse_mountinfo(text)
     usual = default_bundle_root(environ)
@@ -85,10 +89,11 @@ def choose_bundle_root(
     for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm", "/run"):  # noqa: S108
         mount = find_mount(base, mounts) if base.startswith("/") else None
         if mount and mount.type and mount.mount_point not in taken and os.access(base, os.W_OK):
-            return BundleRoot(
-                Path(base) / f"cachewatch-{user}" / "bundles",
-                "the usual place for bundles lies on the cache's file system, which is in trouble",
-            )
+            why = "the usual place for bundles lies on the cache's file system, which is in trouble"
+            try:
+                return _own_place(base, f"cachewatch-{user}", why)
+            except OSError:
+                continue
     return BundleRoot(usual, "no other file system was found for the bundle than the cache's")
 
 
@@ -165,12 +170,21 @@ def prune_bundles(
         partial = []
     doomed += [path for path in partial if _age_s(path, now) > _PARTIAL_AGE_S]
     for path in doomed:
-        if path in spare or not _is_own_directory(path):
-            continue
-        assert shutil.rmtree.avoids_symlink_attacks
-        shutil.rmtree(path, ignore_errors=True)
-        removed.append(path)
+        own = _own_directory(path)
+        if path not in spare and own is not None and not remove_path(path, own).failed:
+            removed.append(path)
     return removed
+
+
+def _own_place(base: str, name: str, why: str) -> BundleRoot:
+    """Make a directory of ours where everybody may write; where somebody else took its name, another one."""
+    path = Path(base, name, "bundles")
+    try:
+        os.close(make_own_directory(path))
+    except FileRefused as error:
+        path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base), "bundles")
+        return BundleRoot(path, f"{why}; {Path(base, name)} is not used: {error}")
+    return BundleRoot(path, why)
 
 
 def _is_well(facts: FilesystemFacts) -> bool:
@@ -184,9 +198,9 @@ def _age_s(path: Path, now: float) -> float:
         return 0.0
 
 
-def _is_own_directory(path: Path) -> bool:
+def _own_directory(path: Path) -> Entry | None:
     try:
-        facts = path.lstat()
+        entry = look_path(path)
     except OSError:
-        return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+        return None
+    return entry if entry.is_directory and entry.owner == os.getuid() else None

@@ -49,6 +49,8 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
 CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
 _SURENESS = {"high": 0, "medium": 1, "low": 2}
 _MAX_LINES = 20
+# What a moment shows: nobody who ends by himself with a word of his own ends because of it.
+_SEEN_NOW_ONLY = ("filesystem_unresponsive",)
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -68,7 +70,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         'stopped_by_signal'
     """
     view = View(evidence)
-    found = [diagnosis for rule in _RULES if (diagnosis := rule(view))]
+    found = [_weigh(view, diagnosis) for rule in _RULES if (diagnosis := rule(view))]
     found.sort(key=lambda diagnosis: _SURENESS[diagnosis.confidence])  # stable: keeps the order of precedence
     best = found[0] if found else process.unknown(view)
     others = [
@@ -78,3 +80,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     ]
     lines = tuple(line for line in (*best.evidence, *others) if line)[:_MAX_LINES]
     return replace(best, evidence=lines)
+
+
+def _weigh(view: View, diagnosis: Diagnosis) -> Diagnosis:
+    """Weigh what else was seen by what a generator that ended by itself said last."""
+    killed = diagnosis.category == "oom_killed" and view.evidence.exit_signal is not None
+    if not view.ended_itself or killed or diagnosis.category == "generator_failed":
+        return diagnosis
+    words = view.last_words
+    if words is not None and words.category == diagnosis.category:
+        return diagnosis
+    # It ended by itself, and says nothing of this: that a disk is full or slow at this moment is no more than a guess.
+    unsure = diagnosis.category in _SEEN_NOW_ONLY or words is not None or diagnosis.confidence != "high"
+    return replace(diagnosis, confidence="low" if unsure else "medium")

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import (
     CgroupFacts,
@@ -40,8 +39,16 @@ from prefect_cachewatch.postmortem.procdetails import (
     read_cgroup,
     read_locks,
 )
-from prefect_cachewatch.postmortem.proctree import find_descendants, read_proc, read_threads, sample_processes
+from prefect_cachewatch.postmortem.proctree import (
+    find_descendants,
+    read_proc,
+    read_threads,
+    sample_processes,
+    stat_fields,
+)
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
+from prefect_cachewatch.supervise.proc import read_memory_file
+from prefect_cachewatch.supervise.reading import read_each
 from prefect_cachewatch.text import redact, redact_argv
 
 __all__ = ["collect_evidence"]
@@ -51,6 +58,9 @@ _MAX_STATTED = 1000
 _MAX_STACKS = 8
 _CAP_DAC_OVERRIDE = 1 << 1
 _LOG_TAIL_BYTES = 64 * 1024
+_TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+_EACH_S, _ALL_S = 0.1, 0.5
+_NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in the kernel"
 
 
 @dataclass
@@ -123,6 +133,7 @@ def collect_evidence(
     hidden = list(secrets)
     paths = [str(path) for path in cache_dirs]
     probe = FilesystemProbe(paths)
+    probe.prepare()  # here, while this thread is the only one
 
     _run_until(started + 0.4 * budget_s, clock, lambda: _read_states(draft, roots, include_roots), draft)
     if freeze is not None:
@@ -140,9 +151,11 @@ def collect_evidence(
         if python_stacks:
             _read_stacks(draft, ready_by, clock)
         draft.steps.append("file systems")
-        answers.update(probe.finish(ready_by, clock))
+        probe.wait(ready_by, clock)
 
     _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
+    # Also where an earlier part hung: what was answered meanwhile is no silence of a file system.
+    answers.update(probe.finish())
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
     return Evidence(
         window_s=window_s,
@@ -155,7 +168,7 @@ def collect_evidence(
         oom_kills_in_window=_difference(draft.sample, before),
         exit_code=exit_code,
         exit_signal=exit_signal,
-        log_tail=redact(log_tail[-_LOG_TAIL_BYTES:].decode(errors="surrogateescape"), hidden),
+        log_tail=redact(_log_end(log_tail).decode(errors="surrogateescape"), hidden),
         process_count=len(draft.pids),
         collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         took_s=clock() - started,
@@ -164,8 +177,7 @@ def collect_evidence(
 
 
 def _run_until(deadline: float, clock: Callable[[], float], work: Callable[[], None], draft: _Draft) -> None:
-    # In a thread: /proc/PID/cmdline can wait for a lock of a process that is itself stuck. That wait
-    # is killable, so that a thread left behind does not outlive this process.
+    # In a thread that can be left behind, whatever takes so long; what may hang by itself is read with `read_each`.
     def guarded() -> None:
         try:
             work()
@@ -184,18 +196,28 @@ def _read_states(draft: _Draft, roots: Sequence[int], include_roots: bool) -> No
     draft.steps.append("process states")
     draft.pids = find_descendants(roots, include_roots)
     draft.locks_text = os.fsdecode(read_proc("/proc/locks"))
+    draft.threads.update(read_each(draft.pids, read_threads, each_s=_EACH_S, total_s=_ALL_S))
     for pid in draft.pids:
-        draft.threads[pid] = read_threads(pid)
+        if pid not in draft.threads:
+            draft.threads[pid] = read_threads(pid, with_calls=False)
+            draft.missing.append(Missing(f"system calls of {pid}", _NO_ANSWER))
     draft.sample = sample_processes(roots, include_roots)
+
+
+def _log_end(log: bytes) -> bytes:
+    return log if len(log) < _LOG_TAIL_BYTES else whole_lines(log, _LOG_TAIL_BYTES)
 
 
 def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -> None:
     draft.steps.append("pressure")
     draft.pressure = _read_pressure()
     draft.steps.append("processes")
+    argvs = read_each(draft.pids, _read_argv, each_s=_EACH_S, total_s=_ALL_S)
     for pid in list(draft.pids):
-        if facts := _read_process(pid, draft.threads.get(pid, ()), secrets):
+        if facts := _read_process(pid, argvs.get(pid), draft.threads.get(pid, ()), secrets):
             draft.facts[pid] = facts
+            if pid not in argvs:
+                draft.missing.append(Missing(f"command line of {pid}", _NO_ANSWER))
     draft.steps.append("open files")
     left, denied = _MAX_FILES, 0
     tables: dict[str, Mapping[int, SocketFacts]] = {}
@@ -222,38 +244,45 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
             draft.cgroups[directory] = read_cgroup(directory)
 
 
-def _read_process(pid: int, threads: tuple[ThreadFacts, ...], secrets: Sequence[str]) -> ProcessFacts | None:
+def _read_argv(pid: int) -> list[str]:
     try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            parent, name, nice = process.ppid(), process.name(), process.nice()
-            times, memory, uids = process.cpu_times(), process.memory_info(), process.uids()
-            created, count = process.create_time(), process.num_threads()
-        argv = [os.fsdecode(word) for word in read_proc(f"/proc/{pid}/cmdline", 1 << 16).split(b"\0")]
-    except psutil.Error:
+        words = read_memory_file(pid, "cmdline", 1 << 16).split(b"\0")
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in (words if words[-1] else words[:-1])]
+
+
+def _read_process(
+    pid: int, argv: list[str] | None, threads: tuple[ThreadFacts, ...], secrets: Sequence[str]
+) -> ProcessFacts | None:
+    parsed = stat_fields(read_proc(f"/proc/{pid}/stat"))
+    if parsed is None:
         return None
+    name, fields = parsed
+    if argv and os.path.basename(argv[0]).startswith(name):
+        name = os.path.basename(argv[0])  # the kernel keeps 15 bytes of it
     status = dict(line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line)
-    swap = status.get(b"VmSwap", b"").split()
+    swap, uids = status.get(b"VmSwap", b"").split(), status.get(b"Uid", b"").split()
     try:
         cwd = os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         cwd = ""
     return ProcessFacts(
         pid=pid,
-        parent_pid=parent,
+        parent_pid=int(fields[1]),
         name=redact(name, secrets),
-        argv=tuple(redact_argv(argv[:-1] if argv and not argv[-1] else argv, secrets)[:256]),
+        argv=tuple(redact_argv([f"[{name}]"] if argv is None else argv, secrets)[:256]),
         state=threads[0].state if threads else "?",
-        age_s=max(0.0, time.time() - created),
-        cpu_s=times.user + times.system,
-        resident_bytes=memory.rss,
+        age_s=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS_PER_S),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        resident_bytes=int(fields[21]) * _PAGE_BYTES,
         swap_bytes=int(swap[0]) * 1024 if swap else None,
-        nice=nice,
-        uid=uids.effective,
+        nice=int(fields[16]),
+        uid=int(uids[1]) if len(uids) > 1 else -1,
         may_override_permissions=bool(int(status.get(b"CapEff", b"0"), 16) & _CAP_DAC_OVERRIDE),
         tracer_pid=int(status.get(b"TracerPid", b"0")),
         threads=threads,
-        thread_count=count,
+        thread_count=int(fields[17]),
         cwd=redact(cwd, secrets),
         cgroup=find_cgroup(pid),
     )

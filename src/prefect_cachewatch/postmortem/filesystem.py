@@ -10,14 +10,17 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.postmortem.fsprobe import answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.postmortem.proctree import read_proc
 
@@ -26,7 +29,7 @@ __all__ = ["FilesystemProbe", "find_mount", "parse_mountinfo"]
 _SCRIPT = Path(__file__).with_name("fsprobe.py")
 _QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
 # Children stuck in a hung file system, by mount point: they cannot be killed, only remembered.
-_STUCK: dict[str, subprocess.Popen[bytes]] = {}
+_STUCK: dict[str, _Child] = {}
 
 
 def parse_mountinfo(text: str) -> list[FilesystemFacts]:
@@ -67,49 +70,59 @@ def find_mount(path: str, mounts: Sequence[FilesystemFacts]) -> FilesystemFacts:
 
 
 @dataclass
+class _Child:
+    """A process that asks, its pipes, and what it has said so far."""
+
+    pid: int
+    asking: int
+    answering: int
+    process: subprocess.Popen[bytes] | None = None
+    said: bytearray = field(default_factory=bytearray)
+
+
+@dataclass
 class FilesystemProbe:
     """Asks about cache directories and open files, one child for each mount, all at the same time.
 
     Args:
         cache_dirs: absolute directories, not resolved: resolving would touch them.
         uid: whose quota is asked for.
-        spawn: starts the child; a test may give its own.
     """
 
     cache_dirs: Sequence[str]
     uid: int = 0
-    spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
-    _children: list[tuple[str, subprocess.Popen[bytes], bytearray]] = field(default_factory=list)
+    _children: dict[str, _Child] = field(default_factory=dict)
     _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         mounts = parse_mountinfo(os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)))
         self._facts = {path: find_mount(path, mounts) for path in self.cache_dirs}
 
-    def start(self, files: Mapping[str, str]) -> None:
-        """Start to ask; `files` are key -> path, those on a cache's mount are asked after its directories."""
-        points = dict.fromkeys(facts.mount_point for facts in self._facts.values())
-        for point in points:
-            dirs = [[f.path, _quota_source(f), self.uid] for f in self._facts.values() if f.mount_point == point]
-            self._start_child(point, {"dirs": dirs, "files": []})
-        if files:
-            self._start_child("", {"dirs": [], "files": list(files.items())})
+    def prepare(self) -> None:
+        """Make the children, which touch nothing before they are asked; best while there is one thread."""
+        for point in dict.fromkeys([*(facts.mount_point for facts in self._facts.values()), ""]):
+            if not _is_stuck(point):  # never a second child while one is stuck: no answer is the answer
+                with contextlib.suppress(OSError):
+                    self._children[point] = _make_child()
 
-    def finish(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> dict[str, dict[str, Any]]:
-        """Wait for the answers until the deadline; a child that is late is given up.
+    def start(self, files: Mapping[str, str]) -> None:
+        """Start to ask; `files` are key -> path, which have a child of their own."""
+        for point, child in self._children.items():
+            here = [facts for facts in self._facts.values() if point and facts.mount_point == point]
+            dirs = [[facts.path, _quota_source(facts), self.uid] for facts in here]
+            _ask(child, {"dirs": dirs, "files": [] if point else list(files.items())})
+
+    def wait(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Wait for the answers.
 
         Args:
-            deadline: on `clock`.
+            deadline: on `clock`; a child that is late is given up.
             clock: monotonic seconds.
-
-        Returns:
-            Directory or file key -> answer; what did not answer is not there.
         """
         with selectors.DefaultSelector() as selector:
-            for _, child, buffer in self._children:
-                assert child.stdout is not None
-                os.set_blocking(child.stdout.fileno(), False)
-                selector.register(child.stdout, selectors.EVENT_READ, buffer)
+            for child in self._children.values():
+                os.set_blocking(child.answering, False)
+                selector.register(child.answering, selectors.EVENT_READ, child.said)
             while selector.get_map() and (left := deadline - clock()) > 0:
                 for key, _ in selector.select(left):
                     chunk = os.read(key.fd, 1 << 16)
@@ -117,9 +130,20 @@ class FilesystemProbe:
                         key.data.extend(chunk)
                     else:
                         selector.unregister(key.fileobj)
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """Take what has been answered, and leave the children.
+
+        Returns:
+            Directory or file key -> answer; what did not answer is not there.
+        """
         answers: dict[str, dict[str, Any]] = {}
-        for point, child, buffer in self._children:
-            for line in bytes(buffer).split(b"\n")[:-1]:
+        for point, child in self._children.items():
+            os.set_blocking(child.answering, False)
+            with contextlib.suppress(OSError):
+                while chunk := os.read(child.answering, 1 << 16):
+                    child.said.extend(chunk)
+            for line in bytes(child.said).split(b"\n")[:-1]:
                 key_, answer = json.loads(line)
                 answers[key_] = answer
             _give_up_or_reap(point, child)
@@ -138,44 +162,86 @@ class FilesystemProbe:
                 joined.append(replace(facts, **known))
         return tuple(joined)
 
-    def _start_child(self, point: str, question: Mapping[str, Any]) -> None:
-        stuck = _STUCK.get(point)
-        if stuck is not None:
-            if stuck.poll() is None:
-                return  # never a second child while one is stuck: no answer is the answer
-            del _STUCK[point]
+
+def _make_child() -> _Child:
+    if threading.active_count() > 1:  # a fork would have their locks, and nobody to open them
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+        assert process.stdin is not None and process.stdout is not None
+        return _Child(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()), process)
+    # A new interpreter may lie on the very file system that hangs.
+    asked, asking = os.pipe2(os.O_CLOEXEC)
+    answering, answered = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
         try:
-            child = self.spawn(
-                [sys.executable, "-I", "-S", str(_SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-            )
-        except OSError:
-            return
-        assert child.stdin is not None
-        # Written without a wait: a question that does not fit the pipe is cut rather than waited for.
-        os.set_blocking(child.stdin.fileno(), False)
+            low, high = sorted((asked, answered))
+            # Nothing else stays open: the end of a sister's pipes would never be seen while this child hangs.
+            for first, last in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
+                os.closerange(first, last)
+            os.chdir("/")
+            with open(asked, "rb") as questions:
+                answer_questions(questions.readline(), answered)
+        finally:
+            os._exit(0)
+    os.close(asked)
+    os.close(answered)
+    return _Child(pid, asking, answering)
+
+
+def _ask(child: _Child, question: dict[str, Any]) -> None:
+    # Written without a wait: a question that does not fit the pipe is cut rather than waited for.
+    os.set_blocking(child.asking, False)
+    payload = json.dumps(question).encode()
+    while len(payload) > 60_000 and question["files"]:
+        question = {**question, "files": question["files"][: len(question["files"]) // 2]}
         payload = json.dumps(question).encode()
-        while len(payload) > 60_000 and question["files"]:
-            question = {**question, "files": question["files"][: len(question["files"]) // 2]}
-            payload = json.dumps(question).encode()
+    with contextlib.suppress(OSError):
+        os.write(child.asking, payload + b"\n")
+    _hang_up(child)
+
+
+def _hang_up(child: _Child) -> None:
+    if child.asking >= 0:
+        os.close(child.asking)
+        child.asking = -1
+        if child.process is not None and child.process.stdin is not None:
+            child.process.stdin.close()
+
+
+def _give_up_or_reap(point: str, child: _Child) -> None:
+    _hang_up(child)
+    os.close(child.answering)
+    if child.process is not None and child.process.stdout is not None:
+        child.process.stdout.close()
+    end_s = time.monotonic() + 0.02
+    if not _has_ended(child):
         with contextlib.suppress(OSError):
-            os.write(child.stdin.fileno(), payload)
-        child.stdin.close()
-        self._children.append((point, child, bytearray()))
-
-
-def _give_up_or_reap(point: str, child: subprocess.Popen[bytes]) -> None:
-    if child.stdout is not None:
-        child.stdout.close()
-    if child.poll() is None:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(0.02)
-    if child.returncode is None:
+            os.kill(child.pid, signal.SIGKILL)
+    while not (ended := _has_ended(child)) and time.monotonic() < end_s:
+        time.sleep(0.002)
+    if not ended:
         _STUCK[point] = child
+
+
+def _has_ended(child: _Child) -> bool:
+    if child.process is not None:
+        return child.process.poll() is not None
+    try:
+        return os.waitpid(child.pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+def _is_stuck(point: str) -> bool:
+    if point in _STUCK and _has_ended(_STUCK[point]):
+        del _STUCK[point]
+    return point in _STUCK
 
 
 def _quota_source(facts: FilesystemFacts) -> str:

@@ -1,4 +1,4 @@
-"""The child that asks file systems and may hang doing so; run as a script, standard library only.
+"""The child that asks file systems and may hang doing so; a fork, or run as a script; standard library only.
 
 Reads one JSON object on stdin: `dirs` [[path, quota source or "", uid]], `files` [[key, path]].
 Writes one JSON line for each answer as it comes, so that a hang costs only what follows it.
@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["probe_directory", "probe_file"]
+__all__ = ["answer_questions", "probe_directory", "probe_file"]
 
 _Q_GETQUOTA, _USRQUOTA = 0x800007, 0
 
@@ -81,18 +81,25 @@ def _quota(source: str, uid: int) -> dict[str, Any]:
     return {"quota_limit_bytes": (hard or soft) * 1024, "quota_used_bytes": used} if hard or soft else {}
 
 
-def main() -> None:
-    """Answer the questions on stdin, one line each."""
-    asked = json.load(sys.stdin)
+def answer_questions(data: bytes, target: int) -> None:
+    """Answer questions, one line each.
+
+    Args:
+        data: the JSON object.
+        target: descriptor that the lines go to.
+    """
+    if not data:
+        return  # it was not asked anything
+    asked = json.loads(data)
+
+    def say(key: str, answer: dict[str, Any]) -> None:
+        os.write(target, json.dumps([key, answer]).encode() + b"\n")
+
     for path, quota_source, uid in asked["dirs"]:
-        _say(path, probe_directory(path, quota_source, uid))
+        say(path, probe_directory(path, quota_source, uid))
     for key, path in asked["files"]:
-        _say(key, probe_file(path))
-
-
-def _say(key: str, answer: dict[str, Any]) -> None:
-    print(json.dumps([key, answer]), flush=True)
+        say(key, probe_file(path))
 
 
 if __name__ == "__main__":
-    main()
+    answer_questions(sys.stdin.buffer.readline(), 1)

@@ -68,7 +68,7 @@ def build_listing(
     """Turn the scan process's listing into the report's.
 
     Args:
-        raw: the answer of the scan process.
+        raw: the answer of the scan process; with `open`, the paths of files that were open for writing.
         now_s: wall-clock time of the attempt's end.
         finished: whether the generator ended by itself with exit code 0: then no file is suspected.
         grown_since_scan: number of the first scan that lies in the last window of writing.
@@ -77,6 +77,8 @@ def build_listing(
     Returns:
         The listing.
     """
+    # What was open for writing may be cut however long it had stood still.
+    open_paths = frozenset(raw.get("open", ()))
     last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
     entries = []
     for entry in raw["entries"]:
@@ -85,7 +87,9 @@ def build_listing(
         temporary = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         flags: list[Flag] = []
         # Whatever was written in the last scan that saw growth may have been cut in the middle.
-        if not finished and (temporary or (entry["grown_scan"] == last_scan and last_scan > 0)):
+        if not finished and (
+            temporary or entry["path"] in open_paths or (entry["grown_scan"] == last_scan and last_scan > 0)
+        ):
             flags.append("suspect_partial")
         if temporary:
             flags.append("temporary")

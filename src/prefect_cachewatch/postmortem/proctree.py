@@ -1,7 +1,7 @@
 """The process tree as /proc shows it: who is there, what it used, what its threads wait in.
 
-Only reads /proc, which never touches a file system that may hang. A process that ends while
-it is read is left out: that is normal. Open files and limits are `procdetails`.
+Only reads /proc, which touches no file system that may hang; what waits for a lock of the process is read with a
+deadline. A process that ends while it is read is left out: that is normal. Open files and limits are `procdetails`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prefect_cachewatch.postmortem.model import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
+from prefect_cachewatch.supervise.reading import read_each
 
 __all__ = ["find_descendants", "read_proc", "read_threads", "sample_processes", "stat_fields"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
+_SAMPLE_S = 1.0
 
 
 def read_proc(path: str, limit: int = 1 << 20) -> bytes:
@@ -112,17 +114,21 @@ def sample_processes(
         True
     """
     pids = find_descendants([roots] if isinstance(roots, int) else roots, include_roots)
-    readings = {pid: reading for pid in pids if (reading := _read_totals(pid))}
+    # A process that hangs while it replaces its program does not say what it has read and written.
+    found = read_each(pids, _read_totals, total_s=_SAMPLE_S)
+    late = {pid: _read_totals(pid, with_io=False) for pid in pids if pid not in found}
+    readings = {pid: reading for pid in pids if (reading := found.get(pid) or late.get(pid))}
     return ProcessSample(clock(), readings, _machine_oom_kills())
 
 
-def read_threads(pid: int) -> tuple[ThreadFacts, ...]:
-    """Read what each thread of a process does just now; the first thread first, at most 256.
+def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
+    """Read what each thread of a process does just now; a living one first, at most 256.
 
     To be called before the tree is frozen: a stopped thread shows `do_signal_stop` instead.
 
     Args:
         pid: the process.
+        with_calls: read system calls and kernel stacks too, which may block (see `reading`).
 
     Returns:
         The threads; system calls only where the kernel lets this process see them.
@@ -131,17 +137,21 @@ def read_threads(pid: int) -> tuple[ThreadFacts, ...]:
         tids = sorted(int(tid) for tid in os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return ()
-    return tuple(facts for tid in tids[:_MAX_THREADS] if (facts := _read_thread(pid, tid)))
+    found = [facts for tid in tids[:_MAX_THREADS] if (facts := _read_thread(pid, tid, with_calls))]
+    # The first one stands for the process: where the main thread has ended, one that has not.
+    return tuple(sorted(found, key=lambda thread: thread.state in "ZX"))
 
 
-def _read_totals(pid: int) -> ProcessReading | None:
+def _read_totals(pid: int, with_io: bool = True) -> ProcessReading | None:
     parsed = stat_fields(read_proc(f"/proc/{pid}/stat"))
     if not parsed or len(parsed[1]) < 20:
         return None
     fields = parsed[1]
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), _read_io(pid), _read_runnable(pid))
+    return ProcessReading(
+        pid, int(fields[19]), cpu_s, int(fields[9]), _read_io(pid) if with_io else None, _read_runnable(pid)
+    )
 
 
 def _read_runnable(pid: int) -> float | None:
@@ -175,7 +185,7 @@ def _machine_oom_kills() -> int | None:
     return None
 
 
-def _read_thread(pid: int, tid: int) -> ThreadFacts | None:
+def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
     here = f"/proc/{pid}/task/{tid}"
     parsed = stat_fields(read_proc(f"{here}/stat"))
     if not parsed:
@@ -188,6 +198,7 @@ def _read_thread(pid: int, tid: int) -> ThreadFacts | None:
     if state not in "RZX":
         channel = os.fsdecode(read_proc(f"{here}/wchan")).strip()
         channel = "" if channel == "0" else channel
+    if state not in "RZX" and with_calls:
         call = decode_syscall(
             os.fsdecode(read_proc(f"{here}/syscall")),
             lambda address, size: _read_memory(pid, address, size),

@@ -400,22 +400,29 @@ def _ancestors(process: ProcessFacts, by_pid: Mapping[int, ProcessFacts]) -> lis
 
 def generator_failed(view: View) -> Diagnosis | None:
     """The generator ended by itself; the end of its log says why, if anything does."""
-    evidence = view.evidence
-    if view.alive or not (evidence.exit_code or evidence.exit_signal):
+    evidence, words = view.evidence, view.last_words
+    if not view.ended_itself:
         return None
+    code = evidence.exit_code or 0
     how = (
         f"was killed by {_signal_name(evidence.exit_signal)}"
         if evidence.exit_signal
-        else f"ended by itself with exit code {evidence.exit_code}"
+        else f"ended by itself with exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code <= 192 else "")
     )
     lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
-    last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
+    explained = words is not None and words.category in ("generator_failed", "permission_denied")
+    if words is not None and explained:
+        last = f": {words.what}: {shown(words.line, 200)}"
+    else:
+        last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
     return Diagnosis(
         "generator_failed",
         f"the generator {how}{last}",
         tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
-        "Read the end of its log from the last traceback on; its exit status is its own.",
-        "medium",
+        words.resolution
+        if words is not None and explained
+        else "Read the end of its log from the last traceback on; its exit status is its own.",
+        "high" if explained else "medium",
     )
 
 

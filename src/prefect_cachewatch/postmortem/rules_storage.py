@@ -5,11 +5,11 @@ Each takes the view of an evidence and returns a diagnosis, or None where it doe
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatch
 
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.lastwords import DENIED, NO_SPACE, QUOTA, READ_ONLY
 from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
 from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts
 from prefect_cachewatch.postmortem.view import View, shown, who
@@ -33,19 +33,17 @@ __all__ = [
 ]
 
 _MIB = 1 << 20
-_NO_SPACE = re.compile(r"No space left on device|ENOSPC|[Ee]rrno[ =:]*28\b")
-_QUOTA = re.compile(r"[Qq]uota exceeded|EDQUOT|[Ee]rrno[ =:]*122\b")
-_READ_ONLY = re.compile(r"Read-only file system|EROFS|[Ee]rrno[ =:]*30\b")
-_DENIED = re.compile(r"Permission denied|EACCES|Operation not permitted|EPERM|[Ee]rrno[ =:]*(?:13|1)\b")
 _LITTLE_SPACE_BYTES = _MIB
 _MUCH_WRITTEN_BYTES = _MIB
 _READING_BYTES_PER_S = _MIB
 
 
 def filesystem_unresponsive(view: View) -> Diagnosis | None:
-    """A cache directory's file system did not answer a statvfs in time."""
+    """A cache directory's file system did not answer a statvfs in time; sure where something else hangs in it too."""
     hung = next((f for f in view.evidence.filesystems if not f.responded), None)
-    if hung is None and view.evidence.growth.kind != "filesystem_unresponsive":
+    kind = view.evidence.growth.kind
+    waits = any(wait.kind is WaitKind.DISK for wait in view.waits)
+    if hung is None and kind != "filesystem_unresponsive":
         return None
     facts = hung or next(iter(view.evidence.filesystems), FilesystemFacts("the cache directory"))
     return Diagnosis(
@@ -54,7 +52,8 @@ def filesystem_unresponsive(view: View) -> Diagnosis | None:
         (f"{_mount(facts)}: statvfs and stat {facts.error or 'did not return in time'}",),
         f"Check the server or daemon behind {shown(facts.source or facts.mount_point)} (dmesg, nfsstat, the FUSE "
         "process); remount it before the next attempt, since processes in it cannot be killed until it answers.",
-        "high" if hung else "medium",
+        # One slow statvfs is a busy machine as well: the scans that failed, or a process in the kernel, must say the same.
+        "high" if hung and (kind == "filesystem_unresponsive" or waits) else "medium",
     )
 
 
@@ -75,7 +74,7 @@ def cache_directory_missing(view: View) -> Diagnosis | None:
 def read_only_filesystem(view: View) -> Diagnosis | None:
     """A cache directory's file system is mounted read-only, or became so after an error."""
     facts = next((f for f in view.evidence.filesystems if f.read_only), None)
-    line = view.log_line(_READ_ONLY)
+    line = view.log_line(READ_ONLY)
     if facts is None and not (line and view.names_cache(line)):
         return None
     path = shown(facts.path if facts else "the cache directory")
@@ -104,7 +103,7 @@ def inodes_exhausted(view: View) -> Diagnosis | None:
 
 def disk_full(view: View) -> Diagnosis | None:
     """There is no space for the generator's user, or its log says that there was none."""
-    line = view.log_line(_NO_SPACE)
+    line = view.log_line(NO_SPACE)
     least = max(_LITTLE_SPACE_BYTES, view.evidence.growth.min_growth_bytes)
     for facts in view.evidence.filesystems:
         if facts.free_bytes is not None and facts.free_bytes < least:
@@ -149,7 +148,7 @@ def quota_exceeded(view: View) -> Diagnosis | None:
                 (f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",),
                 "Remove old files of this user or have the quota raised (quota -s shows it).",
             )
-    line = view.log_line(_QUOTA)
+    line = view.log_line(QUOTA)
     if not line:
         return None
     return Diagnosis(
@@ -163,7 +162,7 @@ def quota_exceeded(view: View) -> Diagnosis | None:
 
 def permission_denied(view: View) -> Diagnosis | None:
     """The generator's user may not write in the cache directory."""
-    line = view.log_line(_DENIED)
+    line = view.log_line(DENIED)
     for facts in view.evidence.filesystems:
         for process in view.alive:
             if _may_not_write(process, facts):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from prefect_cachewatch.postmortem.lastwords import LastWords, find_last_words
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 from prefect_cachewatch.text import for_terminal
@@ -61,6 +62,16 @@ class View:
     def alive(self) -> list[ProcessFacts]:
         """The processes that have not ended."""
         return [process for process in self.evidence.processes if process.state not in "ZX"]
+
+    @cached_property
+    def ended_itself(self) -> bool:
+        """Whether the generator ended by itself, and not well, rather than that it was stopped."""
+        return not self.alive and bool(self.evidence.exit_code or self.evidence.exit_signal)
+
+    @cached_property
+    def last_words(self) -> LastWords | None:
+        """The last line by which a generator that ended by itself explains its end."""
+        return find_last_words(self.evidence.log_tail) if self.ended_itself else None
 
     @cached_property
     def leaves(self) -> list[Wait]:

@@ -16,6 +16,7 @@ __all__ = [
     "retention",
     "space",
     "staging",
+    "status",
     "store",
     "suspects",
     "target",

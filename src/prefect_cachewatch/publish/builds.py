@@ -1,14 +1,17 @@
 """The builds of one cache: their state, their manifests, and pins that keep them from clean-up.
 
-Reads only; what changes a build is in `staging`, `activation` and `collection`.
+Reads only, but for the record of what is known against builds; what changes a build is in `staging`, `activation` and
+`collection`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_small_file
@@ -16,31 +19,41 @@ from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirec
 from prefect_cachewatch.publish.locks import HeldLock, hold_shared, is_locked
 from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id
+from prefect_cachewatch.publish.status import BuildStatus, read_statuses
 from prefect_cachewatch.publish.verification import Verdict, verify_files
 from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "MANIFEST",
     "PIN",
+    "UNFINISHED",
     "BuildInfo",
+    "has_own_manifest",
     "is_pinned",
     "list_builds",
     "open_build",
     "pin_build",
+    "quarantined_builds",
     "read_manifest",
     "read_own_manifest",
+    "read_unfinished",
     "require_whole",
 ]
 
 MANIFEST = "manifest.json"
 PIN = "pin"
+# Names the builds that were begun and not finished: what lies in such a build says nothing, a generator wrote all of it.
+UNFINISHED = ".unfinished.json"
 # 100,000 files with long names make some 30 MB.
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined."""
+    """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined.
+
+    `status` is what is known against one that was published: damaged, unhealthy or rolled_back, with `why` and `since`.
+    """
 
     build_id: str
     state: str
@@ -51,6 +64,14 @@ class BuildInfo:
     finished_at: str | None = None
     pinned: bool = False
     note: str = ""
+    status: str | None = None
+    why: str = ""
+    since: str | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it is published, whole as far as anybody knows, and nothing is known against it."""
+        return self.state in ("active", "published") and self.status is None
 
 
 @contextlib.contextmanager
@@ -142,7 +163,7 @@ def require_whole(folder: CacheFolder, build_id: str, depth: str = "quick") -> t
     Args:
         folder: the open cache.
         build_id: which build.
-        depth: quick or full.
+        depth: quick for names and sizes; changed for these and every byte of what changed since it was published; full.
 
     Returns:
         Its manifest and the verdict.
@@ -152,13 +173,17 @@ def require_whole(folder: CacheFolder, build_id: str, depth: str = "quick") -> t
     """
     with open_build(folder, build_id) as fd:
         manifest = read_own_manifest(folder, build_id, fd)
-        verdict = verify_files(fd, manifest, "full" if depth == "full" else "quick")
+        since_ns = None
+        if depth == "changed":
+            since_ns = os.stat(f"{META_DIRECTORY}/{MANIFEST}", dir_fd=fd, follow_symlinks=False).st_ctime_ns
+        verdict = verify_files(fd, manifest, "full" if depth == "full" else "quick", changed_since_ns=since_ns)
     if not verdict.whole:
         raise BuildDamaged(
             f"the build {build_id} of '{for_terminal(folder.name)}' is {verdict.summary()}; "
             "roll back, or generate it again with --force",
             path=folder.build_path(build_id),
             problems=[problem.message for problem in verdict.problems[:100]],
+            kinds=sorted({problem.kind for problem in verdict.problems}),
         )
     return manifest, verdict
 
@@ -200,10 +225,24 @@ def list_builds(folder: CacheFolder, writing: str | None) -> list[BuildInfo]:
         active = read_current(folder)
     except StoreError:
         active = None
-    found = [_describe(folder, name, active, writing) for name in _build_names(folder.builds_fd)]
-    for name in _build_names(folder.quarantine_fd):
+    unfinished = read_unfinished(folder)
+    statuses = read_statuses(folder)
+    found = []
+    for name in _build_names(folder.builds_fd):
+        build = _describe(folder, name, active, writing, name in unfinished)
+        found.append(_with_status(build, statuses[name]) if name in statuses else build)
+    for name in quarantined_builds(folder):
         path = folder.quarantine_path(name)
         found.append(BuildInfo(name, "quarantined", path, note=f"see {path}/{META_DIRECTORY}/quarantine.json"))
+    return found
+
+
+def quarantined_builds(folder: CacheFolder) -> list[str]:
+    """List the refused builds, the newest first; what somebody else put there is none."""
+    found = []
+    for name in _build_names(folder.quarantine_fd):
+        with contextlib.suppress(StoreError):
+            found.append(check_build_id(name))
     return found
 
 
@@ -212,12 +251,59 @@ def _build_names(directory_fd: int) -> list[str]:
     return sorted(names, reverse=True)
 
 
-def _describe(folder: CacheFolder, name: str, active: str | None, writing: str | None) -> BuildInfo:
+def read_unfinished(folder: CacheFolder) -> frozenset[str]:
+    """Read which builds were begun and not finished, by the store's own record.
+
+    Args:
+        folder: the open cache.
+
+    Returns:
+        Ids; none where the record is missing or was cut: then a build is judged by what lies in it alone.
+    """
+    try:
+        body = json.loads(read_small_file(folder.fd, UNFINISHED, 1 << 20))
+        return frozenset(check_build_id(str(build_id)) for build_id in body["builds"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError):
+        return frozenset()
+
+
+def has_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
+    """Say whether a build was published: its manifest is whole and its own, and no copy of another build's.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+        build_fd: descriptor of its directory.
+
+    Returns:
+        True if so.
+    """
+    try:
+        read_own_manifest(folder, build_id, build_fd)
+    except StoreError:
+        return False
+    return True
+
+
+def _with_status(build: BuildInfo, known: BuildStatus) -> BuildInfo:
+    # One that is known to be damaged is for a person to look at, as one whose manifest was cut is.
+    damaged = known.status == "damaged" and build.state == "published"
+    note = "; ".join(filter(None, [build.note, known.sentence()]))
+    state = "damaged" if damaged else build.state
+    return replace(build, state=state, note=note, status=known.status, why=known.why, since=known.at)
+
+
+def _describe(folder: CacheFolder, name: str, active: str | None, writing: str | None, unfinished: bool) -> BuildInfo:
     path = f"{folder.path}/{BUILDS}/{name}"
     state = "staging" if name == writing else "abandoned"
+    if unfinished and name != active and not _is_directory(folder.builds_fd, name):
+        note = "no directory stands in its place: the generator replaced it"
+        return BuildInfo(name, state, path, note=note)
     try:
         with open_build(folder, name) as fd:
-            if name == writing or not _has_manifest(fd):
+            # A generator that starts from a copy of the last build copies its manifest too.
+            foreign = unfinished and name != active and not has_own_manifest(folder, name, fd)
+            if name == writing or foreign or not _has_manifest(fd):
                 note = "is being written" if name == writing else "left by a run that ended; a retry may resume it"
                 if name == active:
                     state, note = (
@@ -238,6 +324,13 @@ def _describe(folder: CacheFolder, name: str, active: str | None, writing: str |
             )
     except StoreError as error:
         return BuildInfo(name, "damaged", path, note=error.message)
+
+
+def _is_directory(directory_fd: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mode)
+    except OSError:
+        return True  # gone, or not to be looked at: whoever opens it says so
 
 
 def _has_manifest(build_fd: int) -> bool:

@@ -5,8 +5,8 @@ The `category` of a finding is a contract: reports and automations match on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prefect_cachewatch.publish.names import matches_any
@@ -15,9 +15,10 @@ from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
-__all__ = ["Finding", "check_tree", "refusals", "summarize_findings"]
+__all__ = ["Finding", "check_tree", "refusals", "spare_others", "summarize_findings"]
 
 _NAMED = 3
+_LEFT = {"temporary_file": "a temporary file", "empty_file": "an empty file"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
 
     Returns:
         What was found, refusals first; empty means that all is well. Categories: `special_file`, `link_escapes`,
-        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
+        `unreadable`, `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
         `size_out_of_band`, `shared_file`.
 
     Example:
@@ -62,10 +63,13 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         found.append(_finding("special_file", "not a regular file or on another file system", tree.others))
     if tree.escapes:
         found.append(_finding("link_escapes", "a symbolic link that leads out of the build or nowhere", tree.escapes))
+    unreadable = [(path, why) for path, why in tree.unreadable if not matches_any(path, policy.ignore)]
+    if unreadable:
+        found.append(_finding("unreadable", f"cannot be read ({unreadable[0][1]})", [path for path, _ in unreadable]))
     if temporary:
-        found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
+        found.append(_finding("temporary_file", f"{_LEFT['temporary_file']} was left behind", temporary))
     if empty:
-        found.append(_finding("empty_file", "an empty file was left behind", empty))
+        found.append(_finding("empty_file", f"{_LEFT['empty_file']} was left behind", empty))
     if not counted:
         found.append(
             Finding(
@@ -85,6 +89,30 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
     """Keep the findings that forbid to publish."""
     return [finding for finding in findings if finding.severity == "refuse"]
+
+
+def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Finding]:
+    """Make a warning of temporary and empty files that no run is known to have made: they were not left by one.
+
+    Args:
+        findings: of `check_tree`.
+        made: paths of the files that runs have made.
+
+    Returns:
+        The findings.
+    """
+    kept: list[Finding] = []
+    for finding in findings:
+        what = _LEFT.get(finding.category)
+        if what is None:
+            kept.append(finding)
+            continue
+        if ours := [path for path in finding.paths if path in made]:
+            kept.append(_finding(finding.category, f"{what} was left behind", ours))
+        if theirs := [path for path in finding.paths if path not in made]:
+            told = _finding(finding.category, f"{what} is there that no run is known to have made", theirs)
+            kept.append(replace(told, severity="warn"))
+    return kept
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:

@@ -1,4 +1,8 @@
-"""Clean-up of builds that nobody needs: looks, asks `retention`, moves aside, removes."""
+"""Clean-up of builds that nobody needs: looks, asks `retention`, moves aside, removes.
+
+How long ago a build was in use is taken from change times, which no generator can set, against the clock of the file
+system that keeps them, and from the store's own history.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from prefect_cachewatch.common.removal import make_stamp
 from prefect_cachewatch.errors import StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import read_history, rollback_order
-from prefect_cachewatch.publish.builds import MANIFEST, PIN, BuildInfo, list_builds, open_build
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, BuildInfo, list_builds, open_build, quarantined_builds
 from prefect_cachewatch.publish.durable import move_to_trash, remove_leftovers
 from prefect_cachewatch.publish.layout import CacheFolder, hold_switch, open_subdirectory, read_current
 from prefect_cachewatch.publish.locks import hold_exclusive
 from prefect_cachewatch.publish.names import META_DIRECTORY
-from prefect_cachewatch.publish.retention import Candidate, GcDecision, plan_collection
+from prefect_cachewatch.publish.retention import Candidate, GcDecision, plan_collection, surplus_quarantined
 from prefect_cachewatch.publish.tree import scan_build
 
-__all__ = ["Collected", "collect_builds"]
+__all__ = ["Collected", "collect_builds", "prune_quarantine"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,8 @@ class Collected:
     decisions: tuple[GcDecision, ...]
     freed_bytes: int
     dry_run: bool
+    #: What could not be removed, each with path and reason; it has lost its name, and the next clean-up tries again.
+    problems: tuple[str, ...] = ()
 
     @property
     def removed(self) -> tuple[GcDecision, ...]:
@@ -40,7 +47,7 @@ def collect_builds(
     writing: Callable[[], str | None],
     *,
     keep: int,
-    keep_quarantined: int = 1,
+    keep_quarantined: int = 3,
     grace_s: float = 3600,
     dry_run: bool = False,
     now: Callable[[], float] = time.time,
@@ -67,57 +74,102 @@ def collect_builds(
         current = read_current(folder)
         history = read_history(folder)
         builds = list_builds(folder, writing())
-        candidates = [_candidate(folder, build, history.released_at(build.build_id)) for build in builds]
+        now_s = now()
+        skew_s = now_s - _file_system_now(folder, now_s)
+        candidates = [_candidate(folder, build, history.released_at(build.build_id), skew_s) for build in builds]
+        statuses = {build.build_id for build in builds if build.status}
         decisions = plan_collection(
             candidates,
             keep=keep,
             keep_quarantined=keep_quarantined,
-            now_s=now(),
+            now_s=now_s,
             grace_s=grace_s,
-            rollback_order=rollback_order(history.entries, current),
+            rollback_order=[b for b in rollback_order(history.entries, current) if b not in statuses],
         )
         if not dry_run:
             decisions = [_move_aside(folder, decision) for decision in decisions]
     freed = sum(decision.size_bytes for decision in decisions if decision.remove)
-    if not dry_run:
-        # Without the lock: removing 100 GB takes minutes, and nobody can reach it any more.
-        for fd in (folder.builds_fd, folder.quarantine_fd):
-            remove_leftovers(fd)
-    return Collected(tuple(decisions), freed, dry_run)
+    # Without the lock: removing 100 GB takes minutes, and nobody can reach it any more.
+    problems = [] if dry_run else _empty_trash(folder.builds_fd, folder.quarantine_fd)
+    return Collected(tuple(decisions), freed, dry_run, tuple(problems))
 
 
-def _candidate(folder: CacheFolder, build: BuildInfo, released_s: float) -> Candidate:
-    quarantined = build.state == "quarantined"
-    idle_s, size = released_s, build.total_bytes or 0
+def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -> list[str]:
+    """Remove the oldest refused builds when another has come, so that run after refused run fills no disk.
+
+    Args:
+        folder: the open cache.
+        keep: how many stay; the newest always does.
+        max_bytes: how many bytes they may have together.
+
+    Returns:
+        What could not be removed, each with path and reason.
+
+    Raises:
+        StoreBusy: somebody switches for longer than a minute; nothing is removed.
+    """
+    sizes = []
+    for build_id in quarantined_builds(folder):
+        path = folder.quarantine_path(build_id)
+        with contextlib.suppress(StoreError), open_subdirectory(folder.quarantine_fd, build_id, path) as fd:
+            sizes.append((build_id, scan_build(fd).total_bytes))
+    with hold_switch(folder, "remove refused builds"):
+        for build_id in surplus_quarantined(sizes, keep, max_bytes):
+            with contextlib.suppress(FileNotFoundError):
+                move_to_trash(folder.quarantine_fd, build_id)
+    return _empty_trash(folder.quarantine_fd)
+
+
+def _file_system_now(folder: CacheFolder, now_s: float) -> float:
+    try:
+        return make_stamp(folder.fd).changed_ns / 1e9
+    except OSError:  # one may look without a right to write
+        return now_s
+
+
+def _candidate(folder: CacheFolder, build: BuildInfo, released_s: float, skew_s: float) -> Candidate:
+    changed_ns, size = [0], build.total_bytes or 0
+    directory_fd = folder.quarantine_fd if build.state == "quarantined" else folder.builds_fd
     with contextlib.suppress(StoreError, OSError), contextlib.ExitStack() as stack:
-        if quarantined:
-            fd = stack.enter_context(open_subdirectory(folder.quarantine_fd, build.build_id, build.path))
-        else:
-            fd = stack.enter_context(open_build(folder, build.build_id))
-        idle_s = max(idle_s, os.fstat(fd).st_mtime)
+        changed_ns.append(os.stat(build.build_id, dir_fd=directory_fd, follow_symlinks=False).st_ctime_ns)
+        fd = stack.enter_context(open_subdirectory(directory_fd, build.build_id, build.path))
         if build.state in ("active", "published"):
             stamp = os.stat(f"{META_DIRECTORY}/{MANIFEST}", dir_fd=fd, follow_symlinks=False)
-            idle_s = max(idle_s, stamp.st_mtime)
+            changed_ns.append(stamp.st_ctime_ns)
         else:
             tree = scan_build(fd)
             size = tree.total_bytes
-            idle_s = max([idle_s, *(file.mtime_ns / 1e9 for file in tree.files)])
-    return Candidate(build.build_id, build.state, idle_s, size, build.pinned)
+            changed_ns += [file.changed_ns for file in tree.files]
+    idle_s = max(released_s, max(changed_ns) / 1e9 + skew_s)
+    return Candidate(build.build_id, build.state, idle_s, size, build.pinned, build.status is not None)
 
 
 def _move_aside(folder: CacheFolder, decision: GcDecision) -> GcDecision:
     if not decision.remove:
         return decision
-    if decision.state == "quarantined":
-        move_to_trash(folder.quarantine_fd, decision.build_id)
-        return decision
     try:
-        with _own_pin(folder, decision.build_id):
+        if decision.state == "quarantined":
+            move_to_trash(folder.quarantine_fd, decision.build_id)
+        elif decision.state == "abandoned":
+            # Never published: nobody can have pinned it, and no directory need stand there.
             move_to_trash(folder.builds_fd, decision.build_id)
+        else:
+            with _own_pin(folder, decision.build_id):
+                move_to_trash(folder.builds_fd, decision.build_id)
     except StoreBusy:
         # A reader came between the listing and now.
         return replace(decision, remove=False, reason="pinned")
     return decision
+
+
+def _empty_trash(*directory_fds: int) -> list[str]:
+    problems = []
+    for fd in directory_fds:
+        try:
+            remove_leftovers(fd)
+        except StoreError as error:
+            problems.append(error.message)
+    return problems
 
 
 @contextlib.contextmanager
@@ -130,5 +182,5 @@ def _own_pin(folder: CacheFolder, build_id: str) -> Iterator[None]:
         except (StoreError, FileNotFoundError):
             pass  # never published: nobody can have pinned it
         else:
-            stack.enter_context(hold_exclusive(meta_fd, PIN, "remove a build"))
+            stack.enter_context(hold_exclusive(meta_fd, PIN, "remove a build", past_readers=False))
         yield

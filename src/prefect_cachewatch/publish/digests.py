@@ -6,19 +6,21 @@ cores. One file is one thread's: SHA-256 cannot be split.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.errors import BuildDamaged, StoreError
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
 from prefect_cachewatch.publish.manifest import DIGEST_ALGORITHM, FileEntry
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
 from prefect_cachewatch.text import for_terminal
 
-__all__ = ["default_threads", "digest_build", "digest_descriptor"]
+__all__ = ["default_threads", "digest_below", "digest_build", "digest_descriptor"]
 
 _BUFFER_BYTES = 1 << 20
 # Files opened ahead of the threads: few, since each holds a descriptor.
@@ -42,7 +44,8 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
         Bytes read and the digest in hexadecimal.
 
     Raises:
-        StoreError: if the file changed while it was read, or could not be read.
+        BuildDamaged: if it could not be read.
+        StoreError: if the file changed while it was read.
 
     Example:
         >>> digest_descriptor(os.open("/dev/null", os.O_RDONLY), "null")[1][:8]
@@ -57,7 +60,7 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
             digest.update(view[:count])
             size += count
     except OSError as error:
-        raise StoreError(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
+        raise BuildDamaged(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
     after = os.fstat(fd)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
         raise StoreError(
@@ -66,6 +69,35 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
             path=path,
         )
     return size, digest.hexdigest()
+
+
+def digest_below(build_fd: int, path: str) -> str:
+    """Digest one file of a build by its relative path, following no link on the way.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        path: of the file, relative to it.
+
+    Returns:
+        The digest in hexadecimal.
+
+    Raises:
+        StoreError: if it cannot be read or changes meanwhile.
+    """
+    parent, _, name = path.rpartition("/")
+    with contextlib.ExitStack() as stack:
+        fd = build_fd
+        try:
+            for part in filter(None, parent.split("/")):
+                fd = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
+                stack.callback(os.close, fd)
+        except OSError as error:
+            raise StoreError(
+                f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path
+            ) from None
+        file = open_file(fd, name, path)
+        stack.callback(os.close, file)
+        return digest_descriptor(file, path)[1]
 
 
 def digest_build(
@@ -108,6 +140,7 @@ def digest_build(
 
         walk_build(build_fd, tree, visit, sync=sync)
         collect(0)
+    tree.unreadable.sort()
     tree.files.sort(key=lambda file: file.path)
     tree.links.sort()
     return tuple(sorted(entries, key=lambda entry: entry.path)), tree

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 
+from prefect_cachewatch.common.files import rename_entry, write_entry
+from prefect_cachewatch.common.removal import OPEN_DIRECTORY, remove_tree
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.text import for_terminal
 
@@ -19,6 +20,8 @@ __all__ = [
     "OPEN_DIRECTORY",
     "discard_tree",
     "entry_exists",
+    "holds_change_times",
+    "is_leftover",
     "move_entry",
     "move_to_trash",
     "read_small_file",
@@ -28,7 +31,6 @@ __all__ = [
     "write_durably",
 ]
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Names of this form are half-done work of a process that died; nobody reads them.
 _LEFTOVER = ".cachewatch-new-"
 _TRASH = ".cachewatch-trash-"
@@ -62,21 +64,7 @@ def write_durably(directory_fd: int, name: str, data: bytes) -> None:
     Raises:
         OSError: if it could not be written; the old file is unchanged then.
     """
-    temporary = _LEFTOVER + secrets.token_hex(8)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o644, dir_fd=directory_fd)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        _replace(directory_fd, temporary, name)
-    except BaseException:
-        _remove(directory_fd, temporary)
-        raise
+    write_entry(directory_fd, name, data, mode=0o644, sync=True, prefix=_LEFTOVER)
     sync_directory(directory_fd)
 
 
@@ -95,7 +83,7 @@ def switch_link(directory_fd: int, name: str, target: str) -> None:
     os.symlink(target, temporary, dir_fd=directory_fd)
     try:
         # rename(2) replaces a link atomically; unlink + symlink would leave readers a moment without one.
-        _replace(directory_fd, temporary, name)
+        rename_entry(directory_fd, temporary, directory_fd, name)
     except BaseException:
         _remove(directory_fd, temporary)
         raise
@@ -119,7 +107,7 @@ def move_entry(source_fd: int, source: str, target_fd: int, target: str) -> None
     if entry_exists(target_fd, target):
         raise StoreError(f"'{for_terminal(target)}' is already there: nothing was moved")
     try:
-        _rename(source_fd, source, target_fd, target)
+        rename_entry(source_fd, source, target_fd, target)
     except OSError as error:
         if error.errno == errno.EXDEV:
             raise StoreError(
@@ -130,32 +118,39 @@ def move_entry(source_fd: int, source: str, target_fd: int, target: str) -> None
     sync_directory(source_fd)
 
 
-def discard_tree(directory_fd: int, name: str) -> None:
+def discard_tree(directory_fd: int, name: str, trash_fd: int | None = None) -> None:
     """Remove a directory with all below it; whoever looks sees it whole or not at all.
 
     Args:
         directory_fd: descriptor of the directory that holds it.
         name: its name.
+        trash_fd: where it goes first, on the same file system; default the same directory.
 
     Raises:
-        OSError: if something in it cannot be removed; it has lost its name by then.
+        StoreError: if something in it cannot be removed, or is another mount; it has lost its name by then.
+        OSError: if its name cannot be taken away.
     """
-    _remove(directory_fd, move_to_trash(directory_fd, name))
+    target_fd = directory_fd if trash_fd is None else trash_fd
+    _remove(target_fd, move_to_trash(directory_fd, name, trash_fd))
 
 
-def move_to_trash(directory_fd: int, name: str) -> str:
+def move_to_trash(directory_fd: int, name: str, trash_fd: int | None = None) -> str:
     """Take an entry's name away, so that nobody finds it half removed.
 
     Args:
         directory_fd: descriptor of the directory that holds it.
         name: its name.
+        trash_fd: where it goes, on the same file system; default the same directory.
 
     Returns:
         The name under which `remove_leftovers` will find it.
     """
     trash = _TRASH + secrets.token_hex(8)
-    _rename(directory_fd, name, directory_fd, trash)
+    target_fd = directory_fd if trash_fd is None else trash_fd
+    rename_entry(directory_fd, name, target_fd, trash)
     sync_directory(directory_fd)
+    if trash_fd is not None:
+        sync_directory(trash_fd)
     return trash
 
 
@@ -167,13 +162,26 @@ def remove_leftovers(directory_fd: int) -> int:
 
     Returns:
         How many entries went.
+
+    Raises:
+        StoreError: if one cannot be removed; all others went.
     """
-    count = 0
+    count, failed = 0, None
     for name in os.listdir(directory_fd):
-        if name.startswith((_LEFTOVER, _TRASH)):
-            _remove(directory_fd, name)
-            count += 1
+        if is_leftover(name):
+            try:
+                _remove(directory_fd, name)
+                count += 1
+            except StoreError as error:
+                failed = failed or error
+    if failed is not None:
+        raise failed
     return count
+
+
+def is_leftover(name: str) -> bool:
+    """Say whether a name is one that half-done work of ours has."""
+    return name.startswith((_LEFTOVER, _TRASH))
 
 
 def entry_exists(directory_fd: int, name: str) -> bool:
@@ -183,6 +191,29 @@ def entry_exists(directory_fd: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def holds_change_times(directory_fd: int) -> bool:
+    """Say whether a file's change time is the file system's own: on some (FAT, sshfs) it follows the modification time.
+
+    Args:
+        directory_fd: descriptor of a directory of ours there.
+
+    Returns:
+        True where no program can set it.
+
+    Raises:
+        OSError: if no file can be made there.
+    """
+    name = _LEFTOVER + secrets.token_hex(8)
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
+    try:
+        made_ns = os.fstat(fd).st_ctime_ns
+        os.utime(fd, ns=(0, 0))
+        return os.fstat(fd).st_ctime_ns >= made_ns
+    finally:
+        os.close(fd)
+        os.unlink(name, dir_fd=directory_fd)
 
 
 def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
@@ -216,36 +247,6 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
 
 
 def _remove(directory_fd: int, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=directory_fd)
-    except IsADirectoryError:
-        if not shutil.rmtree.avoids_symlink_attacks:
-            raise StoreError("this Python cannot remove directories without following links: nothing removed") from None
-        # Two clean-ups may be at the same trash.
-        shutil.rmtree(name, onerror=_unless_gone, dir_fd=directory_fd)
-    except FileNotFoundError:
-        pass
-
-
-def _replace(directory_fd: int, source: str, target: str) -> None:
-    _rename(directory_fd, source, directory_fd, target)
-
-
-def _rename(source_fd: int, source: str, target_fd: int, target: str) -> None:
-    before = os.stat(source, dir_fd=source_fd, follow_symlinks=False)
-    try:
-        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
-    except FileNotFoundError:
-        # NFS: the answer got lost, the client asked again, and the second time the source was gone.
-        # It worked if what stands under the new name is what we renamed.
-        try:
-            after = os.stat(target, dir_fd=target_fd, follow_symlinks=False)
-        except FileNotFoundError:
-            after = None
-        if after is None or (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino):
-            raise
-
-
-def _unless_gone(_function: object, _path: str, info: tuple[object, BaseException, object]) -> None:
-    if not isinstance(info[1], FileNotFoundError):
-        raise info[1]
+    done = remove_tree(directory_fd, name)
+    if done.failed:
+        raise StoreError(f"cannot remove '{for_terminal(done.problems[0], 1000)}': see to it by hand")

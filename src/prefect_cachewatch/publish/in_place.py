@@ -4,7 +4,7 @@
     CACHE_DIR/.cachewatch/whole            the marker: the digest of that manifest, only while it is true
 
 The marker goes before the first byte of a new generation and comes back last. There is no
-way back to an earlier build here.
+way back to an earlier build here. Only what runs are known to have made is ever removed (see `begun`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,27 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from prefect_cachewatch.common.removal import Entry
 from prefect_cachewatch.errors import BuildDamaged, StoreError
+from prefect_cachewatch.measure.creation import Creation, created_line
+from prefect_cachewatch.publish.begun import (
+    Begun,
+    Doubt,
+    Made,
+    append_record,
+    begin_record,
+    describe_others,
+    find_doubts,
+    read_begun,
+    write_begun,
+)
 from prefect_cachewatch.publish.builds import MANIFEST, read_manifest
-from prefect_cachewatch.publish.checks import Finding
+from prefect_cachewatch.publish.checks import Finding, spare_others
 from prefect_cachewatch.publish.durable import (
     OPEN_DIRECTORY,
     read_small_file,
@@ -29,30 +43,90 @@ from prefect_cachewatch.publish.durable import (
 )
 from prefect_cachewatch.publish.locks import hold_exclusive
 from prefect_cachewatch.publish.manifest import Manifest
-from prefect_cachewatch.publish.names import make_build_id
+from prefect_cachewatch.publish.names import META_DIRECTORY, make_build_id, matches_any
+from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.staging import QUARANTINE_RECORD
 from prefect_cachewatch.publish.target import (
     BuildRecipe,
     BuildTarget,
     meta_directory,
     refusal_record,
-    remove_below,
     write_meta,
 )
-from prefect_cachewatch.publish.tree import scan_build
+from prefect_cachewatch.publish.tree import ScannedFile, scan_build
 from prefect_cachewatch.publish.verification import Verdict, verify_files
 from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes
 
 __all__ = ["MARKER", "InPlaceBuild", "begin_in_place", "find_whole_in_place", "verify_in_place"]
 
 MARKER = "whole"
 _LOCK = "writer.lock"
+_NAMED = 5
 
 
 class InPlaceBuild(BuildTarget):
-    """A generation into the directory where the cache is used."""
+    """A generation into the directory where the cache is used; what others put there stays, whatever happens."""
 
     mode = "in_place"
+    creation: Creation
+    begun: Begun
+
+    def require_certain(self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()) -> None:
+        """Refuse to go on beside files that an attempt may have cut and that are not known to be a run's.
+
+        They may be the user's, and are not removed; a generator that skips existing files would have them published.
+
+        Args:
+            policy: says which files are the user's own, or no part of the cache.
+            window_s: the stall window, unless the policy has one of its own.
+            reported: paths that the watch saw growing, or open for writing, at the end.
+
+        Raises:
+            StoreError: there are such files; it names them.
+        """
+        self._require_open()
+        self._record()
+        with self._open() as fd, self._probe_directory() as meta_fd, contextlib.closing(Made(fd, self.path)) as made:
+            _, others = made.entries()
+            known = self._read_growth(meta_fd, fd)
+            window_s = window_s if policy.suspect_window_s is None else policy.suspect_window_s
+            grew_after_ns = known - int(window_s * 1e9) if isinstance(known, int) else 0
+            named = {*reported, *self._read_reported(meta_fd)}
+            doubts = (*self.begun.doubts, Doubt(self.begun.since_ns or 0, None))
+            found = [
+                path
+                for path, entry in sorted(others.items())
+                if entry.is_file
+                and policy.suspects == "remove"
+                and not matches_any(path, [*policy.accept, *policy.ignore])
+                and any(doubt.covers(entry, 0 if path in named else grew_after_ns) for doubt in doubts)
+            ]
+            if found:
+                raise StoreError(_describe_doubtful(self.path, found), path=self.path)
+            self.begun = replace(self.begun, doubts=())
+
+    def note_growth(self) -> None:
+        """Take this moment for the last growth, and for the first at which the generator that now starts may write."""
+        super().note_growth()
+        with self._open() as fd, meta_directory(fd, self.path) as meta_fd:
+            self.begun = write_begun(meta_fd, fd, self.begun)
+
+    def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
+        """Check what is there; what others left there is no fault of the generator's.
+
+        Args:
+            policy: the rules.
+            extra: what others found, such as the user's check command.
+
+        Returns:
+            Everything found, refusals first; see `checks.check_tree`.
+        """
+        found = super().check(policy, extra)
+        self._record()
+        with self._open() as fd, contextlib.closing(Made(fd, self.path)) as made:
+            entries, _ = made.entries()
+        return sorted(spare_others(found, entries), key=lambda finding: finding.severity != "refuse")
 
     def quarantine(self, findings: Sequence[Finding], message: str) -> str:
         """Leave a refused cache where it is, without its marker, with the reasons beside it.
@@ -71,21 +145,47 @@ class InPlaceBuild(BuildTarget):
         return self.path
 
     def clean(self) -> None:
-        """Remove every regular file and link of the cache directory; directories stay, for those who hold them."""
+        """Remove what runs are known to have made; directories stay, for those who hold them."""
         self._require_open()
-        with self._open() as fd:
-            tree = scan_build(fd)
-            for path in [
-                *(file.path for file in tree.files),
-                *(link for link, _ in tree.links),
-                *tree.escapes,
-            ]:
-                remove_below(fd, path)
+        self._record()
+        with self._open() as fd, contextlib.closing(Made(fd, self.path)) as made:
+            self.notes += _remove_made(made, "to begin with nothing")
+
+    def close(self) -> None:
+        """List what was made, and give the writer's lock up."""
+        if self._lock.fileno() >= 0:
+            with contextlib.suppress(StoreError, OSError):  # what is not listed is not known, and stays
+                self._record()
+                with self._open() as fd, meta_directory(fd, self.path) as meta_fd:
+                    self.begun = write_begun(meta_fd, fd, self.begun, ended=True)
+            self.creation.close()
+        super().close()
+
+    def _own_files(self, build_fd: int) -> tuple[list[ScannedFile], dict[str, Entry] | None]:
+        self._record()
+        with contextlib.closing(Made(build_fd, self.path)) as made:
+            entries, _ = made.entries()
+        return [file for file in scan_build(build_fd).files if file.path in entries], entries
+
+    def _record(self) -> None:
+        if self.watched:
+            return
+        with self._open() as fd, meta_directory(fd, self.path) as meta_fd:
+            lines: list[str] = []
+            top = self.creation.held[0].top
+            self.creation.sight(
+                lambda _, path, entry: None if entry.is_directory else lines.append(created_line(path, entry, top))
+            )
+            append_record(meta_fd, lines)
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
         with _open_directory(self.path) as fd:
             yield fd
+
+    @property
+    def _record_path(self) -> str:
+        return f"{self.path}/{META_DIRECTORY}/"
 
     @contextlib.contextmanager
     def _probe_directory(self) -> Iterator[int]:
@@ -105,6 +205,7 @@ def begin_in_place(
     recipe: BuildRecipe,
     *,
     fresh: bool = False,
+    grace_s: float = 10.0,
     now: Callable[[], float] = time.time,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> InPlaceBuild:
@@ -114,9 +215,10 @@ def begin_in_place(
         cache_dir: an existing directory, absolute.
         name: the cache's name, for the manifest.
         recipe: what the build is made from.
-        fresh: generate although a whole cache of this key is there. With it, and where the key differs, the files of
-            the last manifest are removed first, since a generator that skips existing files would keep them;
-            whatever else is there stays.
+        fresh: generate although a whole cache of this key is there. With it, and where the key differs, the files that
+            runs are known to have made are removed first, since a generator that skips existing files would keep
+            them; whatever else is there stays, and `notes` says so.
+        grace_s: how long the generator may write on when its run is killed.
         now: wall seconds.
         entropy: random bytes.
 
@@ -136,31 +238,43 @@ def begin_in_place(
                 hold_exclusive(meta_fd, _LOCK, f"generate into {for_terminal(path, 1000)}", wait_s=1.0)
             )
             remove_leftovers(meta_fd)
-            last = _last_manifest(fd, path)
+            last, begun = _last_manifest(fd, path), read_begun(meta_fd)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(MARKER, dir_fd=meta_fd)
             # Durable before the generator starts: after a power cut no marker stands over half a cache.
             sync_directory(meta_fd)
-            if last is not None and (fresh or last.key != recipe.key):
-                for listed in [*(file.path for file in last.files), *(link.path for link in last.links)]:
-                    with contextlib.suppress(StoreError):
-                        remove_below(fd, listed)
-            adopted = bool(scan_build(fd).files)
+            doubts = find_doubts(meta_fd, fd, begun, last.build_id if last else None)
+            made = stack.enter_context(contextlib.closing(Made(fd, path)))
+            last_key = begun.key if begun else last.key if last else None
+            notes: list[str] = []
+            if last_key is not None and (fresh or last_key != recipe.key):
+                why = "of the last generation" if fresh else "of the last generation, which had another key"
+                notes += _remove_made(made, why)
+            entries, others = made.entries()
+            if others:
+                notes.append(describe_others(others))
+            build_id = make_build_id(started_s, entropy(4))
+            # Before the record is made anew, whose change time tells how long the last run was alive.
+            begun = write_begun(meta_fd, fd, Begun(recipe.key, build_id, grace_s=grace_s, doubts=doubts))
+            made.rewrite(meta_fd, entries)
+            creation = begin_record(path)
         except OSError as error:
             raise StoreError(
                 f"cannot begin in {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}", path=path
             ) from None
-        return InPlaceBuild(
+        build = InPlaceBuild(
             name,
-            make_build_id(started_s, entropy(4)),
+            build_id,
             path,
             recipe,
             lock,
             stack.pop_all(),
-            adopted=adopted,
+            adopted=bool(entries or doubts),
             started_s=started_s,
             last_bytes=last.total_bytes if last else None,
         )
+        build.creation, build.notes, build.begun = creation, notes, begun
+        return build
 
 
 def find_whole_in_place(
@@ -219,6 +333,26 @@ def verify_in_place(
                 path=path,
             )
         return manifest, verify_files(fd, manifest, depth)
+
+
+def _remove_made(made: Made, why: str) -> list[str]:
+    """Remove what runs have made; says how much, unless it was nothing. Raises StoreError."""
+    done = made.remove()
+    count = done.files + done.others
+    if not count:
+        return []
+    return [f"removed {'1 file' if count == 1 else f'{count:,} files'} ({format_bytes(done.freed_bytes)}) {why}"]
+
+
+def _describe_doubtful(path: str, found: Sequence[str]) -> str:
+    names = ", ".join(for_terminal(f"{path}/{name}", 300) for name in found[:_NAMED])
+    more = f" and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    one = len(found) == 1
+    return (
+        f"{names}{more} {'was' if one else 'were'} written while a generation ran that did not finish, so {'it' if one else 'they'} "
+        f"may be cut, and {'is' if one else 'are'} not known to be the generation's, so {'it is' if one else 'they are'} not removed: "
+        f"remove {'it' if one else 'them'}, or accept {'it' if one else 'them'} as whole (--accept GLOB, publish.accept)"
+    )
 
 
 def _last_manifest(fd: int, path: str) -> Manifest | None:

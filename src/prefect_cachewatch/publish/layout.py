@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.directories import FileRefused, refuse_planted
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
 from prefect_cachewatch.publish.locks import HeldLock, hold_exclusive, is_locked
 from prefect_cachewatch.publish.names import check_build_id, check_cache_name
 from prefect_cachewatch.text import for_terminal
@@ -96,13 +97,16 @@ def check_root(root: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[CacheFolder]:
+def open_folder(root: Path, name: str, *, create: bool = False, change: bool = False) -> Iterator[CacheFolder]:
     """Open the directories of one cache and check that nothing was planted there.
 
     Args:
         root: as `check_root` returned it.
         name: the cache's name.
         create: make what is missing, for a publisher.
+        change: something will be switched or removed. Then, as for a publisher, a folder is refused that another user
+            made where everybody may write; one of another owner in a directory that only some may write to is not:
+            volumes that a group shares need that.
 
     Yields:
         The open folder; closed at the end of the block.
@@ -116,8 +120,13 @@ def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[Cach
     with contextlib.ExitStack() as stack:
         root_fd = _open(stack, None, str(root), str(root), create=False)
         fd = _open(stack, root_fd, name, path, create=create)
+        if create or change:
+            _refuse_planted(fd, root_fd, path)
         builds_fd = _open(stack, fd, BUILDS, f"{path}/{BUILDS}", create=create)
         quarantine_fd = _open(stack, fd, QUARANTINE, f"{path}/{QUARANTINE}", create=create)
+        if create or change:
+            _refuse_planted(builds_fd, fd, f"{path}/{BUILDS}")
+            _refuse_planted(quarantine_fd, fd, f"{path}/{QUARANTINE}")
         owner = os.fstat(fd).st_uid
         if create and os.geteuid() not in (owner, 0):
             raise StoreError(
@@ -133,6 +142,10 @@ def open_folder(root: Path, name: str, *, create: bool = False) -> Iterator[Cach
                     path=path,
                 )
         try:
+            if create:
+                # Always, not only after a mkdir: whoever made them may have died before it was durable.
+                for holder in (fd, root_fd):
+                    sync_directory(holder)
             yield CacheFolder(name, path, fd, builds_fd, quarantine_fd)
         except OSError as error:
             # What nobody foresaw (no permission, read-only, an I/O error) is one sentence too.
@@ -211,6 +224,13 @@ def read_current(folder: CacheFolder) -> str | None:
         return check_build_id(match[1]) if match else _planted(link, target)
     except StoreError:
         return _planted(link, target)
+
+
+def _refuse_planted(fd: int, above_fd: int, path: str) -> None:
+    try:  # root publishes into nobody's folder that anybody could have put there
+        refuse_planted(os.fstat(fd), os.fstat(above_fd), "it", path)
+    except FileRefused as error:
+        raise StoreError(f"{for_terminal(path, 1000)} is not used: {error}; remove it", path=path) from None
 
 
 def _planted(link: str, target: str) -> str:

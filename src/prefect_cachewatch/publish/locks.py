@@ -19,6 +19,14 @@ from types import TracebackType
 from typing import Self
 
 from prefect_cachewatch.errors import StoreBusy, StoreError
+from prefect_cachewatch.filelocks import (
+    LockHolder,
+    describe_holders,
+    find_holders,
+    has_exclusive_holder,
+    is_reader_only,
+    take_exclusive,
+)
 from prefect_cachewatch.text import for_terminal
 
 __all__ = ["HeldLock", "describe_holder", "hold_exclusive", "hold_shared", "is_locked"]
@@ -61,6 +69,7 @@ def hold_exclusive(
     name: str,
     purpose: str,
     *,
+    past_readers: bool = True,
     wait_s: float = 0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -73,6 +82,8 @@ def hold_exclusive(
         directory_fd: descriptor of the directory of the lock file; created if missing, never removed.
         name: the lock file's name.
         purpose: what the holder does, shown to whoever finds it held.
+        past_readers: whether shared locks are no hindrance, since only strangers take them; the file is then its
+            owner's alone. False for a lock that readers of ours take too.
         wait_s: how long to wait for another holder.
         clock: monotonic seconds.
         sleep: waits between two tries.
@@ -84,8 +95,22 @@ def hold_exclusive(
         StoreBusy: if another holds it; the message says who and since when.
         StoreError: if the file system has no locks or the lock file is a link.
     """
-    lock = _hold(directory_fd, name, fcntl.LOCK_EX, os.O_RDWR | os.O_CREAT, purpose, wait_s, clock, sleep)
+    lock = _hold(
+        directory_fd,
+        name,
+        lambda fd: take_exclusive(fd, past_readers=past_readers),
+        os.O_RDWR | os.O_CREAT,
+        purpose,
+        wait_s,
+        clock,
+        sleep,
+        mode=0o600 if past_readers else 0o644,
+    )
     _forget_in_forks(lock)
+    if past_readers:
+        # On a local disk who may read a file may lock it, exclusively too.
+        with contextlib.suppress(OSError):
+            os.fchmod(lock.fileno(), 0o600)
     note = {"host": socket.gethostname(), "pid": os.getpid(), "purpose": purpose}
     note["since"] = datetime.now(UTC).isoformat(timespec="seconds")
     data = json.dumps(note).encode("ascii") + b"\n"
@@ -111,7 +136,7 @@ def hold_shared(directory_fd: int, name: str) -> HeldLock:
         FileNotFoundError: if there is no lock file.
     """
     # Somebody who lists builds holds the pin for a moment, to see whether it is free.
-    return _hold(directory_fd, name, fcntl.LOCK_SH, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep)
+    return _hold(directory_fd, name, is_reader_only, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep, mode=0)
 
 
 def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
@@ -130,10 +155,14 @@ def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
         # reader's list then shows no pins.
         mode = os.O_RDWR if by_readers and os.access(name, os.W_OK, dir_fd=directory_fd) else os.O_RDONLY
         fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
+    except PermissionError:
+        return any(holder.exclusive for holder in _kernel_holders(directory_fd, name))
     except OSError:
         return False
     try:
-        fcntl.flock(fd, (fcntl.LOCK_EX if by_readers else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        if not by_readers:
+            return has_exclusive_holder(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -144,45 +173,63 @@ def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
 
 
 def describe_holder(directory_fd: int, name: str) -> str:
-    """Say who wrote into a lock file last, for a message.
+    """Say who holds a lock, for a message: by the kernel, and by what its holder wrote into the file.
+
+    Args:
+        directory_fd: descriptor of the directory of the lock file.
+        name: the lock file's name.
 
     Returns:
-        For example `pid 4711 on node-3, publishing since 2026-01-31T23:59:59+00:00`, or `another process`.
+        For example `pid 4711 on node-3, publish 'llama' since 2026-01-31T23:59:59+00:00`; or, where whoever wrote
+        that does not hold it any more, `pid 815: tar -c /store`.
     """
+    holders = _kernel_holders(directory_fd, name)
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
         with os.fdopen(fd, "rb") as file:
             note = json.loads(file.read(4096))
-        where = f"pid {int(note['pid'])} on {note['host']}"
-        return for_terminal(f"{where}, {note['purpose']} since {note['since']}", 200)
+        pid, host = int(note["pid"]), str(note["host"])
+        noted = for_terminal(f"pid {pid} on {host}, {note['purpose']} since {note['since']}", 200)
     except (OSError, ValueError, TypeError, KeyError):
-        return "another process"
+        return describe_holders(holders) if holders else "another process"
+    if host != socket.gethostname() or any(holder.pid == pid for holder in holders):
+        return noted
+    if holders:
+        return describe_holders(holders)
+    if os.path.exists(f"/proc/{pid}"):
+        return noted
+    return "a process that cannot be seen from here (another user's, in a container, or on another host)"
+
+
+def _kernel_holders(directory_fd: int, name: str) -> list[LockHolder]:
+    try:
+        return find_holders(os.stat(name, dir_fd=directory_fd, follow_symlinks=False))
+    except OSError:
+        return []
 
 
 def _hold(
     directory_fd: int,
     name: str,
-    kind: int,
+    take: Callable[[int], bool],
     flags: int,
     purpose: str,
     wait_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
+    mode: int,
 ) -> HeldLock:
     deadline = clock() + wait_s
     while True:
         try:
-            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=directory_fd)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise StoreError(f"the lock file '{for_terminal(name)}' is a symbolic link: remove it") from None
             raise
         try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            if _is_still(directory_fd, name, fd):
+            if take(fd) and _is_still(directory_fd, name, fd):
                 return HeldLock(fd)
-        except BlockingIOError:
-            pass
         except OSError as error:
             os.close(fd)
             raise StoreError(

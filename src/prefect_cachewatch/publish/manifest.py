@@ -109,7 +109,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest:
     shown = for_terminal(where, 1000)
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BuildDamaged(
             f"the manifest {shown} was cut short or is no JSON: the build cannot be trusted; generate it again",
             path=where,

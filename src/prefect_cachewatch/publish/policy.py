@@ -105,6 +105,11 @@ class PublishPolicy(BaseModel):
         description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
         "the last modified, and what grew in its last window.",
     )
+    accept: _Globs = Field(
+        default_factory=list,
+        description="In place: globs of files of your own that are whole, though they were written while a generation ran "
+        "that did not finish; without it the next run is refused and names them.",
+    )
     suspect_window_s: float | None = Field(
         default=None,
         ge=0,
@@ -122,7 +127,15 @@ class PublishPolicy(BaseModel):
         le=10**6,
         description="After activation, how many published builds stay, the current one among them; null: remove nothing.",
     )
-    keep_quarantined: int = Field(default=1, ge=0, le=10**6, description="How many refused builds stay for inspection.")
+    keep_quarantined: int = Field(
+        default=3, ge=0, le=10**6, description="How many refused builds stay for inspection; the last one always does."
+    )
+    quarantine_max_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        le=10**18,
+        description="How many bytes the refused builds of a cache may have together, the last one apart; null: any number.",
+    )
     gc_grace_s: float = Field(
         default=3600,
         ge=0,

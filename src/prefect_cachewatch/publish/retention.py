@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Candidate", "GcDecision", "plan_collection"]
+__all__ = ["Candidate", "GcDecision", "plan_collection", "surplus_quarantined"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,8 @@ class Candidate:
     idle_since_s: float
     size_bytes: int = 0
     pinned: bool = False
+    #: Whether something is known against it: it was unhealthy, or rolled back from.
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ def plan_collection(
         raise ValueError("keep must be at least 1: the active build always stays")
     rank = {build_id: place for place, build_id in enumerate(rollback_order)}
     whole = [build for build in builds if build.state in ("active", "published")]
-    # Active, then roll-back targets in order, then the newest; ids sort by age.
+    # Active, then roll-back targets in order, then the newest, last what was bad; ids sort by age.
     whole.sort(key=lambda b: b.build_id, reverse=True)
-    whole.sort(key=lambda b: (b.state != "active", rank.get(b.build_id, len(rank))))
+    whole.sort(key=lambda b: (b.state != "active", b.marked, rank.get(b.build_id, len(rank))))
     refused = sorted((b for b in builds if b.state == "quarantined"), key=lambda b: b.build_id, reverse=True)
     kept = {build.build_id for build in whole[:keep]}
     kept_refused = {build.build_id for build in refused[:keep_quarantined]}
@@ -91,3 +93,27 @@ def plan_collection(
             reason = "kept" if build.build_id in stays else "surplus"
         decisions.append(GcDecision(build.build_id, build.state, reason == "surplus", reason, build.size_bytes))
     return decisions
+
+
+def surplus_quarantined(builds: Sequence[tuple[str, int]], keep: int, max_bytes: int | None) -> list[str]:
+    """Say which refused builds may go when another has come; the newest always stays.
+
+    Args:
+        builds: ids and sizes of those in quarantine.
+        keep: how many stay, the newest.
+        max_bytes: how many bytes they may have together; None for any number.
+
+    Returns:
+        Ids, the oldest first.
+
+    Example:
+        >>> surplus_quarantined([("a", 5), ("b", 5), ("c", 5)], 2, None), surplus_quarantined([("a", 5), ("b", 5)], 3, 9)
+        (['a'], ['a'])
+    """
+    gone: list[str] = []
+    total = 0
+    for place, (build_id, size) in enumerate(sorted(builds, reverse=True)):
+        total += size
+        if place and (place >= keep or gone or (max_bytes is not None and total > max_bytes)):
+            gone.append(build_id)
+    return gone[::-1]

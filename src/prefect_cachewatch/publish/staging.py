@@ -6,21 +6,37 @@ It does not switch `current` (see `activation`).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Sequence
 
+from prefect_cachewatch.common.removal import empty_directory
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.builds import open_build
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, open_build, read_unfinished
 from prefect_cachewatch.publish.checks import Finding
-from prefect_cachewatch.publish.durable import discard_tree, move_entry, sync_directory
+from prefect_cachewatch.publish.durable import (
+    OPEN_DIRECTORY,
+    discard_tree,
+    entry_exists,
+    is_leftover,
+    move_entry,
+    sync_directory,
+    write_durably,
+)
 from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.locks import HeldLock
+from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget, refusal_record, write_meta
+from prefect_cachewatch.text import for_terminal
 
-__all__ = ["QUARANTINE_RECORD", "STAGING_RECORD", "StagedBuild"]
+__all__ = ["QUARANTINE_RECORD", "STAGING_RECORD", "StagedBuild", "note_unfinished"]
 
 STAGING_RECORD = ".staging.json"
 QUARANTINE_RECORD = "quarantine.json"
+# What lies in a published build's directory of ours; a generator that starts from a copy of one copies it along.
+_COPIED = frozenset({MANIFEST, PIN, QUARANTINE_RECORD})
 
 
 class StagedBuild(BuildTarget):
@@ -69,7 +85,10 @@ class StagedBuild(BuildTarget):
         self._require_open()
         try:
             with hold_switch(self._folder, "put a build into quarantine"):
+                # First: whatever fails from here on, the next run of the key begins anew and does not meet the same again.
+                self._forget()
                 with self._open() as fd:
+                    set_aside_meta(fd)
                     write_meta(fd, self.path, QUARANTINE_RECORD, refusal_record(self, findings, message))
                 move_entry(self._folder.builds_fd, self.build_id, self._folder.quarantine_fd, self.build_id)
             self._finished()
@@ -81,10 +100,15 @@ class StagedBuild(BuildTarget):
         return self._folder.quarantine_path(self.build_id)
 
     def clean(self) -> None:
-        """Begin again with an empty directory of the same path."""
+        """Begin again with nothing in the directory, which stays the same one: who watches it holds it."""
         self._require_open()
-        discard_tree(self._folder.builds_fd, self.build_id)
-        os.mkdir(self.build_id, 0o755, dir_fd=self._folder.builds_fd)
+        with self._open() as fd:
+            done = empty_directory(fd)
+            sync_directory(fd)
+        if done.failed:
+            raise StoreError(
+                f"cannot remove {for_terminal(f'{self.path}/{done.problems[0]}', 1000)}: see to it by hand"
+            )
 
     def discard(self) -> None:
         """Remove the staging build."""
@@ -96,6 +120,10 @@ class StagedBuild(BuildTarget):
     def _open(self) -> contextlib.AbstractContextManager[int]:
         return open_build(self._folder, self.build_id)
 
+    @property
+    def _record_path(self) -> str:
+        return f"{self._folder.path}/"
+
     @contextlib.contextmanager
     def _probe_directory(self) -> Iterator[int]:
         yield self._folder.fd
@@ -104,6 +132,89 @@ class StagedBuild(BuildTarget):
         sync_directory(self._folder.builds_fd)
         super()._write_manifest(build_fd, meta_fd, data)
 
+    def _check_meta(self, build_fd: int) -> list[Finding]:
+        found = _foreign_meta(build_fd)
+        if found is None:
+            return []
+        message = (
+            f"{META_DIRECTORY} is cachewatch's own name in a build, and here it is {found}: have it written elsewhere"
+        )
+        return [Finding("reserved_name", message, paths=(META_DIRECTORY,))]
+
+    def _before_manifest(self, build_fd: int) -> None:
+        # Nothing of ours lies there before: what does was copied from another build.
+        if entry_exists(build_fd, META_DIRECTORY):
+            # Into the store's trash: what a kill leaves in the build would pass for the generator's.
+            discard_tree(build_fd, META_DIRECTORY, self._folder.builds_fd)
+
     def _finished(self) -> None:
+        self._forget()
+        note_finished(self._folder, self.build_id)
+
+    def _forget(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(STAGING_RECORD, dir_fd=self._folder.fd)
+            sync_directory(self._folder.fd)
+
+
+def note_unfinished(folder: CacheFolder, build_id: str) -> None:
+    """Note that a build is begun; the caller is the one publisher.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    there = set(os.listdir(folder.builds_fd))
+    _write_unfinished(folder, (read_unfinished(folder) & there) | {build_id})
+
+
+def note_finished(folder: CacheFolder, build_id: str) -> None:
+    """Note that a build is published, or lies in quarantine; the caller is the one publisher."""
+    if build_id in (known := read_unfinished(folder)):
+        _write_unfinished(folder, known - {build_id})
+
+
+def set_aside_meta(build_fd: int) -> None:
+    """Give another name to what a generator put where cachewatch writes into a build.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+    """
+    if _foreign_meta(build_fd) is not None:
+        os.rename(
+            META_DIRECTORY,
+            f"{META_DIRECTORY}-of-generator-{secrets.token_hex(4)}",
+            src_dir_fd=build_fd,
+            dst_dir_fd=build_fd,
+        )
+
+
+def _write_unfinished(folder: CacheFolder, builds: frozenset[str] | set[str]) -> None:
+    body = {"schema_version": 1, "builds": sorted(builds)}
+    write_durably(folder.fd, UNFINISHED, json.dumps(body).encode("ascii") + b"\n")
+
+
+def _foreign_meta(build_fd: int) -> str | None:
+    """Say what stands in the place of our directory, where it is neither missing nor copied from another build."""
+    try:
+        status = os.stat(META_DIRECTORY, dir_fd=build_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        return "a symbolic link"
+    if not stat.S_ISDIR(status.st_mode):
+        return "no directory"
+    if status.st_dev != os.fstat(build_fd).st_dev:
+        return "another file system"
+    fd = os.open(META_DIRECTORY, OPEN_DIRECTORY, dir_fd=build_fd)
+    try:
+        for name in os.listdir(fd):
+            regular = stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+            if not regular or not (name in _COPIED or is_leftover(name)):
+                return f"a directory with '{for_terminal(name, 120)}' in it"
+    finally:
+        os.close(fd)
+    return None

@@ -14,25 +14,24 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
-from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back
+from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back, verify_build
 from prefect_cachewatch.publish.builds import (
-    MANIFEST,
     BuildInfo,
+    has_own_manifest,
     list_builds,
     open_build,
     pin_build,
     read_own_manifest,
-    require_whole,
 )
-from prefect_cachewatch.publish.collection import Collected, collect_builds
-from prefect_cachewatch.publish.durable import read_small_file, remove_leftovers, write_durably
+from prefect_cachewatch.publish.collection import Collected, collect_builds, prune_quarantine
+from prefect_cachewatch.publish.durable import read_small_file, remove_leftovers, sync_directory, write_durably
 from prefect_cachewatch.publish.layout import (
     CURRENT,
     CacheFolder,
@@ -45,9 +44,9 @@ from prefect_cachewatch.publish.layout import (
 )
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import Manifest
-from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id, make_build_id
+from prefect_cachewatch.publish.names import check_build_id, make_build_id
 from prefect_cachewatch.publish.space import read_free_space, require_space
-from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild
+from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild, note_unfinished
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
 from prefect_cachewatch.text import for_terminal
@@ -147,13 +146,18 @@ class CacheStore:
                 lock = stack.enter_context(hold_writer(folder, f"publish '{for_terminal(name)}'"))
                 with hold_switch(folder, "begin a build"):
                     for fd in (folder.fd, folder.builds_fd, folder.quarantine_fd):
-                        remove_leftovers(fd)
+                        # What cannot be removed has lost its name and hinders nobody; clean-up says so.
+                        with contextlib.suppress(StoreError):
+                            remove_leftovers(fd)
                     build_id, started_s = _find_abandoned(folder, recipe.key) if adopt else (None, 0.0)
                     adopted = build_id is not None
                     if build_id is None:
                         started_s = now()
                         build_id = make_build_id(started_s, entropy(4))
+                        # Before there is anything that could be taken for a build of somebody else's.
+                        note_unfinished(folder, build_id)
                         os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
+                        sync_directory(folder.builds_fd)
                         record = {
                             "schema_version": 1,
                             "build_id": build_id,
@@ -184,7 +188,8 @@ class CacheStore:
         """Find a whole build of this key, so that nothing need be generated.
 
         The current one; else the newest that was published and never current: its publisher died before the
-        switch, or was told not to. One that was current before and is not any more was rolled back from, or is old.
+        switch, or was told not to. One that was current before and is not any more was rolled back from, or is old; one
+        that was found damaged or unhealthy once is not taken again. Damage that is found here is noted.
 
         Args:
             name: the cache; it need not exist.
@@ -206,9 +211,9 @@ class CacheStore:
                 used = {*history.entries, *dict(history.released)} - {current}
                 builds = [build for build in list_builds(folder, _writing(folder)) if build.key == key]
                 for build in sorted(builds, key=lambda build: build.state != "active"):
-                    if build.state in ("active", "published") and build.build_id not in used:
+                    if build.in_order and build.build_id not in used:
                         with contextlib.suppress(BuildDamaged):
-                            return build, require_whole(folder, build.build_id, verify)[0]
+                            return build, verify_build(folder, build.build_id, verify)[0]
         except BuildDamaged:
             pass
         return None
@@ -230,11 +235,11 @@ class CacheStore:
             The verdict that it is whole.
 
         Raises:
-            BuildDamaged: if it is not, with what was found.
+            BuildDamaged: if it is not, with what was found; it is noted, and the build not used again.
             StoreError: if there is no such build.
         """
         with open_folder(self.root, name) as folder:
-            return require_whole(folder, build_id or _active(folder), depth)[1]
+            return verify_build(folder, build_id or _active(folder), depth)[1]
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"
@@ -243,30 +248,44 @@ class CacheStore:
 
         Args:
             name: the cache.
-            build_id: which build; default the last published one.
+            build_id: which build; default the last published one. Builds that were unhealthy or rolled back from are
+                passed over then, and named in the result; a damaged one is refused.
             verify: how deep it is looked at before.
         """
-        with open_folder(self.root, name) as folder:
+        with open_folder(self.root, name, change=True) as folder:
+            skipped: list[str] = []
             if build_id is None:
-                last = _last_published(folder)
+                builds = list_builds(folder, _writing(folder))
+                bad = [build for build in builds if build.status in ("unhealthy", "rolled_back")]
+                # One that was found damaged is read in full: a refusal that says so, or it was restored.
+                last = _newest(build for build in builds if build.in_order or (build.status == "damaged" and build.key))
+                passed = [build for build in bad if last is None or _age(build) > _age(last)]
+                skipped = [f"the build {build.build_id} was {build.note}" for build in passed]
                 if last is None:
-                    raise StoreError(f"'{for_terminal(name)}' has no published build: generate one first")
+                    why = f" in order ({'; '.join(skipped)}): name one, or" if skipped else ":"
+                    raise StoreError(f"'{for_terminal(name)}' has no published build{why} generate one first")
                 build_id = last.build_id
-            return activate_build(folder, check_build_id(build_id), verify=verify)
+            done = activate_build(folder, check_build_id(build_id), verify=verify)
+            return replace(done, skipped=tuple(skipped))
 
     def rollback(
-        self, name: str, *, verify: Literal["quick", "full"] = "quick", expected: str | None = None
+        self,
+        name: str,
+        *,
+        verify: Literal["quick", "full"] = "quick",
+        expected: str | None = None,
+        unhealthy: str | None = None,
     ) -> Activation:
         """Make the build current that was so before; see `activation.roll_back`."""
-        with open_folder(self.root, name) as folder:
-            return roll_back(folder, verify=verify, expected=expected)
+        with open_folder(self.root, name, change=True) as folder:
+            return roll_back(folder, verify=verify, expected=expected, unhealthy=unhealthy)
 
     def gc(
         self,
         name: str,
         *,
         keep: int = 3,
-        keep_quarantined: int = 1,
+        keep_quarantined: int = 3,
         grace_s: float = 3600,
         dry_run: bool = False,
         now: Callable[[], float] = time.time,
@@ -274,7 +293,7 @@ class CacheStore:
         """Remove surplus builds; see `collection.collect_builds`."""
         if keep < 1:
             raise StoreError("--keep must be at least 1: the active build always stays")
-        with open_folder(self.root, name) as folder:
+        with open_folder(self.root, name, change=True) as folder:
             return collect_builds(
                 folder,
                 lambda: _writing(folder),
@@ -284,6 +303,11 @@ class CacheStore:
                 dry_run=dry_run,
                 now=now,
             )
+
+    def prune_quarantine(self, name: str, *, keep: int = 3, max_bytes: int | None = None) -> list[str]:
+        """Remove the oldest refused builds; see `collection.prune_quarantine`."""
+        with open_folder(self.root, name, change=True) as folder:
+            return prune_quarantine(folder, keep=keep, max_bytes=max_bytes)
 
     def open_current(self, name: str) -> PinnedBuild:
         """Take the active build for reading: it stays on disk until it is closed or the process ends.
@@ -374,7 +398,7 @@ def _read_staging(folder: CacheFolder) -> dict[str, Any]:
             "key": str(record["key"]),
             "started_s": float(record["started_s"]),
         }
-    except (OSError, ValueError, KeyError, TypeError, StoreError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError):
         return {}
 
 
@@ -388,18 +412,24 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str | None, float]:
         return None, 0.0
     try:
         with open_build(folder, record["build_id"]) as fd:
-            os.stat(f"{META_DIRECTORY}/{MANIFEST}", dir_fd=fd, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return record["build_id"], record["started_s"]
+            if not has_own_manifest(folder, record["build_id"], fd):
+                return record["build_id"], record["started_s"]
     except StoreError:
-        pass
+        pass  # gone, or no directory any more: another one is begun
     return None, 0.0
 
 
 def _last_published(folder: CacheFolder) -> BuildInfo | None:
-    whole = [build for build in list_builds(folder, _writing(folder)) if build.state in ("active", "published")]
-    return max(
-        whole,
-        key=lambda build: datetime.fromisoformat(build.finished_at or "1970-01-01T00:00:00+00:00"),
-        default=None,
-    )
+    return _newest(build for build in list_builds(folder, _writing(folder)) if build.state in ("active", "published"))
+
+
+def _newest(builds: Iterable[BuildInfo]) -> BuildInfo | None:
+    return max(builds, key=_age, default=None)
+
+
+def _age(build: BuildInfo) -> tuple[datetime, str]:
+    try:
+        finished = datetime.fromisoformat(build.finished_at or "")
+        return finished if finished.tzinfo else finished.replace(tzinfo=UTC), build.build_id
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC), build.build_id

@@ -20,21 +20,33 @@ from types import TracebackType
 from typing import Any, Self
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
 from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
 from prefect_cachewatch.publish.checks import Finding, check_tree
 from prefect_cachewatch.publish.digests import digest_build
-from prefect_cachewatch.publish.durable import entry_exists, remove_leftovers, sync_directory, write_durably
+from prefect_cachewatch.publish.durable import (
+    entry_exists,
+    holds_change_times,
+    read_small_file,
+    remove_leftovers,
+    sync_directory,
+    write_durably,
+)
 from prefect_cachewatch.publish.layout import open_subdirectory
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.suspects import Suspect, find_suspects
-from prefect_cachewatch.publish.tree import BuildTree, scan_build
+from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
 from prefect_cachewatch.text import redact, redact_argv
 
 __all__ = ["BuildRecipe", "BuildTarget", "meta_directory", "refusal_record", "remove_below", "write_meta"]
+
+GROWTH_MARK = ".grew.json"
+REPORTED = ".reported.json"
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,10 @@ class BuildTarget(ABC):
         self._started_s, self._last_bytes = started_s, last_bytes
         self._checked: BuildTree | None = None
         self._done = False
+        self.watched = False
+        """Whether the watch records what is made in place, as a flow's does; else it is listed here at the end."""
+        self.notes: list[str] = []
+        """What is to be said of what was found and removed, in sentences."""
 
     @property
     def key(self) -> str:
@@ -101,53 +117,110 @@ class BuildTarget(ABC):
         policy: PublishPolicy,
         *,
         window_s: float,
-        ended_at_s: float | None = None,
         reported: Collection[str] = (),
     ) -> list[Suspect]:
         """Remove what a killed attempt may have cut, so that the next one writes it again.
 
+        Where nothing shows which files are whole (the directory was copied, its clock was set back, its file system
+        lets change times be set), all of them go, and `notes` says why.
+
         Args:
             policy: says what is temporary, and whether suspects are kept.
             window_s: the stall window, unless the policy has one of its own.
-            ended_at_s: when the attempt ended, see `filesystem_now`; None where nobody knows.
-            reported: paths in the build that the watch saw growing at the end.
+            reported: paths in the build that the watch saw growing, or open for writing, at the end; those that were
+                noted when an earlier run ended count too.
 
         Returns:
             What was removed.
 
         Raises:
-            StoreError: if one cannot be removed.
+            StoreError: if one cannot be removed; nothing is known to be whole then, and the same is tried again.
         """
         self._require_open()
         if policy.suspects == "keep":
             return []
-        with self._open() as fd:
+        with self._open() as fd, self._probe_directory() as record_fd:
+            files, entries = self._own_files(fd)
+            known = self._read_growth(record_fd, fd)
             suspects = find_suspects(
-                scan_build(fd).files,
+                files,
                 temporary=policy.temporary,
                 allow_empty=policy.allow_empty,
-                ended_at_s=ended_at_s,
+                grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
-                reported=reported,
+                reported={*reported, *self._read_reported(record_fd)},
             )
+            if suspects and isinstance(known, str):
+                self.notes.append(
+                    f"none of the {len(files):,} files of an earlier attempt can be shown to be whole: {known}"
+                )
             for suspect in suspects:
-                remove_below(fd, suspect.path)
+                remove_below(fd, suspect.path, entries[suspect.path] if entries is not None else None)
+        self.note_growth()
         return suspects
 
-    def filesystem_now(self) -> float:
-        """Wall seconds on the clock that stamps the build's files, which on NFS is the server's."""
-        with self._probe_directory() as directory_fd:
-            probe = f".cachewatch-new-clock-{os.getpid()}"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            try:
-                fd = os.open(probe, flags, 0o600, dir_fd=directory_fd)
-            except OSError:
-                return time.time()
-            try:
-                return os.fstat(fd).st_mtime
-            finally:
-                os.close(fd)
-                os.unlink(probe, dir_fd=directory_fd)
+    @property
+    def growth_mark(self) -> str:
+        """Path of the mark that the scan process renews while the build is written; see `measure.growth_mark`."""
+        return f"{self._record_path}{GROWTH_MARK}"
+
+    @property
+    def reported_record(self) -> str:
+        """Path of the record of the files that a run saw open or growing at its end: JSON, by `reported_json`."""
+        return f"{self._record_path}{REPORTED}"
+
+    def reported_json(self, paths: Collection[str]) -> str:
+        """Write the contents of `reported_record`.
+
+        Args:
+            paths: absolute; those below the build count.
+        """
+        prefix = self.path + "/"
+        below = sorted(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
+        return json.dumps({"build_id": self.build_id, "paths": below})
+
+    def note_growth(self) -> None:
+        """Take this moment, of the file system's clock, for the last growth; to be called before a generator starts.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with self._probe_directory() as record_fd:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(REPORTED, dir_fd=record_fd)
+                fd = os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)
+                try:
+                    write_mark(fd, self.path, make_stamp(record_fd).changed_ns)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                sync_directory(record_fd)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.growth_mark}: {os.strerror(error.errno or 0)}", path=self.growth_mark
+            ) from None
+
+    def _read_growth(self, record_fd: int, build_fd: int) -> int | str:
+        """The moment after which an earlier attempt's last growth came, or why nobody knows."""
+        try:
+            if not holds_change_times(record_fd):
+                return "on its file system any program may set a file's change time"
+            data = read_small_file(record_fd, GROWTH_MARK, 2 * MARK_BYTES)
+            return read_mark(data, build_fd, make_stamp(record_fd).changed_ns)
+        except FileNotFoundError:
+            return "nothing is known about when it was written"
+        except (OSError, StoreError) as error:
+            why = error.message if isinstance(error, StoreError) else os.strerror(error.errno or 0)
+            return f"{GROWTH_MARK} cannot be read: {why}"
+
+    def _read_reported(self, record_fd: int) -> list[str]:
+        try:
+            found = json.loads(read_small_file(record_fd, REPORTED, 1 << 24))
+            return [str(path) for path in found["paths"]]
+        except (OSError, StoreError, ValueError, KeyError, TypeError, RecursionError):
+            return []
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
         """Check what the generator left; nothing is changed.
@@ -162,7 +235,7 @@ class BuildTarget(ABC):
         self._require_open()
         with self._open() as fd:
             self._checked = scan_build(fd)
-        found = [*check_tree(self._checked, policy, self._last_bytes), *extra]
+            found = [*self._check_meta(fd), *check_tree(self._checked, policy, self._last_bytes), *extra]
         return sorted(found, key=lambda finding: finding.severity != "refuse")
 
     def publish(
@@ -188,8 +261,12 @@ class BuildTarget(ABC):
             StoreError: if the build changes meanwhile, or cannot be written; it stays unfinished then.
         """
         self._require_open()
-        if self._checked is None or any(finding.severity == "refuse" for finding in findings):
-            raise StoreError("a build is published only after its checks, and not when they refuse it: check first")
+        refused = [finding.message for finding in findings if finding.severity == "refuse"]
+        if self._checked is None or refused:
+            why = f" ({'; '.join(refused)})" if refused else ""
+            raise StoreError(
+                f"a build is published only after its checks, and not when they refuse it{why}: check first"
+            )
         try:
             with self._open() as fd:
                 files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
@@ -200,6 +277,7 @@ class BuildTarget(ABC):
                         path=self.path,
                     )
                 manifest = self._manifest(policy, files, findings, growth)
+                self._before_manifest(fd)
                 with meta_directory(fd, self.path) as meta_fd:
                     remove_leftovers(meta_fd)
                     self._write_manifest(fd, meta_fd, encode_manifest(manifest))
@@ -221,11 +299,42 @@ class BuildTarget(ABC):
     def clean(self) -> None:
         """Begin again with nothing of what earlier attempts wrote."""
 
+    def require_certain(  # noqa: B027 - of the store's own directories all may be removed
+        self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()
+    ) -> None:
+        """Refuse to go on beside files that may be cut and must not be removed; where all is the store's, there are none.
+
+        Args:
+            policy: the rules.
+            window_s: the stall window.
+            reported: paths that the watch saw growing, or open for writing, at the end.
+
+        Raises:
+            StoreError: there are such files; it names them.
+        """
+
+    def _own_files(self, build_fd: int) -> tuple[list[ScannedFile], dict[str, Entry] | None]:
+        """The files that may be removed, and who each has to be; None where all of the directory is the store's."""
+        return scan_build(build_fd).files, None
+
     @abstractmethod
     def _open(self) -> contextlib.AbstractContextManager[int]: ...
 
     @abstractmethod
-    def _probe_directory(self) -> contextlib.AbstractContextManager[int]: ...
+    def _probe_directory(self) -> contextlib.AbstractContextManager[int]:
+        """Open the directory of our own records, on the build's file system."""
+
+    @property
+    @abstractmethod
+    def _record_path(self) -> str:
+        """Its path, with a slash at the end."""
+
+    def _check_meta(self, build_fd: int) -> list[Finding]:
+        """Say what stands where cachewatch writes into the build."""
+        return []
+
+    def _before_manifest(self, build_fd: int) -> None:  # noqa: B027 - in place our own things lie there
+        """Make room for cachewatch's own directory."""
 
     def _write_manifest(self, build_fd: int, meta_fd: int, data: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -322,25 +431,28 @@ def meta_directory(build_fd: int, path: str) -> Iterator[int]:
         yield fd
 
 
-def remove_below(build_fd: int, path: str) -> None:
+def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
     """Remove a file of a build by its relative path, following no link on the way.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        path: relative to it.
+        entry: who it has to be; default whoever is there now.
 
     Raises:
         StoreError: if it cannot be removed; one that is gone is no error.
     """
     parent, _, name = path.rpartition("/")
-    with contextlib.ExitStack() as stack:
-        fd = build_fd
-        for part in filter(None, parent.split("/")):
-            fd = stack.enter_context(open_subdirectory(fd, part, path))
+    try:
+        fd = open_below(build_fd, parent)
         try:
-            os.unlink(name, dir_fd=fd)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise StoreError(
-                f"cannot remove {path} before the retry: {os.strerror(error.errno or 0)}", path=path
-            ) from None
+            remove_entry(fd, name, look(fd, name) if entry is None else entry)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"cannot remove {path} before the retry: {os.strerror(error.errno or 0)}", path=path) from None
 
 
 def _iso(wall_s: float) -> str:

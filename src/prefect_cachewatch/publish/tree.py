@@ -31,6 +31,8 @@ class ScannedFile:
     mtime_ns: int
     inode: int
     links: int
+    #: When contents, name or attributes changed last; no program can set it, as it can the modification time.
+    changed_ns: int = 0
 
 
 @dataclass
@@ -41,6 +43,7 @@ class BuildTree:
     links: list[tuple[str, str]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     escapes: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def total_bytes(self) -> int:
@@ -59,10 +62,11 @@ def scan_build(build_fd: int) -> BuildTree:
 
     Returns:
         Its files and links in order of path, and separately what has no place in a build: `others` (devices,
-        pipes, sockets, mounts) and `escapes` (links that lead out of the build or nowhere).
+        pipes, sockets, mounts), `escapes` (links that lead out of the build or nowhere) and `unreadable` (what cannot
+        be read by this user, or is nested too deep, each with the reason).
 
     Raises:
-        StoreError: if a part of it cannot be read or vanishes meanwhile.
+        StoreError: if a part of it vanishes meanwhile, or the storage fails.
     """
     tree = BuildTree()
     walk_build(build_fd, tree, lambda _directory_fd, file, _name: tree.files.append(file))
@@ -70,6 +74,7 @@ def scan_build(build_fd: int) -> BuildTree:
     tree.links.sort()
     tree.others.sort()
     tree.escapes.sort()
+    tree.unreadable.sort()
     return tree
 
 
@@ -78,12 +83,12 @@ def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = Fal
 
     Args:
         build_fd: descriptor of the build's directory.
-        tree: gets links, others and escapes, but no files.
+        tree: gets links and what has no place, but no files.
         visit: called with the directory's descriptor, the file, and its name in that directory.
         sync: make each directory's entries durable on the way back.
 
     Raises:
-        StoreError: if a part of it cannot be read or vanishes meanwhile.
+        StoreError: if a part of it vanishes meanwhile, or the storage fails.
     """
     device = os.fstat(build_fd).st_dev
     real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
@@ -122,8 +127,6 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
 def _walk(
     fd: int, here: str, device: int, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
 ) -> None:
-    if depth > _MAX_DEPTH:
-        raise StoreError(f"'{for_terminal(here)}' is nested more than {_MAX_DEPTH} directories deep: flatten the cache")
     directories: list[str] = []
     try:
         with os.scandir(fd) as entries:
@@ -133,7 +136,11 @@ def _walk(
                 path = here + entry.name
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(status.st_mode):
-                    file = ScannedFile(path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink)
+                    file = ScannedFile(
+                        path, status.st_size, status.st_mtime_ns, status.st_ino, status.st_nlink, status.st_ctime_ns
+                    )
+                    if not _is_readable(status) and not os.access(entry.name, os.R_OK, dir_fd=fd):
+                        tree.unreadable.append((path, "Permission denied"))
                     visit(fd, file, entry.name)
                 elif stat.S_ISLNK(status.st_mode):
                     target = os.readlink(entry.name, dir_fd=fd)
@@ -144,17 +151,33 @@ def _walk(
                 else:
                     tree.others.append(path)
         for name in directories:
-            below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+            if depth >= _MAX_DEPTH:
+                # Whoever reads the cache by its path would fail too: PATH_MAX is not far.
+                tree.unreadable.append((here + name, f"nested more than {_MAX_DEPTH} directories deep"))
+                continue
+            try:
+                below = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+            except PermissionError as error:
+                tree.unreadable.append((here + name, os.strerror(error.errno or 0)))
+                continue
             with _closing(below):
                 _walk(below, f"{here}{name}/", device, real_root, tree, visit, sync, depth + 1)
         if sync:
             sync_directory(fd)
+    except PermissionError as error:
+        tree.unreadable.append((here.rstrip("/") or ".", os.strerror(error.errno or 0)))
     except OSError as error:
         raise StoreError(
             f"cannot read the build at '{for_terminal(here or '.')}': {os.strerror(error.errno or 0)}; "
             "does something still write into it?",
             path=here,
         ) from None
+
+
+def _is_readable(status: os.stat_result) -> bool:
+    # Without a call into the kernel for the usual file: there may be 100,000 of them.
+    user = os.geteuid()
+    return user == 0 or (status.st_uid == user and bool(status.st_mode & stat.S_IRUSR))
 
 
 def _leads_inside(link: str, real_root: str) -> bool:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prefect_cachewatch.publish.digests import digest_build
+from prefect_cachewatch.publish.digests import digest_below, digest_build
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import matches_any
-from prefect_cachewatch.publish.tree import scan_build
+from prefect_cachewatch.publish.tree import BuildTree, scan_build
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes
 
@@ -20,7 +20,7 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class Problem:
-    """A difference between build and manifest; kinds: missing, size, digest, unexpected, link, special."""
+    """A difference between build and manifest; kinds: missing, size, digest, unexpected, link, special, unreadable."""
 
     kind: str
     path: str
@@ -53,7 +53,11 @@ class Verdict:
 
 
 def verify_files(
-    build_fd: int, manifest: Manifest, depth: Literal["quick", "full"] = "quick", threads: int | None = None
+    build_fd: int,
+    manifest: Manifest,
+    depth: Literal["quick", "full"] = "quick",
+    threads: int | None = None,
+    changed_since_ns: int | None = None,
 ) -> Verdict:
     """Compare a build with its manifest.
 
@@ -62,6 +66,7 @@ def verify_files(
         manifest: as it was read.
         depth: quick reads names and sizes only, full every byte.
         threads: files read at once when full; default one a core.
+        changed_since_ns: when quick, files that changed after this moment of the file system's clock are digested too.
 
     Returns:
         The verdict. A file that matches the manifest's ignore globs is no difference.
@@ -69,19 +74,36 @@ def verify_files(
     Raises:
         StoreError: if something cannot be read or changes meanwhile.
     """
-    digests: dict[str, str] = {}
+    digests: dict[str, str] | None = None
     if depth == "full":
         entries, tree = digest_build(build_fd, ignore=manifest.ignore, threads=threads)
         digests = {entry.path: entry.digest for entry in entries}
     else:
         tree = scan_build(build_fd)
+        if changed_since_ns is not None:
+            digests = _digest_changed(build_fd, manifest, tree, changed_since_ns)
     sizes = {file.path: file.size_bytes for file in tree.files}
-    problems = compare_files(manifest, sizes, dict(tree.links), digests if depth == "full" else None)
+    problems = compare_files(manifest, sizes, dict(tree.links), digests)
     problems += [Problem("special", p, f"{for_terminal(p)} is no regular file") for p in tree.others]
     problems += [
         Problem("link", p, f"{for_terminal(p)} is a link that leads out of the build or nowhere") for p in tree.escapes
     ]
+    problems += [
+        Problem("unreadable", path, f"{for_terminal(path)} cannot be read ({why})")
+        for path, why in tree.unreadable
+        if not matches_any(path, manifest.ignore)
+    ]
     return Verdict(depth, tuple(problems), manifest.total_files, manifest.total_bytes)
+
+
+def _digest_changed(build_fd: int, manifest: Manifest, tree: BuildTree, since_ns: int) -> dict[str, str]:
+    # A file that nobody touched since has the contents that it had: nothing can set a change time back.
+    found = {entry.path: entry.digest for entry in manifest.files}
+    listed = {entry.path: entry.size_bytes for entry in manifest.files}
+    for file in tree.files:
+        if file.changed_ns > since_ns and listed.get(file.path) == file.size_bytes:
+            found[file.path] = digest_below(build_fd, file.path)
+    return found
 
 
 def compare_files(

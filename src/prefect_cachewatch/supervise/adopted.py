@@ -7,25 +7,23 @@ process goes on. What it cannot promise stands in docs/attach.md.
 from __future__ import annotations
 
 import select
-import signal
 import time
-from typing import Any
 
-from prefect_cachewatch.supervise.adoptee import Adoptee, argv_within
+from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.family import Family
 from prefect_cachewatch.supervise.observed import Subject
 from prefect_cachewatch.supervise.observer import Observer
-from prefect_cachewatch.supervise.proc import ProcessStat, send_signal
+from prefect_cachewatch.supervise.proc import ProcessStat
+from prefect_cachewatch.supervise.reading import argv_within
+from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
 from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport, exit_of
 from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["AdoptedProcess"]
 
-_KILL_DEADLINE_S = 10.0
 _LOOK_EVERY_S = 0.5
 # Looking at the family costs at most a hundredth of one core.
 _LOOK_SHARE = 100
-_NAMED_MAX = 256
 _NAME_S = 0.2
 
 
@@ -65,7 +63,7 @@ class AdoptedProcess(Observer):
 
     def close(self) -> None:
         """Let go of what was held; a process that still runs goes on."""
-        if self._end(_KILL_DEADLINE_S):
+        if self._end(KILL_DEADLINE_S):
             self._adoptee.close()
 
     def _observe(self) -> StopReport:
@@ -100,55 +98,19 @@ class AdoptedProcess(Observer):
 
     def _stop(self) -> StopReport:
         began_s = time.monotonic()
-        terminated: dict[tuple[int, int], dict[str, Any]] = {}
-        killed: dict[tuple[int, int], dict[str, Any]] = {}
-        self._terminate(terminated)
-        survivors = self._sweep(killed, time.monotonic() + _KILL_DEADLINE_S)
+        tree = TreeStop(self._family.look, longest_nap_s=0.05)
+        if self._kill_by_s > began_s:
+            tree.terminate(self._kill_by_s, self._nap)
+        survivors = tree.sweep(time.monotonic() + KILL_DEADLINE_S)
         gone_after_s = time.monotonic() - began_s
         status = self._adoptee.exit_status() if self._adoptee.exited else None
         left = {(who["pid"], who["start_ticks"]) for who in survivors}
-        return StopReport(
-            "stop",
-            *exit_of(status),
-            gone_after_s,
-            [who for key, who in terminated.items() if key not in killed][:_NAMED_MAX],
-            [who for key, who in killed.items() if key not in left][:_NAMED_MAX],
-            survivors[:_NAMED_MAX],
-        )
+        killed = [who for who in tree.killed if (who["pid"], who["start_ticks"]) not in left]
+        return StopReport("stop", *exit_of(status), gone_after_s, tree.terminated, killed, survivors[:NAMED_MAX])
 
-    def _terminate(self, terminated: dict[tuple[int, int], dict[str, Any]]) -> None:
-        nap_s = 0.002
-        while living := self._family.look():
-            for pid, found in living.items():
-                if (pid, found.start_ticks) not in terminated:
-                    terminated[pid, found.start_ticks] = _named(pid, found)  # now, since its name ends with it
-                    # A stopped process acts on SIGTERM only when it goes on.
-                    send_signal(pid, found.start_ticks, signal.SIGTERM)
-                    send_signal(pid, found.start_ticks, signal.SIGCONT)
-            left_s = self._kill_by_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self._asked_within(min(nap_s, left_s))  # the grace period may have become shorter
-            nap_s = min(nap_s * 1.5, 0.05)
-
-    def _sweep(self, killed: dict[tuple[int, int], dict[str, Any]], deadline_s: float) -> list[dict[str, Any]]:
-        nap_s = 0.001
-        while living := self._family.look():
-            # Frozen first: a process that forks while it is being killed would leave a child behind.
-            for pid, found in living.items():
-                send_signal(pid, found.start_ticks, signal.SIGSTOP)
-            for pid, found in {**self._family.look(), **living}.items():
-                killed.setdefault((pid, found.start_ticks), _named(pid, found))
-                send_signal(pid, found.start_ticks, signal.SIGKILL)
-            if time.monotonic() > deadline_s:
-                return [_named(pid, found) for pid, found in self._family.look().items()]
-            time.sleep(nap_s)
-            nap_s = min(nap_s * 1.5, 0.05)
-        return []
-
-
-def _named(pid: int, found: ProcessStat) -> dict[str, Any]:
-    return {"pid": pid, "start_ticks": found.start_ticks, "state": found.state, "argv": argv_within(pid, _NAME_S)[:32]}
+    def _nap(self, seconds: float) -> float:
+        self._asked_within(seconds)
+        return self._kill_by_s  # it may have become sooner
 
 
 def _shown(pid: int) -> str:

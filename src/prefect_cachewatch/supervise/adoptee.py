@@ -10,18 +10,19 @@ import contextlib
 import errno
 import fcntl
 import os
-import pwd
 import select
 import signal
 import struct
-import threading
 import time
 
+import psutil
+
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.proc import command_line, read_stat
+from prefect_cachewatch.supervise.proc import read_stat
+from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.text import for_terminal, redact_argv
 
-__all__ = ["Adoptee", "argv_within"]
+__all__ = ["Adoptee"]
 
 _PF_KTHREAD = 0x00200000
 _GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
@@ -30,31 +31,6 @@ _GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
 _GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _INFO_EXIT = 1 << 3
 _REAPED_WITHIN_S = 1.0
-
-
-def argv_within(pid: int, timeout_s: float = 1.0) -> list[str]:
-    """Read a process's argv without ever waiting for long: of one that hangs in the kernel that read may hang too.
-
-    Args:
-        pid: the process.
-        timeout_s: the longest wait.
-
-    Returns:
-        Its argv; its bracketed name where there is none in time; empty if it has gone.
-
-    Example:
-        >>> argv_within(os.getpid()) == command_line(os.getpid())
-        True
-    """
-    found: list[list[str]] = []
-    # The wait is for a lock of the process, and killable: a thread left behind does not outlive this process.
-    thread = threading.Thread(target=lambda: found.append(command_line(pid)), name="cachewatch-argv", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if found:
-        return found[0]
-    name = _name(pid)
-    return [f"[{name}]"] if name else []
 
 
 class Adoptee:
@@ -220,13 +196,10 @@ def _refuse_ourselves(pid: int) -> None:
         raise InputError("process 1 is init, from which everything descends: give the pid of the generator")
     if pid == os.getpid():
         raise InputError(f"process {pid} is this cachewatch itself: give the pid of the generator")
-    above = read_stat(os.getpid())
-    while above is not None and above.parent > 0:
-        if above.parent == pid:
-            raise InputError(
-                f"process {pid} started this cachewatch, directly or through others: give the pid of the generator"
-            )
-        above = read_stat(above.parent)
+    if pid in [above.pid for above in psutil.Process().parents()]:
+        raise InputError(
+            f"process {pid} started this cachewatch, directly or through others: give the pid of the generator"
+        )
 
 
 def _why_not_open(pid: int, error: OSError) -> str:
@@ -272,10 +245,6 @@ def _name(pid: int) -> str:
 
 def _owner(pid: int) -> str:
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+        return f"user {psutil.Process(pid).username()}"
+    except psutil.Error:
         return "another user"
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"

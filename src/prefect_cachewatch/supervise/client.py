@@ -18,16 +18,19 @@ from typing import Any
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.measure.scanner import spawn_helper
 from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.inherited import inherited_signals
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport, exit_of
+from prefect_cachewatch.supervise.tending import Tended
 from prefect_cachewatch.text import for_terminal
 
 __all__ = ["GuardClient"]
 
 _START_TIMEOUT_S = 30.0
 _CLOSE_S = 2.0
+_STATE_S = 2.0
 _EXEC_HINTS = {
     errno.ENOENT: "the interpreter that its first line names is missing",
     errno.ENOEXEC: "a script needs a first line such as #!/bin/sh, or its interpreter named first",
@@ -50,10 +53,12 @@ class GuardClient(HelperClient):
     report: StopReport | None
 
     def __init__(self, launch: Launch) -> None:
-        super().__init__("guard", launch.cookie)
+        super().__init__("guard", launch.cookie, launch.grace_s)
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
         self._state_path: str | None = None
+        self._files, self._has_state = launch.files, launch.has_state
+        self._seen: dict[tuple[int, int], None] = {}  # who was there when the guards were given up
         self._configuration: dict[str, Any] = {
             "argv": list(launch.argv),
             "env": dict(launch.env),
@@ -65,6 +70,8 @@ class GuardClient(HelperClient):
             "hold": list(launch.hold),
             "may_release": launch.may_release,
             "flow_pid": os.getpid(),
+            "foreground": os.getpgrp() if launch.foreground else None,
+            "signals": inherited_signals(),
         }
 
     def start(self) -> None:
@@ -87,11 +94,14 @@ class GuardClient(HelperClient):
                     theirs.fileno(),
                     sorted({theirs.fileno(), *stdio, *hold, *own}),
                     "cachewatch-guard",
+                    own_session=self._configuration["foreground"] is None,
                 )
         finally:
             for fd in own:  # the guards alone hold the lock: it falls when both have died
                 os.close(fd)
         self._socket = ours
+        self._tended = [Tended(self._process.pid)]
+        ours.settimeout(_START_TIMEOUT_S)  # it holds the environment, and one who is stopped does not read it
         try:
             ours.sendall(json.dumps(self._configuration).encode() + b"\n")
         except OSError as error:
@@ -134,8 +144,9 @@ class GuardClient(HelperClient):
     def close(self) -> None:
         """Let go of the guard's process and socket; a tree that still runs is stopped by the guard itself."""
         self._hang_up()
-        self._reap(_CLOSE_S)
-        if self.report is not None and not self.report.survivors:
+        survivors = self.report.survivors if self.report is not None else []
+        self._reap(0.0 if survivors else _CLOSE_S)  # while anybody is left, a guard holds the directories' locks
+        if self.report is not None and not survivors:
             self._remove_state()  # its keeper, the outer guard, may have been the one that died
 
     def _may_speak(self) -> bool:
@@ -152,6 +163,7 @@ class GuardClient(HelperClient):
     def _take(self, event: str, message: dict[str, Any]) -> None:
         if event == "started":
             self.pid, self.root_pids = message["pid"], message["guards"]
+            self._tended = [Tended(pid) for pid in self.root_pids]
             self._start_ticks = message["start_ticks"]
             self._started.set()
         elif event == "exec_failed":
@@ -167,7 +179,20 @@ class GuardClient(HelperClient):
         else:
             super()._take(event, message)
 
+    def _give_up(self) -> None:
+        if self.root_pids:
+            self._seen = dict.fromkeys(
+                (pid, found.start_ticks) for pid, found in descendants(self.root_pids[0]).items()
+            )
+        guards = {(one.pid, one.start_ticks) for one in self._tended}
+        self._seen = {identity: None for identity in self._seen if identity not in guards}
+        self.notes.append("the guards did not stop the generator in time and were killed; it was stopped without them")
+        super()._give_up()
+
     def _open_state(self) -> int | None:
+        if not self._has_state:
+            self.notes.append("no state file for the janitor: its file system does not answer")
+            return None
         try:
             fd, self._state_path = create_run_file(self.cookie)
         except (OSError, RunFileRefused) as error:
@@ -181,17 +206,23 @@ class GuardClient(HelperClient):
         path, self._state_path = self._state_path, None
         if path is not None:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                self._files.run(os.unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
         """Both guards have died: stop what carries the run's cookie or stands in its state file."""
         began = time.monotonic()
-        recorded: tuple[tuple[int, int], ...] = ()
+        recorded = tuple(self._seen)
         if self._state_path is not None:
-            with contextlib.suppress(OSError, RunFileRefused), open(self._state_path, "rb") as file:
-                recorded = parse_run_file(file.read(1 << 20), os.path.basename(self._state_path)).tree
+            with contextlib.suppress(OSError, RunFileRefused):
+                data = self._files.run(_read_start, self._state_path, timeout_s=_STATE_S)
+                recorded += parse_run_file(data, os.path.basename(self._state_path)).tree
         found = stop_leftovers(self.cookie, recorded, began + 10)
         named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
         self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
+
+
+def _read_start(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(1 << 20)

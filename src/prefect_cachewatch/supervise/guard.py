@@ -2,19 +2,23 @@
 
 Twin guards, each a child subreaper: the outer one watches the inner one, the inner one starts the
 command and watches the flow process by pidfd. Whatever ends the flow process, or either guard, the
-tree is stopped: SIGTERM to every descendant, the grace period, then {walk, SIGSTOP, walk again,
-SIGKILL, reap} until nobody is left, or a deadline after which what is left is named. On one path alone
-the tree goes on without them: the living flow process asks for its release (see `Guard.release`).
-Standard library only. It knows nothing of caches and growth.
+tree is stopped (see `stop_tree`) until nobody is left, or a deadline after which what is left is named.
+So is whoever carries the run's cookie and has left the tree, into a pid namespace with an init of its own.
+On one path alone the tree goes on without them: the living flow process asks for its release (see
+`Guard.release`). Standard library only. It knows nothing of caches and growth.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
-or {"cmd": "freeze"}, {"cmd": "release"}. Out: started, exec_failed, exited, frozen, kept, released, gone.
+or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "release"}.
+Out: started, exec_failed, exited, frozen, suspended, kept, released,
+stopping, gone.
 """
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
+import fcntl
 import json
 import math
 import os
@@ -22,27 +26,22 @@ import select
 import signal
 import time
 
-from prefect_cachewatch.supervise.proc import (
-    COOKIE,
-    ProcessStat,
-    children,
-    command_line,
-    descendants,
-    read_stat,
-    send_signal,
-)
+from prefect_cachewatch.supervise.proc import COOKIE, ProcessStat, descendants, is_alive, read_stat, send_signal
+from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.run_updates import update_run_file
+from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
+from prefect_cachewatch.supervise.tending import Tended
 
 TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, NoReturn
 
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
-_KILL_DEADLINE_S = 10.0
-_NAMED_MAX = 256
+_TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
+_HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; without a flow process
 _RELEASED = 64  # exit status of an inner guard that has let go
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,8 +59,12 @@ class Guard:
         self.control = control
         self.leader = -1
         self.status: int | None = None
-        self.terminated: dict[tuple[int, int], dict[str, Any]] = {}
-        self.killed: dict[tuple[int, int], dict[str, Any]] = {}
+        self.cookie, self.since_ticks = "", 0
+        self._strays: set[tuple[int, int]] = set()
+        self._stray_sought = False
+        self._kill_by_s = math.inf
+        self.foreground = False
+        self._suspended: dict[int, ProcessStat] = {}
         self._heard = b""
         self._heard_all = False
 
@@ -88,7 +91,7 @@ class Guard:
                 self.say("kept", reason=f"its state file {state[1]} cannot be removed: {error.strerror}")
                 return
         self.say("released")
-        os._exit(_RELEASED)
+        _leave(_RELEASED)
 
     def say(self, event: str, **data: Any) -> None:
         message = json.dumps({"ev": event, **data}).encode() + b"\n"
@@ -110,22 +113,73 @@ class Guard:
             if pid == self.leader:
                 self.status = status
 
-    def terminate(self, deadline_s: float) -> None:
-        """SIGTERM and SIGCONT every descendant once, also late-comers, until the deadline or a sooner one from outside."""
-        nap = 0.001
-        while self.reap():
-            for pid, found in descendants(os.getpid()).items():
-                identity = (pid, found.start_ticks)
-                if identity not in self.terminated:
-                    self.terminated[identity] = _named(pid, found)
-                    # A stopped process acts on SIGTERM only when it goes on.
-                    send_signal(pid, found.start_ticks, signal.SIGTERM)
-                    send_signal(pid, found.start_ticks, signal.SIGCONT)
-            left = deadline_s - time.monotonic()
-            if left <= 0:
-                return
-            deadline_s = min(deadline_s, self._nap(min(nap, left)))
-            nap = min(nap * 1.5, 0.02)
+    def _look(self) -> dict[int, ProcessStat]:
+        """Reap what has ended; list the living, those too that were found by the cookie alone."""
+        self.reap()
+        living = descendants(os.getpid())
+        for pid, ticks in self._strays:
+            if pid not in living and is_alive(pid, ticks) and (found := read_stat(pid)):
+                living |= {pid: found, **descendants(pid)}
+        return living
+
+    def _seek_strays(self) -> bool:
+        """Look for whoever carries the cookie and is no descendant; whether there is anybody new.
+
+        A child that joins another pid namespace (nsenter, apptainer) becomes its init's when its parent ends, not ours.
+        """
+        known = self._strays | {(pid, found.start_ticks) for pid, found in descendants(os.getpid()).items()}
+        found = find_by_cookie(self.cookie, self.since_ticks) if self.cookie else {}
+        new = {(pid, status.start_ticks) for pid, status in found.items() if pid != os.getpid()} - known
+        self._strays |= new
+        return bool(new)
+
+    def _nap_in_grace(self, seconds: float) -> float:
+        if not self._stray_sought:  # after the first signals, since it may take a moment
+            self._stray_sought = True
+            self._seek_strays()
+        self._kill_by_s = min(self._kill_by_s, self._nap(seconds))
+        return self._kill_by_s
+
+    def obey(self, command: dict[str, Any]) -> None:
+        """Do what is asked of the tree while it runs, but for its end."""
+        if command["cmd"] == "freeze":
+            self.say("frozen", pids=list(_freeze()))
+        elif command["cmd"] == "signal":
+            self.forward(command["numbers"])
+        elif command["cmd"] == "suspend":
+            self.suspend()
+        elif command["cmd"] == "resume":
+            self.resume()
+
+    def forward(self, numbers: Sequence[int]) -> None:
+        """Pass signals on to the command's process group, as dumb-init and `tini -g` do; in the foreground to it alone.
+
+        Its group is the flow process's own there, and that one would get back what it passes on.
+        """
+        for number in numbers:
+            try:
+                if self.status is None and self.foreground:
+                    os.kill(self.leader, number)
+                elif self.status is None:  # not reaped: neither its pid nor its group can be another's
+                    os.killpg(self.leader, number)
+                elif not self.foreground:
+                    for pid, found in descendants(os.getpid()).items():
+                        if os.getpgid(pid) == self.leader:
+                            send_signal(pid, found.start_ticks, number)
+            except OSError:
+                continue  # it has just ended
+
+    def suspend(self) -> None:
+        """SIGSTOP the whole tree; `resume` continues those that were not stopped before."""
+        stopped = {pid: found for pid, found in _freeze().items() if found.state not in "Tt"}
+        self._suspended.update(stopped)
+        self.say("suspended")
+
+    def resume(self) -> None:
+        """SIGCONT those that were suspended, children first: a shell among them must not see them stopped."""
+        for pid, found in reversed(self._suspended.items()):
+            send_signal(pid, found.start_ticks, signal.SIGCONT)
+        self._suspended.clear()
 
     def _nap(self, seconds: float) -> float:
         """Wait; returns the deadline of a further stop that came meanwhile, else never."""
@@ -139,52 +193,33 @@ class Guard:
         stops = [command for line in lines if line and (command := json.loads(line))["cmd"] == "stop"]
         return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
-    def sweep(self, deadline_s: float) -> list[dict[str, Any]]:
-        """SIGKILL every descendant until none is left; returns those that would not die."""
-        me, nap = os.getpid(), 0.0005
-        while True:
-            self.reap()
-            living = descendants(me)
-            if not living and not children(me):
-                return []
-            # Frozen first: a process that forks while it is being killed would leave a child behind.
-            for pid, found in living.items():
-                send_signal(pid, found.start_ticks, signal.SIGSTOP)
-            for pid, found in {**descendants(me), **living}.items():
-                identity = (pid, found.start_ticks)
-                if identity not in self.killed:
-                    self.killed[identity] = _named(pid, found)
-                send_signal(pid, found.start_ticks, signal.SIGKILL)
-            if time.monotonic() > deadline_s:
-                return [_named(pid, found) for pid, found in descendants(me).items()]
-            time.sleep(nap)
-            nap = min(nap * 1.5, 0.02)
-
     def stop(self, why: str, grace_s: float) -> None:
         """Stop the tree and report it as gone."""
         began = time.monotonic()
+        self.say("stopping", why=why, grace_s=grace_s)
+        tree, self._kill_by_s = TreeStop(self._look), began + grace_s
         if grace_s > 0:
-            self.terminate(began + grace_s)
-        survivors = self.sweep(time.monotonic() + _KILL_DEADLINE_S)
-        gone_after_s = time.monotonic() - began
+            tree.terminate(self._kill_by_s, self._nap_in_grace)
+        give_up_s = time.monotonic() + KILL_DEADLINE_S
+        survivors: list[dict[str, Any]] = []
+        for _ in range(3):  # bounded: each turn but the first is for strays that were found after the others
+            survivors = tree.sweep(max(give_up_s, time.monotonic() + 1))
+            if not self._seek_strays():
+                break
+            if (left_s := self._kill_by_s - time.monotonic()) > 0:
+                tree.terminate(time.monotonic() + left_s, self._nap_in_grace)
+        deadline_s = time.monotonic() + 1
+        while self.reap() and not survivors and time.monotonic() < deadline_s:
+            time.sleep(0.0005)  # for the exit status of the last one
         self.say(
             "gone",
             why=why,
             status=self.status,
-            gone_after_s=gone_after_s,
-            terminated=[who for key, who in self.terminated.items() if key not in self.killed][:_NAMED_MAX],
-            killed=list(self.killed.values())[:_NAMED_MAX],
+            gone_after_s=time.monotonic() - began,
+            terminated=tree.terminated,
+            killed=tree.killed,
             survivors=survivors,
         )
-
-
-def _named(pid: int, found: ProcessStat) -> dict[str, Any]:
-    return {
-        "pid": pid,
-        "start_ticks": found.start_ticks,
-        "state": found.state,
-        "argv": command_line(pid)[:32],
-    }
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:
@@ -198,56 +233,107 @@ def _read_configuration(control: int) -> dict[str, Any] | None:
     return configuration
 
 
-def _guard_outer(guard: Guard, inner: int, state: tuple[int, str] | None) -> None:
-    """Wait for the inner guard; stop the tree if it dies before it has done so itself.
+def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> None:
+    """Wait for the inner guard; stop the tree if it dies before it has done so itself, continue it if it is stopped.
 
-    Meanwhile it notes who belongs to the tree in the run's state file. That may block where the file lies on
-    a file system that hangs, so it is not the inner guard's work.
+    Meanwhile it notes who belongs to the tree in the run's state file.
     """
+    state: tuple[int, str] | None = configuration["state"]
     inner_fd = os.pidfd_open(inner)
     poll = select.poll()
     poll.register(inner_fd, select.POLLIN)
+    poll.register(flow_fd, select.POLLIN)
     notes = _TreeNotes(inner, state[0]) if state else None
-    while not poll.poll(None if notes is None else notes.pause_s * 1000):
-        if notes is not None and not notes.take():
-            notes = None
+    tended, orphaned, orphan_s = Tended(inner), False, 0.0
+    while inner_fd not in (ready := [fd for fd, _ in poll.poll(_TEND_EVERY_S * 1000)]):
+        if flow_fd in ready:
+            orphaned = True
+            poll.unregister(flow_fd)
+        elif orphaned:
+            orphan_s += _TEND_EVERY_S
+        tended.look(_HELD_ORPHAN_S if orphaned else _HELD_S)
+        if orphan_s > float(configuration["grace_s"]) + 3 * KILL_DEADLINE_S:
+            tended.kill()  # it has had its time
     # Only the inner guard is waited for: orphans of the tree become ours only after its death.
-    _, status = os.waitpid(inner, 0)
-    if os.waitstatus_to_exitcode(status) == _RELEASED:
+    ended = _exit_code(inner)
+    if ended == _RELEASED:
         os._exit(0)
-    if os.waitstatus_to_exitcode(status) != 0:
+    if ended != 0:
         guard.stop("inner_guard_died", 0.0)
     guard.reap()
+    os.close(guard.control)  # the flow process has heard all there is to say
+    left = descendants(os.getpid())
+    if notes is not None:
+        notes.end(left)
+    while left:  # until they have gone, they may still write: the cache directories stay locked
+        for pid, found in left.items():
+            send_signal(pid, found.start_ticks, signal.SIGKILL)
+        time.sleep(_TEND_EVERY_S)
+        guard.reap()
+        left = descendants(os.getpid())
+    for fd in set(configuration["hold"]):
+        os.close(fd)
     if state is not None:
-        if left := descendants(os.getpid()):  # could not be killed: a janitor looks again
-            _TreeNotes(inner, state[0]).write(left)
-        else:
-            _unlink_own(*state)
+        _unlink_own(*state)
     os._exit(0)
 
 
+def _exit_code(pid: int) -> int | None:
+    """The exit code of a child that has ended; None where a tracer keeps it from us."""
+    end_s = time.monotonic() + 1
+    while time.monotonic() < end_s:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
 class _TreeNotes:
-    """Keeps the state file's list of processes; costs at most a three-hundredth of one core."""
+    """Keeps the state file's list of processes; costs at most a three-hundredth of one core.
+
+    In a thread, which is left behind where the file lies on a file system that hangs.
+    """
 
     def __init__(self, inner: int, fd: int) -> None:
-        self.pause_s = 0.05
         self._inner, self._fd = inner, fd
-        self._header_bytes = os.pread(fd, 4096, 0).find(b"\n") + 1
+        self._header_bytes = 0
         self._known: set[tuple[int, int]] = set()
-        self._least_s = 0.1
+        self._ended, self._writing = False, _thread.allocate_lock()
+        _thread.start_new_thread(self._run, ())
 
-    def take(self) -> bool:
-        """Look at the tree, write what has changed; false if that does not work."""
-        began = time.monotonic()
+    def _run(self) -> None:
+        pause_s, least_s = 0.05, 0.1
         try:
-            self.write(descendants(os.getpid()))
+            with self._writing:
+                self._header_bytes = os.pread(self._fd, 4096, 0).find(b"\n") + 1
+            while True:
+                time.sleep(pause_s)
+                began = time.monotonic()
+                with self._writing:
+                    if self._ended:
+                        return
+                    self._write(descendants(os.getpid()))
+                least_s = min(1.0, 2 * least_s)
+                pause_s = max(least_s, 300 * (time.monotonic() - began))
         except OSError:
-            return False
-        self._least_s = min(1.0, 2 * self._least_s)
-        self.pause_s = max(self._least_s, 300 * (time.monotonic() - began))
-        return True
+            return
 
-    def write(self, tree: dict[int, ProcessStat]) -> None:
+    def end(self, left: dict[int, ProcessStat]) -> None:
+        """Take no more notes; who is left could not be killed: a janitor looks again."""
+        if not self._writing.acquire(timeout=_NOTES_END_S):
+            return
+        self._ended = True
+        try:
+            if left:
+                self._write(left)
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        except OSError:
+            return
+        finally:
+            self._writing.release()
+
+    def _write(self, tree: dict[int, ProcessStat]) -> None:
         """Write the list, unless it is what was written last."""
         now = {(pid, found.start_ticks) for pid, found in tree.items() if pid != self._inner}
         if now != self._known:
@@ -272,7 +358,10 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
     if pid == 0:
         step = "start"
         try:
-            os.setsid()
+            if configuration["foreground"] is None:
+                os.setsid()
+            else:
+                _join_group(configuration["foreground"])
             if not configuration["may_release"]:  # it could not be taken back when the guard lets go and ends
                 _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
@@ -280,16 +369,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
             for target, source in enumerate(configuration["stdio"]):
                 os.dup2(source, target)
                 os.set_inheritable(target, True)  # dup2 onto itself leaves close-on-exec set
-            for restored in (
-                signal.SIGCHLD,
-                signal.SIGTERM,
-                signal.SIGINT,
-                signal.SIGHUP,
-                signal.SIGPIPE,
-                signal.SIGXFSZ,
-            ):
-                signal.signal(restored, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            _restore_signals(**configuration["signals"])
             # If memory runs out, the generator should go before the one who reports it.
             _write_oom_score("self", b"500")
             if configuration["cwd"]:
@@ -315,6 +395,20 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
         os._exit(0)
     started = read_stat(pid)
     guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])
+
+
+def _join_group(group: int) -> None:
+    try:
+        os.setpgid(0, group)
+    except OSError:
+        return  # the flow process has just died: the guard stops us
+
+
+def _restore_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
+    """Give a child what the caller of the flow process had: this process ignores nearly everything."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _read_oom_score() -> bytes:
@@ -372,10 +466,10 @@ def _guard_inner(
                     command = json.loads(line)
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
-                    elif command["cmd"] == "freeze":
-                        guard.say("frozen", pids=_freeze())
                     elif command["cmd"] == "release":
                         release_asked = True
+                    else:
+                        guard.obey(command)
         anybody = guard.reap()
         if guard.status is not None and not said_exit and not why:
             said_exit = True
@@ -389,7 +483,13 @@ def _guard_inner(
             release_asked = False
             guard.release(state, oom_score)
     guard.stop(why, grace_s)
-    os._exit(0)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """End; an outer guard that was stopped goes on, or it would keep state file and locks for ever."""
+    Tended(os.getppid()).look(math.inf)
+    os._exit(status)
 
 
 def _is_alive(pidfd: int) -> bool:
@@ -405,8 +505,8 @@ def _read_some(fd: int) -> bytes:
         return b""
 
 
-def _freeze() -> list[int]:
-    """SIGSTOP the whole tree, twice over for those that forked meanwhile; returns the pids."""
+def _freeze() -> dict[int, ProcessStat]:
+    """SIGSTOP the whole tree, twice over for those that forked meanwhile; returns them as they were before."""
     frozen: dict[int, ProcessStat] = {}
     for _ in range(3):
         new = {pid: found for pid, found in descendants(os.getpid()).items() if pid not in frozen}
@@ -415,7 +515,7 @@ def _freeze() -> list[int]:
         for pid, found in new.items():
             send_signal(pid, found.start_ticks, signal.SIGSTOP)
         frozen.update(new)
-    return list(frozen)
+    return frozen
 
 
 def main(control: int) -> None:
@@ -426,6 +526,8 @@ def main(control: int) -> None:
     """
     _prctl(_PR_SET_NAME, b"cachewatch-guard")
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Who stops the guards and kills the flow process wakes them with that: the kernel continues them.
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     os.chdir("/")  # never pin the file system that is being watched
     os.set_inheritable(control, False)
     configuration = _read_configuration(control)
@@ -439,17 +541,19 @@ def main(control: int) -> None:
     for fd in (*keep, *configuration["hold"], *(state[:1] if state else ())):
         os.set_inheritable(fd, False)
     guard = Guard(control)
-    # The outer guard outlives a SIGTERM to everybody, since the inner one needs its grace period.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    found = read_stat(os.getpid())
+    guard.cookie, guard.since_ticks = configuration["cookie"], found.start_ticks if found else 0
+    guard.foreground = configuration["foreground"] is not None
+    # The outer guard outlives a SIGTERM to everybody, since the inner one needs its grace period: like every helper
+    # it was started deaf to signals (`spawn_helper`).
     outer = os.getpid()
     inner = os.fork()
     if inner:
         for fd in set(keep):
             os.close(fd)
-        os.close(flow_fd)
-        _guard_outer(guard, inner, state)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # not inherited by fork
+        _guard_outer(guard, inner, configuration, flow_fd)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # neither is inherited by fork
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     outer_fd = os.pidfd_open(outer)
     if os.getppid() != outer:
         os._exit(97)

@@ -1,17 +1,39 @@
-"""What a guard's client and a warden's have in common: a conversation in JSON lines, and what is asked in it."""
+"""What a guard's client and a warden's have in common: a conversation in JSON lines, and what is asked in it.
+
+Every question has a deadline. A helper that is stopped is continued; one that still does not do what it was asked is
+killed, and the next line of defence acts: the outer guard, another warden, or a sweep by cookie and recorded tree.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import subprocess
 import threading
+import time
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.tending import Tended
 
-__all__ = ["HelperClient"]
+__all__ = ["HelperClient", "running_clients"]
+
+_TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
+# How long a helper may stay stopped (a tracer may hold it where SIGCONT does not help); where a stop is wanted.
+_HELD_S, _HELD_WANTED_S = 10.0, 2.0
+_SEND_S, _HANG_UP_S = 5.0, 2.0
+
+
+_made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
+
+
+def running_clients() -> list[HelperClient]:
+    """List those of this process's clients whose helpers run something, or are about to."""
+    return [client for client in list(_made) if not client.gone.is_set()]
 
 
 class HelperClient:
@@ -20,11 +42,15 @@ class HelperClient:
     Args:
         helper: what the helper process is called, for a message.
         cookie: identifier of the run.
+        grace_s: between SIGTERM and SIGKILL, unless `stop` says otherwise.
     """
 
     includes_roots = True
 
-    def __init__(self, helper: str, cookie: str) -> None:
+    stop_takes_s = 30.0  # at most, beyond the grace period
+
+    def __init__(self, helper: str, cookie: str, grace_s: float = 0.0) -> None:
+        _made.add(self)
         self.cookie = cookie
         self.pid: int | None = None
         self.root_pids: list[int] = []
@@ -37,9 +63,15 @@ class HelperClient:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._frozen, self._answered = threading.Event(), threading.Event()
+        self._frozen, self._answered, self._suspended = threading.Event(), threading.Event(), threading.Event()
         self._frozen_pids: list[int] = []
         self._kept = ""
+        self._grace_s = grace_s
+        self._tended: list[Tended] = []
+        self._stop_command: dict[str, Any] | None = None
+        self._stop_left_s = 0.0  # what is left of the time for a stop; counted only while this process runs
+        self._tended_at_s = 0.0
+        self._given_up = False
 
     def wait(self, timeout_s: float) -> StopReport | None:
         """Wait until nothing is left.
@@ -58,7 +90,13 @@ class HelperClient:
         Args:
             grace_s: overrides the grace period.
         """
-        self._command({"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s}))
+        command = {"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s})
+        left_s = (self._grace_s if grace_s is None else grace_s) + self.stop_takes_s
+        self._stop_left_s = left_s if self._stop_command is None else min(self._stop_left_s, left_s)
+        self._stop_command = command
+        self._command(command)
+        for one in self._tended:
+            one.look(_HELD_WANTED_S)
 
     def freeze(self, timeout_s: float) -> list[int]:
         """Keep its processes from running, so that a picture of them is consistent; `stop` still works after it.
@@ -72,6 +110,34 @@ class HelperClient:
         self._frozen.clear()
         self._command({"cmd": "freeze"})
         return self._frozen_pids if self._frozen.wait(timeout_s) else []
+
+    def signal(self, numbers: Sequence[int]) -> bool:
+        """Pass signals on to the command; never blocks.
+
+        Args:
+            numbers: the signals, in order.
+
+        Returns:
+            False if nothing was passed on, since it has not been started yet or its helper is busy: ask again.
+        """
+        if self.gone.is_set():
+            return True
+        return self._may_speak() and self._send_now({"cmd": "signal", "numbers": list(numbers)})
+
+    def suspend(self, timeout_s: float) -> None:
+        """Have all of it stopped, as by Ctrl-Z, until `resume`.
+
+        Args:
+            timeout_s: the longest wait for it.
+        """
+        if self._may_speak():
+            self._suspended.clear()
+            self._send_now({"cmd": "suspend"})
+            self._suspended.wait(timeout_s)
+
+    def resume(self) -> None:
+        """Have continued what `suspend` stopped."""
+        self._command({"cmd": "resume"})
 
     def release(self, timeout_s: float) -> str | None:
         """Have the helper let go of what runs and end; see `Supervisor.release`.
@@ -106,13 +172,33 @@ class HelperClient:
     def _send(self, command: dict[str, Any]) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the helper has gone: the reader sees it and takes over
+                self._socket.settimeout(_SEND_S)  # one that is stopped reads nothing
                 self._socket.sendall(json.dumps(command).encode() + b"\n")
+
+    def _send_now(self, command: dict[str, Any]) -> bool:
+        """Send; false where the helper does not take it at once: it may be stopped, and further signals must be acted on."""
+        if self._socket is None:
+            return False
+        with contextlib.suppress(OSError, ValueError):  # the helper has gone: the reader sees it and takes over
+            poll = select.poll()
+            poll.register(self._socket, select.POLLOUT)
+            if not poll.poll(0):
+                return False
+            self._socket.send(json.dumps(command).encode() + b"\n")
+        return True
 
     def _listen(self) -> None:
         """Take what the helper says until it hangs up."""
         connection, buffer = self._socket, b""
         assert connection is not None
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
         while True:
+            # What it says is taken before it is judged: after a pause of this very process both may be due.
+            if not poll.poll((_TEND_EVERY_S if self._stop_command is None else _TEND_WANTED_S) * 1000):
+                if self._tend():
+                    return
+                continue
             try:
                 chunk = connection.recv(1 << 16)
             except OSError:
@@ -125,11 +211,34 @@ class HelperClient:
                 message = json.loads(line)
                 self._take(message.pop("ev"), message)
 
+    def _tend(self) -> bool:
+        """See to helpers that are stopped, and to a stop that takes too long; whether none is worth listening to."""
+        now_s = time.monotonic()
+        if self._stop_command is not None:
+            # At most two turns at once: a machine that was suspended has not used up anybody's time.
+            self._stop_left_s -= min(now_s - self._tended_at_s, 2 * _TEND_WANTED_S) if self._tended_at_s else 0.0
+            self._tended_at_s = now_s
+        wanted = self._stop_command is not None
+        for one in self._tended:
+            one.look(_HELD_WANTED_S if wanted else _HELD_S)
+        if wanted and self._stop_left_s <= 0 and not self._given_up:
+            self._given_up = True
+            self._give_up()
+        # One that hangs in the kernel does not even hang up.
+        return self._given_up and self._stop_left_s <= -_HANG_UP_S
+
+    def _give_up(self) -> None:
+        """Kill the helpers, which do not do what was asked: whoever listens to them takes over."""
+        for one in self._tended:
+            one.kill()
+
     def _take(self, event: str, message: dict[str, Any]) -> None:
         """Take one message; those that every helper sends are taken here."""
         if event == "frozen":
             self._frozen_pids = message["pids"]
             self._frozen.set()
+        elif event == "suspended":
+            self._suspended.set()
         elif event == "kept":
             self._kept = message["reason"]
             self._answered.set()
@@ -152,7 +261,13 @@ class HelperClient:
             self._socket = None
 
     def _reap(self, timeout_s: float) -> None:
-        if self._process is not None:
+        if self._process is None:
+            return
+        end_s = time.monotonic() + timeout_s
+        while self._process.poll() is None and time.monotonic() < end_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-            self._process.returncode = self._process.returncode or 0
+                self._process.wait(_TEND_WANTED_S)
+                break
+            for one in self._tended:
+                one.look(timeout_s / 2)
+        self._process.returncode = self._process.returncode or 0

@@ -10,21 +10,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from prefect_cachewatch.supervise.proc import (
-    ProcessStat,
-    boot_id,
-    command_line,
-    descendants,
-    find_by_cookie,
-    is_alive,
-    read_stat,
-    send_signal,
-)
+from prefect_cachewatch.common.removal import look, remove_entry
+from prefect_cachewatch.filelocks import find_holders
+from prefect_cachewatch.supervise.proc import ProcessStat, boot_id, descendants, is_alive, process_name, read_stat
+from prefect_cachewatch.supervise.reading import find_by_cookie, name_processes
 from prefect_cachewatch.supervise.run_files import (
     SUFFIX,
     RunFile,
@@ -36,6 +30,8 @@ from prefect_cachewatch.supervise.run_files import (
     read_run_file,
     runs_directory,
 )
+from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
+from prefect_cachewatch.supervise.tending import GUARD_NAME, Tended
 from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = [
@@ -44,11 +40,13 @@ __all__ = [
     "Refusal",
     "clear_leftovers",
     "describe_leftovers",
+    "follow_run",
+    "leftover_of",
     "living_processes",
     "stop_leftovers",
 ]
 
-_KILL_DEADLINE_S = 10.0
+_HELD_S, _REVIVED_WITHIN_S = 2.0, 10.0
 
 
 @dataclass(frozen=True)
@@ -148,26 +146,28 @@ def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s:
     Returns:
         What was found; what is still there has `killed` false.
     """
-    seen: dict[tuple[int, int], Leftover] = {}
-    known, nap = set(recorded), 0.002
-    while True:
+    stop = TreeStop(follow_run(cookie, set(recorded)), longest_nap_s=0.05)
+    left = {(who["pid"], who["start_ticks"]): who["state"] for who in stop.sweep(deadline_s)}
+    return [leftover_of(cookie, who, left.get((who["pid"], who["start_ticks"]))) for who in stop.killed]
+
+
+def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[int, ProcessStat]]:
+    """Make a look at a run's living processes that remembers whom it has seen.
+
+    Args:
+        cookie: the run's identifier.
+        known: (pid, start time) of processes known to belong to it; grows with each look.
+
+    Returns:
+        The look.
+    """
+
+    def look() -> dict[int, ProcessStat]:
         living = living_processes(cookie, known)
-        if not living or time.monotonic() > deadline_s:
-            break
-        # Frozen first: a process that forks while it is being killed would leave a child behind.
-        for pid, status in living.items():
-            send_signal(pid, status.start_ticks, signal.SIGSTOP)
-        living |= living_processes(cookie, known | {(pid, status.start_ticks) for pid, status in living.items()})
-        for pid, status in living.items():
-            identity = (pid, status.start_ticks)
-            known.add(identity)
-            if identity not in seen:
-                argv = tuple(command_line(pid)[:32])
-                seen[identity] = Leftover(cookie, pid, status.start_ticks, status.state, argv, killed=True)
-            send_signal(pid, status.start_ticks, signal.SIGKILL)
-        time.sleep(nap)
-        nap = min(nap * 1.5, 0.05)
-    return [_still(one) for one in seen.values()]
+        known.update((pid, found.start_ticks) for pid, found in living.items())
+        return living
+
+    return look
 
 
 def describe_leftovers(report: JanitorReport) -> list[str]:
@@ -207,7 +207,9 @@ def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return "running", []
+            if dry_run or not _go_on(name, data, fd):
+                return "running", []
+            data = os.pread(fd, 1 << 20, 0)  # they may have noted more
         if os.fstat(fd).st_nlink == 0:
             raise FileNotFoundError(name)
         run = parse_run_file(data, name)
@@ -215,31 +217,69 @@ def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
             raise RunFileRefused("it describes a run on another machine: look there")
         if run.boot_id != boot_id():
             # Its processes ended with their kernel; whoever has their pids now is somebody else.
-            return _remove(name, here, dry_run), []
+            return _remove(name, here, fd, dry_run), []
         if run.pid_namespace != pid_namespace():
             raise RunFileRefused("it describes a run in another pid namespace (container): look there")
-        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, time.monotonic() + _KILL_DEADLINE_S)
+        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, time.monotonic() + KILL_DEADLINE_S)
         if all(one.killed for one in found):
-            return _remove(name, here, dry_run), found
+            return _remove(name, here, fd, dry_run), found
         return "kept", found
     finally:
         os.close(fd)
 
 
-def _remove(name: str, here: int, dry_run: bool) -> str:
+def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
     if dry_run:
         return "kept"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=here)
+    remove_entry(here, name, look(fd))  # the file that was read and is locked, not one that came in its place
     return "removed"
 
 
 def _look(run: RunFile) -> list[Leftover]:
     living = living_processes(run.cookie, set(run.tree))
-    return [
-        Leftover(run.cookie, pid, found.start_ticks, found.state, tuple(command_line(pid)[:32]), killed=False)
-        for pid, found in living.items()
-    ]
+    return [leftover_of(run.cookie, who, who["state"]) for who in name_processes(living, len(living))]
+
+
+def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover:
+    """Make the entry of one process that a stop met.
+
+    Args:
+        cookie: the run's identifier.
+        who: pid, start_ticks, state and argv.
+        state: its state now, where it is still there.
+
+    Returns:
+        The entry.
+    """
+    there = state is not None
+    return Leftover(
+        cookie, who["pid"], who["start_ticks"], state if state else who["state"], tuple(who["argv"]), killed=not there
+    )
+
+
+def _go_on(name: str, data: bytes, fd: int) -> bool:
+    """Have stopped guards go on whose flow process has died; whether none is left, and their run is dead.
+
+    Their lock says only that they live. Guards that are not stopped are at work, however long their grace period is.
+    """
+    try:
+        run = parse_run_file(data, name)
+    except RunFileRefused:
+        return False  # a lock of somebody else's, or of another version's guards
+    here = run.boot_id == boot_id() and run.machine == machine_id() and run.pid_namespace == pid_namespace()
+    if not here or is_alive(*run.flow):
+        return False  # the flow process sees to them itself
+    pids = [holder.pid for holder in find_holders(os.fstat(fd)) if process_name(holder.pid) == GUARD_NAME]
+    guards = [tended for tended in map(Tended, pids) if tended.is_held]
+    deadline_s = time.monotonic() + _REVIVED_WITHIN_S
+    while guards and time.monotonic() < deadline_s:
+        for tended in guards:
+            tended.look(_HELD_S)
+        time.sleep(0.05)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def living_processes(cookie: str, known: set[tuple[int, int]]) -> dict[int, ProcessStat]:
@@ -264,13 +304,6 @@ def living_processes(cookie: str, known: set[tuple[int, int]]) -> dict[int, Proc
         above = read_stat(ours)
         ours = above.parent if above else 0
     return living
-
-
-def _still(one: Leftover) -> Leftover:
-    if not is_alive(one.pid, one.start_ticks):
-        return one
-    now = read_stat(one.pid)
-    return Leftover(one.cookie, one.pid, one.start_ticks, now.state if now else "?", one.argv, killed=False)
 
 
 def _reason(error: Exception) -> str:

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 
+from prefect_cachewatch.common.files import open_for_writing
 from prefect_cachewatch.supervise.proc import is_alive
 
 TYPE_CHECKING = False  # typing costs the helpers a megabyte; type checkers take this name for true
@@ -54,7 +55,7 @@ class _Log:
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return open_for_writing(self._path)
         except OSError:
             return -1
 

@@ -9,30 +9,42 @@ import os
 import signal
 from collections import namedtuple
 
+from prefect_cachewatch.supervise.turns import is_stuck, read_each
+
 TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "COOKIE",
     "ProcessStat",
     "boot_id",
+    "carried_cookie",
     "children",
     "command_line",
     "descendants",
-    "find_by_cookie",
     "is_alive",
+    "living_thread",
+    "process_name",
+    "read_memory_file",
     "read_stat",
+    "read_stats",
     "send_signal",
 ]
 
 COOKIE = "CACHEWATCH_ID"
 _DEAD = frozenset("ZXx")
+_ARGV_MAX, _READ_MAX = 1 << 16, 1 << 22
+_KNOWN_MAX = 1 << 16
+
+_known: dict[int, int] = {}  # pid -> start time as last read, for the time in which it cannot be
 
 
 if TYPE_CHECKING:
     from typing import NamedTuple
 
     class ProcessStat(NamedTuple):
-        """State letter, parent and start time (clock ticks since boot) of a process."""
+        """State letter (of a living thread, if there is one), parent and start time (clock ticks since boot)."""
 
         state: str
         parent: int
@@ -44,7 +56,7 @@ else:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Read a process's state, parent and start time.
+    """Read a process's state, parent and start time, without waiting for a process that hangs.
 
     Args:
         pid: the process.
@@ -56,6 +68,46 @@ def read_stat(pid: int) -> ProcessStat | None:
         >>> read_stat(os.getpid()).parent == os.getppid()
         True
     """
+    return read_stats((pid,)).get(pid)
+
+
+def read_stats(pids: Iterable[int]) -> dict[int, ProcessStat]:
+    """Read state, parent and start time of processes, without waiting for one that hangs.
+
+    Who hangs while it replaces its program, on a file system that does not answer, holds up each reader of its
+    /proc/PID/stat (Linux 6.18). Such a one is read from what does not wait, and has the start time that was read before it
+    hung, -1 if there is none.
+
+    Args:
+        pids: the processes.
+
+    Returns:
+        Pid to reading, of those that there are.
+
+    Example:
+        >>> sorted(read_stats([os.getpid(), os.getppid()])) == sorted([os.getpid(), os.getppid()])
+        True
+    """
+    asked = list(pids)
+    me = os.getpid()
+    found = {pid: _read_stat(pid) for pid in asked if pid == me}
+    if others := [pid for pid in asked if pid != me]:
+        found |= read_each(others, _read_stat, each_s=0.1, total_s=20.0, alone=True)
+    if len(_known) > _KNOWN_MAX:
+        _known.clear()
+    answer = {}
+    for pid in asked:
+        now = found[pid] if pid in found else _read_status(pid)
+        if now is not None:
+            answer[pid] = now
+            if now.start_ticks != -1:
+                _known[pid] = now.start_ticks
+        elif not is_stuck(pid):
+            _known.pop(pid, None)
+    return answer
+
+
+def _read_stat(pid: int) -> ProcessStat | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -63,13 +115,93 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     # The name stands in parentheses and may contain anything, parentheses too: fields begin after the last.
     fields = text[text.rindex(b")") + 2 :].split()
-    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19]))
+    state = fields[0].decode()
+    if state in _DEAD and int(fields[17]) > 1:  # num_threads: the main thread has ended, others may run and write
+        living = living_thread(pid)
+        state = living[1] if living else state
+    return ProcessStat(state, int(fields[1]), int(fields[19]))
+
+
+def _read_status(pid: int) -> ProcessStat | None:
+    """Read the same from /proc/PID/status, which needs no lock of the process and has no start time."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        return ProcessStat(lines[b"State"].split()[0].decode(), int(lines[b"PPid"]), _known.get(pid, -1))
+    except (OSError, KeyError):
+        return None
+
+
+def living_thread(pid: int) -> tuple[int, str] | None:
+    """Find a thread of a process that has not ended.
+
+    Args:
+        pid: the process.
+
+    Returns:
+        Its identifier and state letter; None if all have ended.
+
+    Example:
+        >>> living_thread(os.getpid())[0] == os.getpid()
+        True
+    """
+    try:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return None
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                text = file.read()
+        except OSError:
+            continue
+        state = text[text.rindex(b")") + 2 :][:1].decode()
+        if state not in _DEAD:
+            return thread, state
+    return None
+
+
+def process_name(pid: int) -> str:
+    """Read a process's bracketed name, which needs no lock of it; empty if it has gone."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            return f"[{os.fsdecode(file.read().strip())}]"
+    except OSError:
+        return ""
+
+
+def read_memory_file(pid: int, name: str, limit: int = _READ_MAX) -> bytes:
+    """Read cmdline or environ, of a living thread where the main one has ended; may block (see `reading`).
+
+    Args:
+        pid: the process.
+        name: of the file.
+        limit: the most bytes.
+
+    Returns:
+        Its content; empty where there is none.
+
+    Raises:
+        OSError: it may not be read, or has gone.
+    """
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            if data := file.read(limit):
+                return data
+    except ProcessLookupError:
+        pass
+    # Where the main thread has ended its memory is not to be seen, though the others have it still.
+    thread = living_thread(pid)
+    if thread is None or thread[0] == pid:
+        return b""
+    with open(f"/proc/{pid}/task/{thread[0]}/{name}", "rb") as file:
+        return file.read(limit)
 
 
 def is_alive(pid: int, start_ticks: int) -> bool:
     """Say whether this very process, not a later one with its pid, still runs (a zombie does not)."""
     now = read_stat(pid)
-    return now is not None and now.start_ticks == start_ticks and now.state not in _DEAD
+    return now is not None and now.start_ticks in (start_ticks, -1) and now.state not in _DEAD
 
 
 def children(pid: int) -> list[int]:
@@ -90,9 +222,8 @@ def children(pid: int) -> list[int]:
 
 def _parents() -> dict[int, list[int]]:
     below: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (found := read_stat(int(name))):
-            below.setdefault(found.parent, []).append(int(name))
+    for pid, found in read_stats(int(name) for name in os.listdir("/proc") if name.isdigit()).items():
+        below.setdefault(found.parent, []).append(pid)
     return below
 
 
@@ -114,11 +245,10 @@ def descendants(root: int) -> dict[int, ProcessStat]:
     table = None if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _parents()
     queue = [root]
     while queue:
-        pid = queue.pop()
-        for child in children(pid) if table is None else table.get(pid, ()):
-            if child not in seen and (found := read_stat(child)):
-                seen[child] = found
-                queue.append(child)
+        below = [child for pid in queue for child in (children(pid) if table is None else table.get(pid, ()))]
+        found = read_stats(child for child in below if child not in seen)
+        seen |= found
+        queue = list(found)
     return {pid: found for pid, found in seen.items() if found.state not in _DEAD}
 
 
@@ -150,40 +280,32 @@ def send_signal(pid: int, start_ticks: int, signal_number: int) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """Read a process's argv, or its bracketed name where it has none; empty if it has gone."""
+    """Read a process's argv, or its bracketed name where it has none; empty if it has gone. May block (see `reading`)."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().rstrip(b"\0").split(b"\0")
-        if words and words[0]:
-            return [os.fsdecode(word) for word in words]
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return [f"[{os.fsdecode(file.read().strip())}]"]
+        words = read_memory_file(pid, "cmdline", _ARGV_MAX).rstrip(b"\0").split(b"\0")
     except OSError:
         return []
+    if words and words[0]:
+        return [os.fsdecode(word) for word in words]
+    return [name] if (name := process_name(pid)) else []
 
 
-def find_by_cookie(cookie: str) -> dict[int, ProcessStat]:
-    """Find living processes that carry a run's cookie in the environment they were started with.
+def carried_cookie(pid: int) -> str | None:
+    """Read whose run a process belongs to, by the environment it was started with. May block (see `reading`).
 
     Args:
-        cookie: the run's identifier.
+        pid: the process.
 
     Returns:
-        Pid to reading. A process that wiped its environment, or belongs to another user, is not found.
+        The run's identifier; None where it has none, wiped it, or belongs to another user.
     """
-    mark = f"{COOKIE}={cookie}".encode()
-    found: dict[int, ProcessStat] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                marked = mark in file.read().split(b"\0")
-        except OSError:
-            continue
-        if marked and (status := read_stat(int(name))) and status.state not in _DEAD:
-            found[int(name)] = status
-    return found
+    mark = f"{COOKIE}=".encode()
+    try:
+        words = read_memory_file(pid, "environ").split(b"\0")
+    except OSError:
+        return None
+    # The first counts, as for getenv: a run within a run has a cookie of its own.
+    return next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
 
 
 def boot_id() -> str:

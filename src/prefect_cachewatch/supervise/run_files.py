@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_updates import MAX_TREE
 
@@ -93,20 +94,9 @@ def open_runs_directory(path: str) -> int:
         OSError: it cannot be opened.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except NotADirectoryError as error:
-        what = "a symbolic link" if os.path.islink(path) else "not a directory"
-        raise RunFileRefused(f"it is {what}") from error
-    status = os.fstat(fd)
-    problem = None
-    if status.st_uid != os.geteuid():
-        problem = f"it belongs to uid {status.st_uid}, and this is uid {os.geteuid()}"
-    elif status.st_mode & 0o022:
-        problem = "others may write into it"
-    if problem:
-        os.close(fd)
-        raise RunFileRefused(problem)
-    return fd
+        return open_own_directory(path)
+    except FileRefused as error:
+        raise RunFileRefused(str(error)) from error
 
 
 def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str]:
@@ -151,9 +141,12 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
         OSError: it cannot be made.
         RunFileRefused: the directory is not to be trusted.
     """
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    here = open_runs_directory(directory)
     try:
+        here = make_own_directory(directory)
+    except FileRefused as error:
+        raise RunFileRefused(str(error)) from error
+    try:
+        # Not `write_entry`: it is locked before it has its name, and stays open for the guards to write on.
         fd = os.open("." + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE, 0o600, dir_fd=here)
         try:
             # Locked and written before it gets its name: a janitor never sees one that is neither.

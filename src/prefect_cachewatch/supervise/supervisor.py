@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import GuardError
 
 __all__ = ["Launch", "RunningServer", "StopReport", "Supervisor", "exit_of", "wait_for_report"]
@@ -27,6 +28,9 @@ class Launch:
         wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
         hold: descriptors (locks) that stay open until the tree is gone.
         may_release: whether it may be handed over (`Supervisor.release`) when it is ready.
+        foreground: whether it stays in this process's session and process group, with its terminal.
+        files: who removes and reads state files in this process's stead.
+        has_state: whether there is to be a state file; not where its directory does not answer.
     """
 
     argv: Sequence[str]
@@ -38,6 +42,9 @@ class Launch:
     wait_for: str = "tree"
     hold: Sequence[int] = ()
     may_release: bool = False
+    foreground: bool = False
+    files: Files = field(default_factory=InPlace, repr=False)
+    has_state: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.examination import Examiner, secret_values
+from prefect_cachewatch.examination import Examiner
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.watch import Watch, run_watch
 

@@ -1,0 +1,178 @@
+"""How long `cachewatch generate` speaks to the Prefect API: a bound in wall time, whatever the API does.
+
+Prefect's clients wait for an API without an end, and obey a `Retry-After` of a day. The generator's own end is not
+theirs: it is said, and that the API could not be told is said apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from prefect_cachewatch.bounded import Bounded
+from prefect_cachewatch.common.files import write_within
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal, redact
+from prefect_cachewatch.units import format_duration
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.flows.telling import Telling
+    from prefect_cachewatch.report import Report
+
+__all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api"]
+
+NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
+_LOOK_S = 0.25
+# What is our own at an attempt's end, and no matter of the API: a last scan, the post-mortem, the report.
+_OWN_END_S = 45.0
+_HURRY_S = 3.0
+_OWN_FAILURE = 125
+
+
+def api_url() -> str:
+    """Say which API is configured, without what is secret in it; empty for a temporary server."""
+    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - Prefect is imported when it is used
+
+    return for_terminal(redact(PREFECT_API_URL.value() or ""), 300)
+
+
+def check_api(patience_s: float) -> None:
+    """See that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
+
+    Args:
+        patience_s: the longest wait.
+
+    Raises:
+        InputError: it does not answer, or something else does.
+    """
+    url = api_url()
+    if not url:
+        return
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
+
+    def ask() -> object:
+        with get_client(sync_client=True) as client:
+            if (error := client.api_healthcheck()) is not None:
+                raise error
+            return client.api_version()
+
+    version: object = None
+    try:
+        version = Bounded().call(ask, patience_s)
+    except TimeoutError:
+        why = f"has not answered within {format_duration(patience_s)}"
+    except ValueError:
+        why = ""
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = f"answers {status}" if status is not None else "cannot be reached"
+        if status in (401, 403):
+            raise InputError(
+                f"the Prefect API at {url} {why}: check PREFECT_API_KEY, or PREFECT_API_AUTH_STRING"
+            ) from error
+    else:
+        why = ""
+    if why:
+        raise InputError(
+            f"the Prefect API at {url} {why}: start it with `prefect server start`, "
+            "or unset PREFECT_API_URL to use a temporary server"
+        )
+    if not isinstance(version, str):
+        raise InputError(
+            f"what answers at {url} is no Prefect API (a login page, a proxy?): check PREFECT_API_URL, which ends with /api"
+        )
+
+
+class ApiWatchdog:
+    """Ends the command when all that is left is to speak to an API that takes too long, or a signal asks for the end.
+
+    Args:
+        telling: what the run notes of itself.
+        patience_s: how long the API may take, each time that the run only speaks to it.
+        exit_status: of the command, by the report of the last attempt as a mapping.
+    """
+
+    def __init__(self, telling: Telling, patience_s: float, exit_status: Callable[[str, Report], int]) -> None:
+        self.finished = threading.Event()
+        self._telling, self._patience_s, self._exit_status = telling, patience_s, exit_status
+        self._bounds_start = bool(api_url())  # a temporary server has a time limit of its own for its start
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._signal: int | None = None
+        self._signalled_s = 0.0
+        self._gone_s: float | None = None
+        self._before = -1
+
+    def start(self) -> None:
+        """Begin to watch, in a thread of its own; call in the main thread."""
+        with contextlib.suppress(ValueError):  # not the main thread: no signals arrive here
+            # The main thread may be in a call that no handler gets it out of: the number of a signal comes here.
+            self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="cachewatch-api-watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """Watch no more."""
+        self.finished.set()
+        with contextlib.suppress(ValueError):
+            signal.set_wakeup_fd(self._before)
+
+    def exit_status(self, report: Report) -> int:
+        """Say how the command ends when the API could not be told of it.
+
+        Args:
+            report: of the last attempt.
+
+        Returns:
+            The exit status: 128+N for a run that signal N cancelled, a temporary server with it or not.
+        """
+        if report.outcome == "cancelled" and self._signal is not None:
+            return 128 + self._signal
+        return self._exit_status(report.outcome, report)
+
+    def _watch(self) -> None:
+        while not self.finished.is_set():
+            if select.select([self._read], [], [], _LOOK_S)[0]:
+                numbers = os.read(self._read, 1 << 16)
+                if self._before >= 0:
+                    with contextlib.suppress(OSError):
+                        os.write(self._before, numbers)  # whoever listened before this watchdog listens still
+                for number in numbers:
+                    if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and self._signal is None:
+                        self._signal, self._signalled_s = number, time.monotonic()
+            if not self.finished.is_set() and self._is_over():
+                self._leave()
+
+    def _is_over(self) -> bool:
+        now_s, since_s = time.monotonic(), self._telling.since_s
+        if since_s is not None:
+            self._gone_s = None
+            if self._signal is not None and now_s - max(since_s, self._signalled_s) >= min(_HURRY_S, self._patience_s):
+                return True
+            return (self._telling.has_begun or self._bounds_start) and now_s - since_s >= self._patience_s
+        # The tree has gone, and what waits for its tasks waits for the API.
+        watch = self._telling.watch
+        if watch is None or watch.supervisor is None or not watch.supervisor.gone.is_set():
+            self._gone_s = None
+            return False
+        self._gone_s = self._gone_s or now_s
+        return now_s - self._gone_s >= self._patience_s + _OWN_END_S
+
+    def _leave(self) -> NoReturn:
+        report = self._telling.report
+        if report is not None:
+            status, said = self.exit_status(report), f"{report.message} {NOT_TOLD}"
+        elif self._signal is not None:
+            status = 128 + self._signal
+            said = f"cachewatch: {signal.Signals(self._signal).name} while the Prefect API did not answer; nothing is running"
+        else:
+            status = _OWN_FAILURE
+            said = f"cachewatch: the Prefect API at {api_url()} has not answered for {format_duration(self._patience_s)}: nothing is running"
+        with contextlib.suppress(OSError):
+            write_within(2, f"{said}\n".encode("utf-8", "backslashreplace"), 1.0)
+        # Prefect's own threads wait for the API without an end; the tree has gone and the report is on disk.
+        os._exit(status)

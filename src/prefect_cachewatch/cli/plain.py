@@ -1,0 +1,64 @@
+"""The state of a running generation as one plain line, for a log. Loads nothing but what a watch has anyway."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.units import format_bytes, format_duration
+
+__all__ = ["LiveState", "remaining_text", "render_plain"]
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What the live view shows; `rates` are recent rates in bytes per second, oldest first."""
+
+    name: str
+    elapsed_s: float
+    bytes_present: int
+    files_present: int
+    rate_bytes_per_s: float
+    pause_s: float
+    window_s: float
+    started: bool = True
+    last_file: str | None = None
+    suspicion: str | None = None
+    expected_bytes: int | None = None
+    rates: tuple[float, ...] = ()
+    warmup: str | None = None
+    """In a server's warm-up, what is waited for."""
+
+
+def render_plain(state: LiveState, width: int = 400) -> str:
+    """Write the state as one line without any control characters, for a log.
+
+    Example:
+        >>> render_plain(LiveState("llama", 60, 2**30, 43, 2**20, 12.4, 300))
+        '1.00 GiB in 43 files, 1.00 MiB/s, pause 12 s of 5 minutes'
+    """
+    what = "warm-up" if state.warmup is not None else "pause" if state.started else "no byte yet,"
+    pause = f"{what} {format_duration(float(round(state.pause_s)))}"
+    text = (
+        f"{format_bytes(state.bytes_present)} in {state.files_present:,} file{'' if state.files_present == 1 else 's'}, "
+        f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
+    )
+    if remaining := remaining_text(state):
+        text += f", {remaining}"
+    if state.warmup is not None:
+        text += f"; waiting for {state.warmup}"
+    if state.suspicion:
+        text += f"; suspected: {state.suspicion}"
+    return for_terminal(text, width)
+
+
+def remaining_text(state: LiveState) -> str:
+    """Say how much is done and how long the rest will take, where the size to expect is known; else nothing."""
+    if not state.expected_bytes:
+        return ""
+    percent = min(99.0, 100.0 * state.bytes_present / state.expected_bytes)
+    text = f"{percent:.0f} %"
+    left = state.expected_bytes - state.bytes_present
+    if left > 0 and state.rate_bytes_per_s > 0 and state.pause_s < 0.2 * state.window_s:
+        text += f", {format_duration(float(round(left / state.rate_bytes_per_s)))} left"
+    return text

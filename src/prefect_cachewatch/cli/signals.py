@@ -1,0 +1,215 @@
+"""What the signals mean that a command gets: some are the generator's, some suspend it, the rest end the run.
+
+A thread of its own acts on them: wherever the main thread may be waiting, and however many come. Standard library
+only. What a signal does to the tree is the guard's work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from prefect_cachewatch.supervise.helper_client import HelperClient, running_clients
+
+__all__ = ["ENDING", "SignalRelay", "hold_back", "relayed_to_flow"]
+
+_QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; of the others many may become one
+_FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT}) | _QUEUED
+_SUSPENDING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+ENDING = frozenset(
+    {
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTRAP, signal.SIGABRT, signal.SIGALRM, signal.SIGTERM,
+        signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSYS,
+    }
+)  # fmt: skip
+"""All that end a process by default, but for USR1, USR2 and real-time signals; for what a crash of this very process
+sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and for SIGPIPE and SIGXFSZ, which Python makes errors of a write."""
+# A second one of these is somebody's impatience; a closed terminal sends SIGHUP twice, a used-up limit SIGXCPU each second.
+_IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
+_SUSPEND_WITHIN_S = 1.0
+_AGAIN_S = 0.02
+
+# As a handler: implemented in C, so that a storm of signals cannot nest it; it does nothing, the wake-up pipe does it all.
+_nothing: Callable[[int, object], object] = dict[int, object]().get
+_held: set[int] = set()
+
+
+def hold_back() -> None:
+    """Block what is the command's until a relay begins: a signal that comes while we start is neither lost nor our end."""
+    _held.update(_FORWARDED - {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)})
+
+
+class SignalRelay:
+    """Acts on the signals that this process gets while it runs a generator.
+
+    USR1, USR2, WINCH, CONT and real-time signals go to the command's process group. TSTP, TTIN and TTOU stop the tree
+    and then this process; when it continues, so does the tree. The others cancel. What the caller ignores stays ignored.
+
+    Args:
+        clients: those who run a command now; their helpers know how to reach it.
+        cancel: called with an ending signal, and whether it is to end the grace period; in the relay's thread.
+        ending: which ones these are.
+        before_start: called in the main thread with an ending signal, too, until `settle`; may raise.
+    """
+
+    def __init__(
+        self,
+        clients: Callable[[], Iterable[HelperClient]],
+        cancel: Callable[[int, bool], None],
+        *,
+        ending: frozenset[int] = ENDING,
+        before_start: Callable[[int], None] | None = None,
+    ) -> None:
+        self.received: list[int] = []
+        """The ending signals that have come, live."""
+        self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
+        self._suspended_s = 0.0
+        self._clock_lock = threading.Lock()
+        self._continued_us = False
+        self._previous: dict[int, Any] = {}
+        self._unread: list[int] = []
+        self._read = self._write = -1
+        self._poll = select.poll()
+
+    def clock(self) -> float:
+        """Monotonic seconds, without those for which this process was suspended together with the tree."""
+        with self._clock_lock:
+            return time.monotonic() - self._suspended_s
+
+    def begin(self) -> None:
+        """Take over the signals; in the main thread."""
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._poll.register(self._read, select.POLLIN)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._relay, name="cachewatch-signals", daemon=True).start()
+        for number in _FORWARDED | _SUSPENDING | self._ending:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's and a background shell's choice is respected
+                early = number in self._ending and self._before_start is not None
+                self._previous[number] = signal.signal(number, self._end_early if early else _nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _held)
+
+    def settle(self) -> None:
+        """From now on an ending signal only cancels: there is, or is about to be, something to cancel. In the main thread."""
+        for number in self._previous:
+            signal.signal(number, _nothing)
+
+    def close(self, *, last: bool = False) -> None:
+        """Let go of the signals; in the main thread.
+
+        Args:
+            last: the process ends now, and its exit status is settled: no signal may change it any more.
+        """
+        for number, handler in self._previous.items():
+            signal.signal(number, signal.SIG_IGN if last and number not in _SUSPENDING else handler)
+        self._previous = {}
+        if self._write >= 0:
+            signal.set_wakeup_fd(-1)
+            os.close(self._write)  # the thread ends of it
+            self._write = -1
+
+    def _end_early(self, number: int, frame: FrameType | None) -> None:
+        if self._before_start is not None:
+            self._before_start(number)
+
+    def _relay(self) -> None:
+        early: list[int] = []
+        while (numbers := self._take(_AGAIN_S if early else None)) is not None:
+            for number in numbers:
+                if number in self._ending:
+                    with contextlib.suppress(Exception):  # whatever one of them meets, the next one is acted on
+                        self._end(number)
+            early = self._forward(_once([*early, *self._passed_on(numbers)]))
+            if _last_of(numbers, _SUSPENDING) > _last_of(numbers, {signal.SIGCONT}):
+                self._suspend()
+        os.close(self._read)
+
+    def _take(self, timeout_s: float | None) -> list[int] | None:
+        """Wait for signals, at most so long; None once this relay is closed."""
+        numbers, self._unread = self._unread, []
+        if self._poll.poll(0.0 if numbers else None if timeout_s is None else 1000 * timeout_s):
+            data = os.read(self._read, 1 << 16)
+            if not data:
+                return None
+            numbers += data
+        return numbers
+
+    def _end(self, number: int) -> None:
+        self.received.append(number)
+        if number == signal.SIGQUIT:  # as timeout does: a generator that dumps its stacks on it, or its core, still can
+            self._forward([number])
+        self._cancel(number, number in _IMPATIENT and sum(each in _IMPATIENT for each in self.received) > 1)
+
+    def _passed_on(self, numbers: list[int]) -> list[int]:
+        passed_on = [number for number in numbers if number in _FORWARDED]
+        if signal.SIGCONT in passed_on and self._continued_us:
+            passed_on.remove(signal.SIGCONT)  # the tree has been continued with us
+            self._continued_us = False
+        return passed_on
+
+    def _forward(self, numbers: list[int]) -> list[int]:
+        """Pass signals on; returns them where nobody takes them yet."""
+        told = [client.signal(numbers) for client in self._clients() if numbers]  # all of them, whatever one answers
+        return [] if any(told) else numbers
+
+    def _suspend(self) -> None:
+        clients = list(self._clients())
+        with self._clock_lock:
+            began_s = time.monotonic()
+            for client in clients:
+                client.suspend(_SUSPEND_WITHIN_S)
+            # A SIGCONT that has come meanwhile was to continue us, and no other one may follow it.
+            self._unread = self._take(0.0) or []
+            if signal.SIGCONT not in self._unread:
+                # To this very thread: it stands still here, not some instructions later. SIGSTOP, since SIGTSTP does
+                # not stop a process without a shell above it (an orphaned process group).
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            self._continued_us = True
+            self._suspended_s += time.monotonic() - began_s
+        for client in clients:
+            client.resume()
+
+
+@contextlib.contextmanager
+def relayed_to_flow() -> Iterator[None]:
+    """Pass on and suspend while a flow runs in this process; what else ends a process becomes the SIGTERM that cancels the run.
+
+    Raises:
+        SystemExit: with 128+N, once the run has been cancelled by a signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are not this thread's
+        return
+
+    def cancel(number: int, at_once: bool) -> None:
+        if len(relay.received) == 1:  # a second one would break off what the first one's cancellation still writes
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # Prefect sends itself SIGTERM again when it has cancelled the run.
+        raise SystemExit(128 + (relay.received or [number])[0])
+
+    relay = SignalRelay(running_clients, cancel, ending=ENDING - {signal.SIGINT, signal.SIGTERM})
+    relay.begin()
+    before = signal.getsignal(signal.SIGTERM)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        relay.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _once(numbers: list[int]) -> list[int]:
+    return [*dict.fromkeys(n for n in numbers if n not in _QUEUED), *(n for n in numbers if n in _QUEUED)]
+
+
+def _last_of(numbers: list[int], wanted: Iterable[int]) -> int:
+    return max((at for at, number in enumerate(numbers) if number in wanted), default=-1)

@@ -1,0 +1,418 @@
+"""Access to files that may hang, in processes that can be left behind: the one rule for what this package reads and writes.
+
+While a generator runs, the process that decides opens, stats, writes and removes nothing itself: a call into a file
+system that has stopped answering never returns, and neither a thread nor a signal gets anybody out of it. A server is
+made before the start, single-threaded and with all that it needs in memory; each request gets a fork of it, which does
+the access and answers. Whoever asked waits so long and no longer. Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+__all__ = ["Aside", "AsideFile", "Files", "InPlace", "main"]
+
+_HEADER = 8
+_PIECE = 1 << 16
+_LEFT_BEHIND_S = 30.0
+_NO_ANSWER = "its file system does not answer"
+
+
+class Files(Protocol):
+    """Who does the access to files."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Run a function and return what it returns; raises what it raises, TimeoutError after the time."""
+
+    def open(self, opener: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Run a function that opens something with `write` and `close`, and return such a thing."""
+
+    def consult(
+        self, function: Callable[..., Any], *arguments: Any, answer: Callable[[], object], timeout_s: float
+    ) -> Any:
+        """As `run`; the function gets `ask` as a keyword, which has `answer` called in this process and waits for it."""
+
+    def close(self) -> None:
+        """End; what is under way is left behind."""
+
+
+class InPlace:
+    """Does it here and now, for whoever has nothing to fear: no process, no deadline.
+
+    Example:
+        >>> InPlace().run(os.path.basename, "/a/b", timeout_s=1)
+        'b'
+    """
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Call the function."""
+        return function(*arguments)
+
+    def open(self, opener: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Call the function."""
+        return opener(*arguments)
+
+    def consult(
+        self, function: Callable[..., Any], *arguments: Any, answer: Callable[[], object], timeout_s: float
+    ) -> Any:
+        """Call the function."""
+        return function(*arguments, ask=answer)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class Aside:
+    """Does it in a process of its own, for as long as it is waited for.
+
+    Args:
+        control: connected to a server (`fork_server`, `spawn_server`).
+        process: the server, if it is to be waited for at the end; a pid or a `Popen`.
+
+    Example:
+        >>> aside = Aside.spawn()
+        >>> aside.run(os.path.basename, "/a/b", timeout_s=30)
+        'b'
+        >>> aside.close()
+    """
+
+    def __init__(self, control: socket.socket, process: int | subprocess.Popen[bytes]) -> None:
+        self._control, self._process = control, process
+        self._lock = threading.Lock()
+
+    @classmethod
+    def fork(cls) -> Aside:
+        """Make the server as a fork of this process, which must have no other thread.
+
+        Returns:
+            Its client.
+        """
+        ours, theirs = socket.socketpair()
+        gc.collect()
+        gc.freeze()  # what is common stays common: a collection would write to all of it
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                _serve(theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+        return cls(ours, pid)
+
+    @classmethod
+    def spawn(cls, modules: Sequence[str] = ()) -> Aside:
+        """Make the server as a new interpreter, for a process that has threads.
+
+        Args:
+            modules: what it imports before it is of use.
+
+        Returns:
+            Its client; the server may still be starting.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
+                f"main({theirs.fileno()}, {list(modules)!r})"
+            )
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-c", code, "cachewatch-files"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                cwd="/",
+            )
+        return cls(ours, process)
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        """Run a function in a process of its own.
+
+        Args:
+            function: of a module, found by its name there.
+            arguments: which can be pickled, as can its result.
+            timeout_s: the longest wait.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            TimeoutError: it has not ended by then, and is left behind.
+            OSError: the process cannot be made, or died.
+            Exception: whatever the function raises.
+        """
+        end_s = time.monotonic() + timeout_s
+        with self._begin(function, arguments, "run", timeout_s) as connection:
+            return _result_of(connection, end_s)
+
+    def consult(
+        self, function: Callable[..., Any], *arguments: Any, answer: Callable[[], object], timeout_s: float
+    ) -> Any:
+        """Run a function that may have something done in this process meanwhile; see `run`.
+
+        Args:
+            function: gets `ask` as a keyword, which waits until `answer` has returned.
+            arguments: as for `run`.
+            answer: called in this thread.
+            timeout_s: the longest wait.
+
+        Returns:
+            What it returns.
+        """
+        end_s = time.monotonic() + timeout_s
+        with self._begin(function, arguments, "consult", timeout_s) as connection:
+            return _result_of(connection, end_s, answer)
+
+    def open(self, opener: Callable[..., Any], *arguments: Any, timeout_s: float) -> AsideFile:
+        """Open something to be written to over a long time.
+
+        Args:
+            opener: of a module; returns an object with `write(bytes)` and `close()`.
+            arguments: which can be pickled.
+            timeout_s: the longest wait until it is open.
+
+        Returns:
+            What passes all that is written on to it.
+
+        Raises:
+            TimeoutError: it could not be opened by then.
+            Exception: whatever the opener raises.
+        """
+        connection = self._begin(opener, arguments, "open", 0.0)
+        try:
+            _result_of(connection, time.monotonic() + timeout_s)
+        except BaseException:
+            connection.close()
+            raise
+        return AsideFile(connection)
+
+    def close(self) -> None:
+        """Let the server end; what it has under way is left behind."""
+        self._control.close()
+        if isinstance(self._process, subprocess.Popen):
+            try:
+                self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            return
+        for _ in range(100):
+            try:
+                if os.waitpid(self._process, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:
+                return
+            time.sleep(0.01)
+
+    def _begin(
+        self, function: Callable[..., Any], arguments: Sequence[Any], how: str, timeout_s: float
+    ) -> socket.socket:
+        request = pickle.dumps((how, timeout_s, function, tuple(arguments)))
+        ours, theirs = socket.socketpair()
+        try:
+            ours.setblocking(False)
+            with theirs, self._lock:
+                socket.send_fds(self._control, [b"r"], [theirs.fileno()])
+            _send(ours, request, time.monotonic() + max(timeout_s, 5.0))
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+
+class AsideFile:
+    """A file that is written to by another process, in order.
+
+    Args:
+        connection: with that process.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def write(self, data: bytes | bytearray | memoryview, timeout_s: float = 5.0) -> None:
+        """Pass bytes on; that they were written is known after `close`.
+
+        Args:
+            data: what is to be written.
+            timeout_s: the longest wait for room.
+
+        Raises:
+            TimeoutError: there is none, since nothing is being written.
+            OSError: what was passed on before could not be written.
+        """
+        if select.select([self._connection], [], [], 0)[0]:
+            _result_of(self._connection, time.monotonic() + 1.0)
+        _send_all(self._connection, memoryview(data), time.monotonic() + timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Wait until all has been written and the file is closed.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Raises:
+            TimeoutError: it has not been by then.
+            OSError: not all could be written.
+        """
+        with self._connection as connection:
+            connection.shutdown(socket.SHUT_WR)
+            _result_of(connection, time.monotonic() + timeout_s)
+
+
+def main(control: int, modules: Sequence[str]) -> NoReturn:
+    """Be a server that was spawned.
+
+    Args:
+        control: descriptor of its socket.
+        modules: imported before the first request.
+    """
+    import importlib  # noqa: PLC0415 - a fork has it all
+
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    _serve(socket.socket(fileno=control))
+
+
+def _serve(control: socket.socket) -> NoReturn:
+    """Give each request a fork of its own, until the client has gone. Nothing here touches a file system."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # whoever reads our command's output must see its end, whatever is left behind
+        os.dup2(null, fd)
+    os.chdir("/")
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    # What ends a terminal, a worker or every process of a job is meant for the client, whose end is ours too.
+    kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT}
+    for number in signal.valid_signals() - kept - {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    while True:
+        try:
+            word, fds, _, _ = socket.recv_fds(control, 1, 1)
+        except InterruptedError:
+            continue
+        if not word:
+            os._exit(0)
+        try:
+            pid = os.fork()
+        except OSError:
+            pid = -1  # the client sees its connection end
+        if pid == 0:
+            try:
+                for number in (signal.SIGCHLD, signal.SIGALRM):  # the second one ends what is left behind
+                    signal.signal(number, signal.SIG_DFL)
+                control.close()
+                _answer(socket.socket(fileno=fds[0]))
+            finally:
+                os._exit(0)
+        for fd in fds:
+            os.close(fd)
+
+
+def _answer(connection: socket.socket) -> None:
+    how, timeout_s, function, arguments = pickle.loads(_receive(connection, None))  # noqa: S301 - from our own client
+    if how != "open":  # nobody waits any more, and what can be killed need not stay
+        signal.setitimer(signal.ITIMER_REAL, timeout_s + _LEFT_BEHIND_S)
+
+    def ask() -> None:
+        _send(connection, pickle.dumps(("ask", None)), None)
+        _receive(connection, None)
+
+    try:
+        result = function(*arguments, ask=ask) if how == "consult" else function(*arguments)
+        if how == "open":
+            _send(connection, pickle.dumps(("ok", None)), None)
+            _write_on(connection, result)
+            return
+        reply = pickle.dumps(("ok", result))
+    except Exception as error:  # noqa: BLE001 - told to whoever asked
+        reply = _failure(error)
+    _send(connection, reply, None)
+
+
+def _write_on(connection: socket.socket, file: Any) -> None:
+    failed = False
+    while data := connection.recv(_PIECE):
+        if not failed:
+            try:
+                file.write(data)
+            except OSError as error:  # told once; the rest is taken and dropped, so that nobody waits
+                failed = True
+                _send(connection, _failure(error), None)
+    file.close()
+    _send(connection, pickle.dumps(("ok", None)), None)
+
+
+def _failure(error: Exception) -> bytes:
+    try:
+        reply = pickle.dumps(("error", error))
+        pickle.loads(reply)  # noqa: S301 - our own
+    except Exception:  # noqa: BLE001 - an exception that cannot travel
+        reply = pickle.dumps(("error", OSError(errno.EIO, f"{type(error).__name__}: {error}")))
+    return reply
+
+
+def _result_of(connection: socket.socket, end_s: float, answer: Callable[[], object] | None = None) -> Any:
+    while True:
+        kind, value = pickle.loads(_receive(connection, end_s))  # noqa: S301 - from our own fork
+        if kind == "ask" and answer is not None:
+            answer()
+            _send(connection, b"done", end_s)
+        elif kind == "error":
+            raise value
+        else:
+            return value
+
+
+def _send(connection: socket.socket, data: bytes, end_s: float | None) -> None:
+    _send_all(connection, memoryview(len(data).to_bytes(_HEADER, "big") + data), end_s)
+
+
+def _send_all(connection: socket.socket, left: memoryview, end_s: float | None) -> None:
+    while left:
+        _wait_for([], [connection], end_s)
+        try:
+            left = left[connection.send(left[:_PIECE]) :]
+        except BlockingIOError:
+            continue
+
+
+def _receive(connection: socket.socket, end_s: float | None) -> bytes:
+    length = int.from_bytes(_receive_exactly(connection, _HEADER, end_s), "big")
+    return bytes(_receive_exactly(connection, length, end_s))
+
+
+def _receive_exactly(connection: socket.socket, size: int, end_s: float | None) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        _wait_for([connection], [], end_s)
+        try:
+            piece = connection.recv(min(size - len(data), 1 << 20))
+        except BlockingIOError:
+            continue
+        if not piece:
+            raise OSError(errno.EPIPE, "the process that was to do it has died")
+        data += piece
+    return data
+
+
+def _wait_for(reading: list[socket.socket], writing: list[socket.socket], end_s: float | None) -> None:
+    left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+    if not any(select.select(reading, writing, [], left_s)):
+        raise TimeoutError(errno.ETIMEDOUT, _NO_ANSWER)

@@ -1,0 +1,230 @@
+"""The way to a file: each directory opened below the one before, and no link followed that another user planted.
+
+A directory of ours is ours: this user's, writable by nobody else, no link, and where everybody may write on the way,
+what follows is this user's or root's. Standard library only, cheap to import; what is written is `files`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+__all__ = ["FileRefused", "make_own_directory", "open_directory_entry", "open_own_directory", "refuse_planted"]
+
+_WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LINKS_MAX = 40  # as the kernel's
+
+
+class FileRefused(OSError):
+    """A path that is not to be trusted; `strerror` says why, as a part of a sentence that begins with the path."""
+
+    def __init__(self, why: str, path: str = "") -> None:
+        super().__init__(errno.EPERM, why, path)
+
+    def __str__(self) -> str:
+        """The reason alone: who shows it names the path."""
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[type[FileRefused], tuple[str, str]]:
+        """Survive pickle with both parts."""
+        return type(self), (str(self.strerror), str(self.filename or ""))
+
+
+def open_directory_entry(path: str | os.PathLike[str], *, follow: bool = True, make: bool = False) -> tuple[int, str]:
+    """Open the directory in which a path's last part stands, links resolved step by step.
+
+    A link is followed as the kernel's protected_symlinks has it, whatever the kernel is set to: not one that another
+    user made in a sticky directory where everybody may write.
+
+    Args:
+        path: absolute, or from the working directory.
+        follow: resolve the last part too, if it is a link; one of /proc is never resolved, it is no text.
+        make: make the directories that are missing, for this user only.
+
+    Returns:
+        A descriptor of the directory (O_PATH, for the calls that take `dir_fd`) and the name in it, which need not
+        be there.
+
+    Raises:
+        FileRefused: somebody else planted a link.
+        OSError: there is no such way, or the path names a directory by its form.
+    """
+    text = os.fsdecode(os.fspath(path))
+    if not text:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+    # What resolves magic links (/proc/self/fd/1 -> "pipe:[7]") by their text writes a file of that name.
+    proc = _device("/proc")
+    here = os.open("/" if text.startswith("/") else ".", _WAY)
+    todo = _parts(text)
+    links = 0
+    if not todo or todo[0] == ".." or text.endswith(("/", "/.")):
+        os.close(here)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), text)
+    try:
+        while True:
+            name = todo.pop()
+            try:
+                entry = os.stat(name, dir_fd=here, follow_symlinks=False)
+            except FileNotFoundError:
+                if not todo:
+                    return here, name
+                if not make:
+                    raise
+                _make_below(here, name)
+                entry = os.stat(name, dir_fd=here, follow_symlinks=False)
+            if stat.S_ISLNK(entry.st_mode) and (todo or follow):
+                if entry.st_dev == proc and not _is_text(here, name):
+                    if not todo:
+                        return here, name
+                    here = _step(here, name, follow=0)
+                    continue
+                refuse_planted(entry, os.fstat(here), "the link on the way to it", text)
+                links += 1
+                if links > _LINKS_MAX:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                target = os.readlink(name, dir_fd=here)
+                todo += _parts(target)
+                if target.startswith("/"):
+                    here = _step(here, "/")
+                if not todo:  # a link to / itself
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), text)
+                continue
+            if not todo:
+                if name == "..":
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), text)
+                return here, name
+            here = _step(here, name)
+    except BaseException:
+        os.close(here)
+        raise
+
+
+def refuse_planted(entry: os.stat_result, directory: os.stat_result, what: str, path: str) -> None:
+    """Refuse what another user made in a sticky directory where everybody may write.
+
+    Args:
+        entry: status of the file or link.
+        directory: of the directory that holds it.
+        what: the entry is, for the message.
+        path: for the error.
+
+    Raises:
+        FileRefused: it is such a one.
+    """
+    shared = stat.S_ISVTX | stat.S_IWOTH
+    if directory.st_mode & shared == shared and entry.st_uid not in (os.geteuid(), directory.st_uid):
+        raise FileRefused(
+            f"{what} belongs to uid {entry.st_uid} and lies in a directory where everybody may write", path
+        )
+
+
+def open_own_directory(path: str | os.PathLike[str]) -> int:
+    """Open a directory of ours, if nobody else could have written into it or put it there.
+
+    Args:
+        path: the directory.
+
+    Returns:
+        A descriptor, for reading too.
+
+    Raises:
+        FileRefused: a link, no directory, somebody else's, or others may write into it or on the way to it.
+        OSError: it is not there, or cannot be opened.
+    """
+    return _open_own(os.fspath(path), make=False)
+
+
+def make_own_directory(path: str | os.PathLike[str]) -> int:
+    """Open a directory of ours as `open_own_directory`; made if it is missing, with all on the way, for us alone.
+
+    Args:
+        path: the directory.
+
+    Returns:
+        A descriptor, for reading too.
+
+    Raises:
+        FileRefused: it is not to be trusted.
+        OSError: it cannot be made or opened.
+    """
+    return _open_own(os.fspath(path), make=True)
+
+
+def _open_own(path: str, make: bool) -> int:
+    path = os.path.abspath(path)
+    _refuse_shared_way(path)
+    if make:
+        # As if for a file below it, so that the directory itself is made, by the rule of those on the way.
+        os.close(open_directory_entry(os.path.join(path, "x"), follow=False, make=True)[0])
+        _refuse_shared_way(path)
+    here, name = open_directory_entry(path, follow=False)
+    try:
+        fd = os.open(name, _OPEN, dir_fd=here)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        entry = os.stat(name, dir_fd=here, follow_symlinks=False)
+        kind = "a symbolic link" if stat.S_ISLNK(entry.st_mode) else "not a directory"
+        raise FileRefused(f"it is {kind}", path) from None
+    finally:
+        os.close(here)
+    status = os.fstat(fd)
+    why = ""
+    if status.st_uid != os.geteuid():
+        why = f"it belongs to uid {status.st_uid}, and this is uid {os.geteuid()}"
+    elif status.st_mode & 0o022:
+        why = "others may write into it"
+    if why:
+        os.close(fd)
+        raise FileRefused(why, path)
+    return fd
+
+
+def _refuse_shared_way(path: str) -> None:
+    """Refuse a way on which another user has made a directory, in one where everybody may write.
+
+    A home of another user (sudo with the caller's HOME, a container's) is that user's matter and stays usable.
+    """
+    at, shared = "/", False
+    for part in [*reversed(_parts(os.path.realpath(os.path.dirname(path)))), ""]:
+        try:
+            status = os.stat(at, follow_symlinks=False)
+        except FileNotFoundError:
+            return  # what is not there is made by us
+        if shared and status.st_uid not in (0, os.geteuid()):
+            raise FileRefused(f"it lies below {at}, which uid {status.st_uid} made where everybody may write", path)
+        shared = bool(status.st_mode & stat.S_IWOTH)
+        at = os.path.join(at, part)
+
+
+def _make_below(here: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=here)
+    except FileExistsError:
+        return  # another process of ours was quicker, or it is judged like any other
+
+
+def _step(here: int, name: str, follow: int = os.O_NOFOLLOW) -> int:
+    """Open a directory below; the one before is closed. No link that took its place meanwhile is followed."""
+    below = os.open(name, _WAY | follow, dir_fd=here)
+    os.close(here)
+    return below
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path, the first one last."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _is_text(here: int, name: str) -> bool:
+    """Say whether a link in /proc is a path like any other: /proc/self, thread-self, mounts, net."""
+    return name in ("self", "thread-self", "mounts", "net") and not os.readlink(name, dir_fd=here).startswith("/")
+
+
+def _device(path: str) -> int | None:
+    try:
+        return os.stat(path).st_dev
+    except OSError:
+        return None

@@ -1,0 +1,332 @@
+"""What writes files of ours: whole or not at all beside the target, and straight into what is no regular file.
+
+A regular file is written under an unpredictable name, opened exclusively in the directory where it will lie, and
+renamed; its mode is 0600 unless it had one. A device, a FIFO, a socket, /dev/stdout or a link to one is written as it
+is, never replaced, and not waited for without end. Standard library only and cheap to import: helper processes use it.
+The way to the file and directories of ours are `directories`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import stat
+import time
+
+from prefect_cachewatch.common.directories import FileRefused, open_directory_entry, refuse_planted
+
+__all__ = [
+    "PRIVATE",
+    "PUBLIC",
+    "create_file",
+    "is_special",
+    "open_for_writing",
+    "rename_entry",
+    "write_entry",
+    "write_file",
+    "write_within",
+]
+
+#: Mode of a new file that others must not read.
+PRIVATE = 0o600
+#: Mode of a new file that is no secret, as the umask has it.
+PUBLIC = 0o666
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: a FIFO without a reader, and a terminal without its carrier, hold whoever opens them.
+_STRAIGHT = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PIECE = 4096  # what a pipe takes at once when it takes anything (PIPE_BUF)
+
+
+def write_file(
+    path: str | os.PathLike[str], data: bytes, *, mode: int = PRIVATE, sync: bool = False, timeout_s: float = 10.0
+) -> None:
+    """Write a file that the user named: a regular one whole or not at all, anything else straight.
+
+    A link is written through, unless another user planted it (see `directories`).
+
+    Args:
+        path: of the file; its directory must be there.
+        data: all of the contents.
+        mode: of a new file, less the umask; one that is there keeps its own.
+        sync: put it on disk before it gets its name.
+        timeout_s: the longest that a reader of a pipe, socket or terminal may take, in seconds.
+
+    Raises:
+        FileRefused: it is not to be written; `strerror` says why.
+        OSError: it could not be written; a regular file is unchanged then.
+    """
+    here, name = open_directory_entry(path)
+    try:
+        status = _look(here, name)
+        if status is None or stat.S_ISREG(status.st_mode):
+            if status is not None:
+                refuse_planted(status, os.fstat(here), "it", os.fspath(path))
+            try:
+                write_entry(here, name, data, mode=mode, sync=sync)
+            except OSError as error:
+                if error.errno != errno.EBUSY or status is None:
+                    raise
+                # A file that is a mount point, as in a container, cannot be renamed over.
+                _write_straight(here, name, data, timeout_s, os.O_TRUNC | os.O_NOFOLLOW)
+        else:
+            _write_special(here, name, status, data, timeout_s, os.fspath(path))
+    finally:
+        os.close(here)
+
+
+def write_entry(
+    directory_fd: int,
+    name: str,
+    data: bytes,
+    *,
+    mode: int = PRIVATE,
+    exact: bool = False,
+    sync: bool = False,
+    prefix: str = ".cachewatch-new-",
+) -> None:
+    """Write a regular file of a directory whole or not at all; a link of that name is replaced, not followed.
+
+    Args:
+        directory_fd: descriptor of the directory.
+        name: the file's name in it.
+        data: all of the contents.
+        mode: of a new file, less the umask; a regular one that is there keeps its own, and its owner if we may.
+        exact: it has this mode whatever was there and the umask is, since another user must read it.
+        sync: put it on disk before it gets its name.
+        prefix: of the name that it has until it is whole.
+
+    Raises:
+        OSError: it could not be written; the old file is unchanged then.
+    """
+    temporary = prefix + os.urandom(12).hex()
+    old = _look(directory_fd, name)
+    if old is not None and stat.S_ISDIR(old.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    keeps = old is not None and stat.S_ISREG(old.st_mode)
+    fd = os.open(temporary, _NEW, PRIVATE if keeps else mode, dir_fd=directory_fd)
+    try:
+        try:
+            if exact:
+                os.fchmod(fd, mode)
+            elif old is not None and keeps:
+                _take_over(fd, old)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)  # a network file system may report only here that there was no room
+        rename_entry(directory_fd, temporary, directory_fd, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=directory_fd)
+        raise
+
+
+def create_file(path: str | os.PathLike[str], *, mode: int = PRIVATE, append: bool = False) -> int:
+    """Make a regular file that must not exist yet, to be written piece by piece.
+
+    Args:
+        path: of the file; a link of that name is one that exists.
+        mode: of the file, less the umask.
+        append: let each write go to the end.
+
+    Returns:
+        A descriptor for writing.
+
+    Raises:
+        FileRefused: another user planted a link on the way.
+        OSError: it cannot be made.
+    """
+    here, name = open_directory_entry(path, follow=False)
+    try:
+        return os.open(name, _NEW | (os.O_APPEND if append else 0), mode, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> int:
+    """Open what the user named for a stream: a regular file is made or emptied, anything else is opened as it is.
+
+    Args:
+        path: of the file; a link is followed, unless another user planted it.
+        mode: of a new file, less the umask.
+
+    Returns:
+        A descriptor for writing; that of a pipe, terminal or device does not block (EAGAIN), one of this process's own
+        descriptors (/dev/stdout, /dev/fd/3) is a copy of it.
+
+    Raises:
+        FileRefused: it is not to be written; `strerror` says why.
+        OSError: it cannot be opened, as a FIFO that nobody reads.
+    """
+    here, name = open_directory_entry(path)
+    try:
+        status = _look(here, name)
+        if status is None:
+            return os.open(name, _NEW, mode, dir_fd=here)
+        if not stat.S_ISREG(status.st_mode):
+            return _open_special(here, name, status, os.fspath(path))
+        refuse_planted(status, os.fstat(here), "it", os.fspath(path))
+        # O_NONBLOCK: what took its place meanwhile must not hold us either.
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            os.ftruncate(fd, 0)
+        return fd
+    finally:
+        os.close(here)
+
+
+def write_within(fd: int, data: bytes | memoryview, timeout_s: float) -> None:
+    """Write all to a descriptor that may block, waiting no longer than so long for whoever reads it.
+
+    Args:
+        fd: of a file, pipe, socket, terminal or device; its flags, which others may share, are left as they are.
+        data: all of it.
+        timeout_s: the longest wait, in seconds.
+
+    Raises:
+        OSError: it could not be written; TimeoutError if it was not taken.
+    """
+    # In pieces that a pipe takes at once if it takes anything.
+    view, end_s = memoryview(data), time.monotonic() + timeout_s
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    whole = stat.S_ISREG(os.fstat(fd).st_mode) or not os.get_blocking(fd)
+    while view:
+        if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):  # a regular file is always ready
+            raise TimeoutError(errno.ETIMEDOUT, f"its reader did not take it within {timeout_s:g} s")
+        with contextlib.suppress(BlockingIOError):
+            view = view[os.write(fd, view if whole else view[:_PIECE]) :]
+
+
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Say whether a path leads to something that is no regular file: it is neither read first, nor has it a neighbour."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def rename_entry(source_fd: int, source: str, target_fd: int, target: str) -> None:
+    """Rename within or between directories; on NFS, an answer that was lost is no failure.
+
+    Args:
+        source_fd: descriptor of the directory it leaves.
+        source: its name there.
+        target_fd: descriptor of the directory it enters.
+        target: its name there; a file of that name is replaced.
+
+    Raises:
+        OSError: it could not be renamed.
+    """
+    before = os.stat(source, dir_fd=source_fd, follow_symlinks=False)
+    try:
+        os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+    except FileNotFoundError:
+        # The answer got lost, the client asked again, and the second time the source was gone.
+        # It worked if what stands under the new name is what we renamed.
+        after = _look(target_fd, target)
+        if after is None or (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino):
+            raise
+
+
+def _look(here: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=here, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _take_over(fd: int, old: os.stat_result) -> None:
+    """Give a new file the mode of the old one; its group's bits only where the group is the same."""
+    mine, mode = os.fstat(fd), old.st_mode & 0o777
+    if (mine.st_uid, mine.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.chown(fd, old.st_uid, old.st_gid)
+        except OSError:
+            try:
+                os.chown(fd, -1, old.st_gid)
+            except OSError:
+                mode &= ~0o070
+    with contextlib.suppress(PermissionError):  # file systems without modes
+        os.fchmod(fd, mode)
+
+
+def _write_special(here: int, name: str, status: os.stat_result, data: bytes, timeout_s: float, path: str) -> None:
+    if stat.S_ISSOCK(status.st_mode):
+        _send(here, name, data, timeout_s)
+        return
+    fd = _open_special(here, name, status, path)
+    try:
+        write_within(fd, data, timeout_s)
+    finally:
+        os.close(fd)
+
+
+def _write_straight(here: int, name: str, data: bytes, timeout_s: float, flags: int) -> None:
+    fd = os.open(name, _STRAIGHT | flags, dir_fd=here)
+    try:
+        write_within(fd, data, timeout_s)
+    finally:
+        os.close(fd)
+
+
+def _open_special(here: int, name: str, status: os.stat_result, path: str) -> int:
+    """Open what is no regular file, never waiting for its other end."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if stat.S_ISBLK(status.st_mode):
+        raise FileRefused("it is a block device, and what is on it would be lost", path)
+    if stat.S_ISLNK(status.st_mode):  # one of /proc/PID/fd: the others were resolved
+        found = os.stat(name, dir_fd=here)
+        if stat.S_ISDIR(found.st_mode) or stat.S_ISBLK(found.st_mode):
+            return _open_special(here, name, found, path)
+        # Our own descriptor is written where it stands, and a socket cannot be opened anew.
+        own = _own_descriptor(name, found)
+        if own is not None and not (stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)):
+            return os.dup(own)
+        try:
+            return os.open(name, _STRAIGHT, dir_fd=here)
+        except OSError:
+            if own is None:
+                raise
+            return os.dup(own)  # a terminal of the user before `su`: it was given to us open
+    refuse_planted(status, os.fstat(here), "it", path)
+    try:
+        return os.open(name, _STRAIGHT | os.O_NOFOLLOW, dir_fd=here)
+    except OSError as error:
+        if error.errno == errno.ENXIO and stat.S_ISFIFO(status.st_mode):
+            raise OSError(errno.ENXIO, "it is a pipe that nobody reads", path) from None
+        raise
+
+
+def _own_descriptor(name: str, found: os.stat_result) -> int | None:
+    """Say which open descriptor of this process an entry of some /proc/PID/fd means."""
+    try:
+        mine = os.fstat(int(name))
+    except (ValueError, OSError):
+        return None
+    return int(name) if (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino) else None
+
+
+def _send(here: int, name: str, data: bytes, timeout_s: float) -> None:
+    import socket  # noqa: PLC0415 - seldom, and helper processes do without
+
+    where = f"/proc/self/fd/{here}/{name}"  # an address holds 107 bytes
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_UNIX, kind) as sock:
+            sock.settimeout(timeout_s)
+            try:
+                sock.connect(where)
+                sock.sendall(data)
+            except TimeoutError:
+                raise TimeoutError(errno.ETIMEDOUT, f"its reader did not take it within {timeout_s:g} s") from None
+            except OSError as error:
+                if error.errno == errno.EPROTOTYPE and kind == socket.SOCK_STREAM:
+                    continue
+                raise
+            return

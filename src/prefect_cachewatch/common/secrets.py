@@ -1,0 +1,542 @@
+"""What is secret, and how it is taken out: the one rule for reports, pages, logs, messages, argv and environments.
+
+A name is secret by its words (`DB_PWD`, `--api-key`, `clientSecret`; not `monkey`, `max_tokens` or `--design`), a value by
+its name, by a shape that is known (`ghp_...`, `AKIA...`, a private key), or because the environment held it under such a
+name. It never opens a file. A secret that no name and no shape tells is not found.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from urllib.parse import quote, unquote
+
+from prefect_cachewatch.common.private_keys import hide_private_keys
+
+__all__ = [
+    "HIDDEN",
+    "LineRedactor",
+    "is_secret_name",
+    "redact",
+    "redact_argv",
+    "secret_options",
+    "secret_values",
+    "whole_lines",
+    "worth_hiding",
+]
+
+HIDDEN = "***"
+_LEAST = 6  # characters; a shorter value of the environment would spoil innocent text
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Words that make a name secret whatever stands beside them, but for _ABOUT.
+_STRONG = _set(
+    "password passwords passwd passphrase passcode pwd secret secrets credential credentials cred creds apikey apikeys "
+    "accesskey secretkey privatekey authtoken accesstoken refreshtoken bearer sshpass dbpass userpass rootpass ftppass "
+    "proxypass smtppass pgpass authpass keypass storepass sessionid sessid phpsessid jsessionid authorization"
+)
+# Words that other things are called too: their value must look like more than a number or a word of everyday.
+_WEAK = _set("token key auth oauth cookie cookies sig signature pass jwt otp")
+_STRONG_END = ("password", "passwd", "passphrase", "secret", "apikey", "authtoken", "accesstoken")
+# Words after which the value is about the secret, and not the secret.
+_ABOUT = _set(
+    "file files path paths dir directory sock socket url uri host port name names id ids type types mode method provider "
+    "length len count size limit ttl expiry expires expiration timeout age policy required enabled disabled scheme realm "
+    "version format alg algorithm server domain prefix suffix field column regex pattern env var arn backend helper "
+    "classification classifier usage counter budget speed throughput latency embedding embeddings generation stream shape "
+    "dtype bytes map projection proj cache states mask dim heads pool ms us ns "
+    "rate per s sec seconds store manager index fingerprint error errors exception"
+)
+# What makes a token or a key one of text, of a table or of a cache.
+_INNOCENT = {
+    "token": _set("eos bos pad unk sep cls mask masked stop special next last first prev previous image audio video start end begin "
+        "text prompt per each new max min num n total current input output single ending soft draft"),
+    "key": _set("cache primary foreign sort public pub partition shard state group row column lookup dedup hot map dict missing "
+        "unexpected duplicate weight tensor layer param artifact object metric config any host no every each this "
+        "same other build ordering idempotency"),
+    "keys": frozenset(),
+    "pass": _set("first second third last next one two multi single num each forward backward per optimization"),
+    "sig": frozenset(),
+    "signature": _set("function method type call graph input output model serving kernel"),
+}  # fmt: skip
+# Values that are no secrets: what a line says about one, and what would blank half a log.
+_EVERYDAY = _set(
+    "skipped done started loaded loading refreshed renewed granted success successful succeeded passed pending ready open "
+    "closed new old updated changed rotated revoked created deleted undefined present absent n/a "
+    "none null nil true false yes no on off ok okay empty unset set missing invalid expired required optional rejected "
+    "denied failed failure error accepted valid found unknown default auto basic bearer digest negotiate kerberos ntlm "
+    "token tokens secret password passwd key auth admin root user guest nobody test testing example changeme dummy "
+    "placeholder production development staging release debug info warning localhost enabled disabled always never "
+    "hidden redacted masked prompt file env environment keyring vault ask stdin public private anonymous local global "
+    "python python3 generator generate cachewatch prefect worker server client service docker model models layers "
+    "weights tensor tensors cache caches to is was are and or for the of in not with must from has have by as an at be "
+    "flag option given here there this that it its if can cannot could will would should your you we he"
+)
+_CASES = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SIGNAL = re.compile(r"SIG[A-Z0-9]+", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?[\d.,_:/%]+(?:e[-+]?\d+)?[a-zA-Z]{0,5}")
+_PATH = re.compile(r"(?:~|\.{1,2})?/[^=]*|[A-Za-z]:\\.*")
+
+_MASKED = re.compile(r"\*+|x{3,}|X{3,}|\.{3,}")
+
+# Shapes that tell a secret without a name.
+_SHAPES = re.compile(
+    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
+    r"|\bhf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})\b|\bapi_org_[A-Za-z0-9]{16,}"
+    r"|\b(?:ghp_|gho_|ghs_|ghu_|ghr_|github_pat_|pnu_|pnb_)\w{8,}"
+    r"|\bgl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent|oas)-[\w.-]{8,}"
+    r"|\bnvapi-[\w-]{8,}"
+    r"|\bAIza[\w-]{16,}|\bya29\.[\w-]{16,}|\bGOCSPX-[\w-]{16,}"
+    r"|\b(?:sk|rk|pk)[-_](?=[\w-]*(?:\d|[\w-]{20}))[\w-]{8,}"
+    r"|\bxox[a-z]-[\w-]{8,}|\bxox[a-z]\.xox[a-z]-[\w-]{8,}|\bxapp-\d-[\w-]{8,}"
+    r"|\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}"
+    r"|\bnpm_[A-Za-z0-9]{24,}|\bpypi-[\w-]{24,}|\bdckr_(?:pat|oat)_[\w-]{16,}|\bdop_v1_[a-f0-9]{32,}"
+    r"|\bshp(?:at|ca|pa|ss)_[a-fA-F0-9]{16,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bdapi[a-f0-9]{32}\b|\bgsk_[A-Za-z0-9]{20,}"
+    r"|\bhv[sb]\.[\w-]{20,}|\btskey-[\w-]{16,}|\bAGE-SECRET-KEY-1[A-Z0-9]{20,}|\br8_[A-Za-z0-9]{24,}"
+    r"|\b\d{8,10}:[\w-]{35}\b"  # Telegram's bots
+)
+_WEBHOOK = re.compile(
+    r"(?i)(\b(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
+    r"|[\w.-]+\.webhook\.office\.com/webhookb2|api\.telegram\.org/bot))[^\s\"'<>]+"
+)
+_USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]++://)[^\s/\"'<>]+@")
+_HEADER = re.compile(
+    r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie)(\\*[\"']?\s*+[:=]\s*+\\*[\"']?)([^\r\n\"'\\]+)"
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)([\s:]++)([\w.~+/=-]{6,})")
+_USER = re.compile(r"(?<![\w-])(-u\s*+|--(?:proxy-)?user[ =]\s*+)(\\*[\"']?)([^\s:\"'\\-][^\s:\"'\\]*+:)([^\s\"'\\]+)")
+_XML = re.compile(r"<([\w.:-]{1,80}+)>([^<>\r\n]{1,400}+)</")
+_VALUE = (  # to the closing quote, where there is one
+    r"\\+\"(?:[^\"\\\r\n]|\\(?!\"))*+|\\+'(?:[^'\\\r\n]|\\(?!'))*+"
+    r"|\"(?:[^\"\\\r\n]|\\.)*+|'(?:[^'\\\r\n]|\\.)*+"
+    r"|[^\s\"'&,;]++"
+)
+_HINT = r"(?=[\w.-]*?(?:tok|sec|pass|pwd|key|auth|cred|cookie|sig|bearer|sessid|sessionid|jwt|otp))"
+# Possessive, and from a word's beginning only: a log line of one long word must not take seconds. Without the value,
+# in which there may be labels too: url=https://h/?token=abc.
+_LABEL = re.compile(
+    r"(?<![\w.-])([\w.-]++)[\])]?(?:\\*[\"'])?[\])]?[ \t]*+(?:=>|:=|==?|:|%3[dD])[ \t]*+(?:\r?\n[ \t]++)?"
+    r"(?:[bruBRU]{1,2}(?=\\*[\"']))?"
+)
+_VALUE_HERE = re.compile(_VALUE)
+_OPTION = re.compile(rf"(?i)(?<![\w.-])(--?{_HINT}[\w.-]++)([ \t]++)(?!-)({_VALUE})")
+_SAID = re.compile(  # password is hunter2; machine h login me password hunter2
+    rf"(?i)(?<![\w.-])({_HINT}[\w.-]++)(\s++(?:(?:is|was|for [^\s:]{{1,40}}+)[ \t]*+:?[ \t]*+)?)([\w+/=~!@#$%^*-]{{6,}}+)(?![\w.:(])"
+)
+_BLOCK = re.compile(  # a YAML text of several lines
+    rf"(?im)^([ \t]*+)((?:-[ \t]+)?)({_HINT}[\w.-]++)(:[ \t]*+[|>][-+\d]*+[ \t]*+\r?\n)((?:\1[ \t]++[^\n]*+\n?)++)"
+)
+_PROGRAM = re.compile(  # commands whose -p, or -a, is a password
+    r"(?<![\w.-])((?:(?:mysql|mariadb|mongo|mongosh)(?:-?(?:dump|admin|sh|import))?|sshpass|smbclient|ipmitool"
+    r"|(?:docker|podman|nerdctl|oras|helm|crane|skopeo)[ \t]++(?:registry[ \t]++)?login)[ \t](?:[^\n|;&]{0,200}?[ \t])?-p"
+    r"|redis-cli[ \t](?:[^\n|;&]{0,200}?[ \t])?-a)([ \t]*+)(?!-)(\"[^\"\n]*+|'[^'\n]*+|[^\s\"'|;&]++)"
+)
+_NAMED = re.compile(  # {"name": "TOKEN", "value": "abc"}, and the same as YAML
+    rf"(?i)(\bname\\*[\"']?\s*[:=]\s*\\*[\"']?)({_HINT}[\w.-]++)(\\*[\"']?\s*,?\s*\\*[\"']?value\\*[\"']?\s*[:=]\s*)({_VALUE})"
+)
+_LINE = re.compile(rf"(?im)^(\s*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
+# Commands whose -p is a password, and those of which it is known not to be one.
+_PASSWORD_P = _set("mysql mysqldump mysqladmin mariadb mariadb-dump sshpass mongo mongosh mongodump smbclient ipmitool")
+_NO_PASSWORD_P = _set("mkdir cp install tar ssh scp patch ps kill rsync pytest make env sh bash git tmux psql pg_dump redis-cli "
+    "nc ncat lsof fio taskset numactl nice touch unzip patchelf perl")  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _words(name: str) -> tuple[str, ...]:
+    """The words of a name, split at case changes and at whatever is no letter or digit."""
+    return tuple(word.lower() for word in _CASES.findall(name))
+
+
+@lru_cache(maxsize=4096)
+def _grade(name: str) -> int:
+    """How secret a name makes its value: 0 not at all, 1 where the value looks so, 2 in any case."""
+    words = _words(name)
+    # The last word says what the value is: token_file, key-id, passwordLength.
+    if not words or (len(words) > 1 and words[-1] in _ABOUT):
+        return 0
+    grade = 0
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if word in _STRONG or word.endswith(_STRONG_END):
+            return 2
+        if word in ("keys", "tokens"):  # counts, of tables and of text, unless somebody may do something with them
+            found = before in ("api", "access", "auth", "secret", "ssh", "bearer", "refresh")
+        else:
+            # Written together: apitoken; tokenizer and monkey are other words.
+            found = word in _WEAK or (word.endswith("token") and len(word) > 5) or word.endswith("apikey")
+            found = found and before not in _INNOCENT.get(word, ())
+        if found:
+            grade = max(
+                grade, 2 if before in ("api", "access", "secret", "private", "auth", "encryption", "signing") else 1
+            )
+    return grade
+
+
+def is_secret_name(name: str) -> bool:
+    """Say whether a variable, option or field is one for a secret.
+
+    Args:
+        name: as written, `-` and `_` and changes of case between its words.
+
+    Returns:
+        Whether its value is to be hidden, unless it is plainly none.
+
+    Example:
+        >>> [is_secret_name(name) for name in ("DB_PWD", "SSHPASS", "clientSecret", "--monkey", "signal", "max_tokens")]
+        [True, True, True, False, False, False]
+    """
+    return _grade(name) > 0
+
+
+def _is_plain(value: str) -> bool:
+    """Say whether a value is a number, a path or a word of everyday."""
+    return (
+        value.lower().rstrip(".:!?)") in _EVERYDAY
+        or bool(_NUMBER.fullmatch(value) and (len(value) < 9 or not value.isdigit()))
+        or bool(_PATH.fullmatch(value) and "/" in value[1:])
+        or bool(_SIGNAL.fullmatch(value))
+    )
+
+
+def _is_hidden(name: str, value: str) -> bool:
+    """Say whether a name and its value together are a secret."""
+    if re.fullmatch(r"[|>][-+\d]*", value):
+        return False  # YAML: the text follows
+    value = value.strip("\\\"'()[]{}<>,; ")
+    grade = _grade(name)
+    if not grade or not value or _MASKED.fullmatch(value) or value[0] == "$":
+        return False
+    if grade == 2:
+        # PWD is a directory, and DB_PWD none.
+        return not (value.lower() in _EVERYDAY or (name.strip("-").lower() in ("pwd", "oldpwd") and value[0] in "/~."))
+    if _is_plain(value):
+        return False
+    # key: layers.0.weight, auth: accepted; a password of such a name is not to be told from them.
+    words = _words(name)
+    return words != ("key",) or _looks_random(value)
+
+
+def _looks_random(value: str) -> bool:
+    return (
+        len(value) >= 12
+        and bool(re.search(r"\d", value))
+        and bool(re.fullmatch(r"[\w+/~-]+={0,2}", value))
+        and not (re.fullmatch(r"[a-z]+(?:[._-][a-z\d]+)*", value))
+    )
+
+
+def _hide_labelled(text: str) -> str:
+    pieces: list[str] = []
+    done = 0
+    for label in _LABEL.finditer(text):
+        if label.start() < done or not _grade(label[1]):
+            continue
+        value = _VALUE_HERE.match(text, label.end())
+        if value is None or not _is_hidden(label[1], value[0]) or (label[0].endswith(": ") and _is_prose(label, value)):
+            continue
+        pieces += [text[done : label.end()], _shown(value[0])]
+        done = value.end()
+    return "".join([*pieces, text[done:]]) if pieces else text
+
+
+def _shown(value: str) -> str:
+    """What stands for a hidden value: its opening quote, whose closing one was not taken."""
+    opening = re.match(r"\\*[\"']", value)
+    return f"{opening[0] if opening else ''}{HIDDEN}"
+
+
+def _option(match: re.Match[str]) -> str:
+    name, between, value = match.groups()
+    return f"{name}{between}{_shown(value)}" if _is_hidden(name, value) else match[0]
+
+
+def _is_prose(label: re.Match[str], value: re.Match[str]) -> bool:
+    """Say whether `next token: hello there` is meant: a word after a weak name, but for a line of YAML of its own."""
+    word = value[0].strip("().,;:!?")
+    if _grade(label[1]) == 2 or not (word.isalpha() and word.islower()):
+        return False
+    text, start, end = label.string, label.start(), value.end()
+    before = text[text.rfind("\n", 0, start) + 1 : start]
+    after = text[end : end + 1]
+    return bool(before.strip(" \t-#")) or after not in ("", "\n", "\r")
+
+
+def _named(match: re.Match[str]) -> str:
+    head, name, between, value = match.groups()
+    if not _grade(name):
+        return match[0]
+    return f"{head}{name}{between}{_shown(value)}"
+
+
+def _whole_line(match: re.Match[str]) -> str:
+    head, name, between, value = match.groups()
+    return f"{head}{name}{between}{HIDDEN}" if _grade(name) == 2 and _is_hidden(name, value.split()[0]) else match[0]
+
+
+def _said(match: re.Match[str]) -> str:
+    name, between, value = match.groups()
+    random = bool(re.search(r"\d", value) and re.search(r"[A-Za-z]", value)) and not _NUMBER.fullmatch(value)
+    hidden = random and _is_hidden(name, value) and (_grade(name) == 2 or _looks_random(value))
+    return f"{name}{between}{HIDDEN}" if hidden else match[0]
+
+
+def _block(match: re.Match[str]) -> str:
+    if not _grade(match[3]):
+        return match[0]
+    return "".join(match.group(1, 2, 3, 4)) + re.sub(r"(?m)^([ \t]*)\S[^\r\n]*", rf"\1{HIDDEN}", match[5])
+
+
+def _header(match: re.Match[str]) -> str:
+    if "cookie" in match[1].lower() and "=" not in match[3]:
+        return match[0]  # COOKIE=1; what is left is a label like others
+    return match[0] if match[3].strip().lower() in _EVERYDAY else f"{match[1]}{match[2]}{HIDDEN}"
+
+
+def _bearer(match: re.Match[str]) -> str:
+    scheme, between, value = match.groups()
+    if scheme.lower() == "bearer":
+        plain = value.lower() in _EVERYDAY or re.fullmatch(
+            r"(?i)(?:auth\w*|token\w*|credential\w*|challenge|scheme)", value
+        )
+        hidden = len(value) >= 8 and not plain
+    else:
+        try:
+            hidden = b":" in base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            hidden = False
+    return f"{scheme}{between}{HIDDEN}" if hidden else match[0]
+
+
+def _xml(match: re.Match[str]) -> str:
+    return f"<{match[1]}>{HIDDEN}</" if _is_hidden(match[1], match[2]) else match[0]
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Take what looks like a secret out of a text.
+
+    Args:
+        text: a log line, URL, message or several lines.
+        secrets: values that are known to be secret, removed wherever they stand.
+
+    Returns:
+        The text with each secret replaced by `***`; as many lines as before.
+
+    Example:
+        >>> redact("GET https://me:pw@host/x?token=abc")
+        'GET https://***@host/x?token=***'
+    """
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    text = hide_private_keys(text)
+    if "hook" in text or "telegram" in text:
+        text = _WEBHOOK.sub(rf"\1/{HIDDEN}", text)
+    text = _SHAPES.sub(HIDDEN, text)
+    if "://" in text:
+        text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
+    text = _HEADER.sub(_header, text)
+    text = _BEARER.sub(_bearer, text)
+    text = _PROGRAM.sub(lambda match: f"{match[1]}{match[2]}{_shown(match[3])}", text)
+    text = _USER.sub(rf"\1\2\3{HIDDEN}", text)
+    text = _BLOCK.sub(_block, text)
+    text = _LINE.sub(_whole_line, text)
+    text = _NAMED.sub(_named, text)
+    text = _hide_labelled(text)
+    text = _OPTION.sub(_option, text)
+    text = _SAID.sub(_said, text)
+    return _XML.sub(_xml, text) if "</" in text else text
+
+
+class LineRedactor:
+    """Takes secrets out of lines that come in pieces; a private key may begin in one piece and end in another.
+
+    Args:
+        secrets: values that are known to be secret.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = tuple(secrets)
+        self._open = ""
+
+    def lines(self, lines: Sequence[str]) -> list[str]:
+        """Redact the next lines; returns as many."""
+        if not lines:
+            return []
+        head = [self._open] if self._open else []
+        shown = redact("\n".join([*head, *lines]), self._secrets).split("\n")[len(head) :]
+        for line in lines:
+            if "PRIVATE KEY" in line and "-----" in line:
+                began, ended = line.rfind("-----BEGIN"), line.rfind("-----END")
+                self._open = "-----BEGIN PRIVATE KEY-----" if began > ended else ""
+        return shown
+
+
+def redact_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
+    """Take secrets out of a command line, by value and by the option before them.
+
+    Args:
+        argv: the command and its arguments.
+        secrets: values that are known to be secret.
+
+    Returns:
+        As many strings, those that look secret replaced.
+
+    Example:
+        >>> redact_argv(["curl", "--token", "abc", "--password=x", "f.bin"])
+        ['curl', '--token', '***', '--password=***', 'f.bin']
+    """
+    known = [*secrets]
+    programs = {word.rsplit("/", 1)[-1] for word in argv if not word.startswith("-")}
+    shown: list[str] = []
+    for at, word in enumerate(argv):
+        before = argv[at - 1] if at else ""
+        if before and _is_operand(before, word, programs):
+            user, colon, _ = word.partition(":")
+            shown.append(f"{user}:{HIDDEN}" if before in _USER_OPTIONS and colon else HIDDEN)
+        elif re.fullmatch(r"-u[^:=\s]+:.+", word):
+            shown.append(f"{word.partition(':')[0]}:{HIDDEN}")
+        elif word.startswith("-p") and len(word) > 2 and programs & _PASSWORD_P:
+            shown.append(f"-p{HIDDEN}")
+        else:
+            shown.append(_redact_word(word, known))
+    return shown
+
+
+_USER_OPTIONS = ("-u", "--user", "--proxy-user", "-U")
+
+
+def _redact_word(word: str, known: Sequence[str]) -> str:
+    name, equals, value = word.partition("=")
+    if equals and re.fullmatch(r"-{0,2}[\w.-]+", name) and _is_hidden(name, value):
+        return f"{name}={HIDDEN}"  # all of it: an argument may hold blanks
+    return redact(word, known)
+
+
+def _is_operand(before: str, word: str, programs: set[str]) -> bool:
+    """Say whether a word is the secret that the word before announces."""
+    if word.startswith("-") and not (len(word) > 6 and re.search(r"\d", word) and not word.startswith("--")):
+        return False
+    if before in ("-p", "-P"):
+        if before == "-p" and programs & _PASSWORD_P:
+            return True
+        if programs & _NO_PASSWORD_P or _is_plain(word) or "/" in word or len(word) < _LEAST:
+            return False
+        return bool(re.search(r"[A-Za-z]", word) and re.search(r"[^A-Za-z.,:_-]", word))
+    if before in _USER_OPTIONS:
+        return bool(re.fullmatch(r"[^:/\s]+:(?!\d{1,5}$)[^/].*", word, re.DOTALL))
+    if before.lower() in ("bearer", "authorization:", "proxy-authorization:"):
+        return True
+    if before.startswith("-") and "=" not in before:
+        return _is_hidden(before, word)
+    label = re.fullmatch(r"[\[{]*\\*[\"']?([\w.-]+)\\*[\"']?:", before)  # a header or JSON, its words apart
+    return label is not None and _is_hidden(label[1], word)
+
+
+def whole_lines(tail: bytes, wanted: int) -> bytes:
+    """Take the end of a log without the rest of the line at its beginning, which may be the rest of a secret.
+
+    Args:
+        tail: of the log, itself without what was before.
+        wanted: the most bytes; all of `tail` has a line cut at its beginning too.
+
+    Returns:
+        Whole lines.
+
+    Example:
+        >>> whole_lines(b"oken=abc, third", 12)
+        b'third'
+    """
+    piece = tail[len(tail) - wanted :] if wanted < len(tail) else tail
+    if wanted < len(tail) and tail[len(tail) - wanted - 1 : len(tail) - wanted] in (b"\n", b"\r"):
+        return piece
+    for end in (b"\n", b"\r", b" "):  # one long line: from a word's beginning on
+        if end in piece:
+            return piece[piece.index(end) + 1 :]
+    return piece[1024:]  # longer than any secret, and not a blank in it
+
+
+def secret_options(argv: Sequence[str]) -> list[str]:
+    """Name the arguments of a command line that hold secrets, for a warning: never their values.
+
+    Args:
+        argv: the command and its arguments.
+
+    Returns:
+        Option names, or `argument 3` where there is none; empty if none was found.
+
+    Example:
+        >>> secret_options(["gen", "--password", "hunter2", "-x", "ghp_0123456789abcdef"])
+        ['--password', '-x']
+    """
+    found: list[str] = []
+    for at, (word, shown) in enumerate(zip(argv, redact_argv(argv), strict=True)):
+        if word == shown:
+            continue
+        name = word.partition("=")[0] if "=" in word else ""
+        before = argv[at - 1] if at else ""
+        if re.fullmatch(r"-{0,2}[\w.-]+", name) and is_secret_name(name):
+            found.append(name)
+        elif re.fullmatch(r"--?[\w.-]+", before) and shown in (HIDDEN, f"{word.partition(':')[0]}:{HIDDEN}"):
+            found.append(before)
+        else:
+            found.append(f"argument {at}")
+    return list(dict.fromkeys(found))
+
+
+def secret_values(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Pick the values of an environment that are secret by their names or shapes, to be taken out of every text.
+
+    Args:
+        env: of the generator.
+
+    Returns:
+        Values of at least 6 characters that are no paths, numbers or words of everyday, which would spoil innocent text;
+        each line of one with several, and the forms it has in JSON and in a URL.
+
+    Example:
+        >>> secret_values({"HF_TOKEN": "abcdefgh", "SSH_AUTH_SOCK": "/run/agent.1", "PATH": "/usr/bin:/bin"})
+        ('abcdefgh',)
+    """
+    found: dict[str, None] = {}
+    for name, value in env.items():
+        if _grade(name) and name not in ("PWD", "OLDPWD"):
+            _add(found, value)
+        if "://" in value:
+            for user in re.findall(r"://([^\s/@]+)@", value):
+                password = user.partition(":")[2] or user
+                _add(found, password)
+                _add(found, unquote(password))
+        for match in _SHAPES.finditer(value):
+            _add(found, match[0])
+    return tuple(found)
+
+
+def worth_hiding(values: Iterable[str]) -> tuple[str, ...]:
+    """Pick those of known secrets that can be looked for without spoiling innocent text, in all their forms.
+
+    Args:
+        values: known secrets, as those of Secret blocks.
+
+    Returns:
+        As `secret_values`.
+    """
+    found: dict[str, None] = {}
+    for value in values:
+        _add(found, value)
+    return tuple(found)
+
+
+def _add(found: dict[str, None], value: str) -> None:
+    for line in value.splitlines():
+        part = line.strip()
+        if len(part) < _LEAST or _is_plain(part) or part.startswith("-----"):
+            continue
+        for form in (part, json.dumps(part)[1:-1], quote(part, safe=""), quote(part)):
+            found[form] = None

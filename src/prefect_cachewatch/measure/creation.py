@@ -1,0 +1,502 @@
+"""What came into being below some directories while an attempt ran: the list of what may be removed again.
+
+It is made in two looks: `remember` before the generator starts, `sight` when its tree is gone. Only what the second
+shows and the first does not, by name and by inode, that was born in between by the file system's own clock, and that
+belongs to whom the file system takes this process for, is the attempt's. What cannot be known stays. Standard library
+only, since it runs in the scan process; the removal itself is `common.removal`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prefect_cachewatch.common.removal import (
+    OPEN_DIRECTORY,
+    Entry,
+    list_entries,
+    look,
+    look_path,
+    make_stamp,
+    open_below,
+    remove_judged,
+    walk,
+)
+
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["RECORD", "Creation", "Held", "Recorder", "Refusal", "created_line", "holds", "key_of", "read_line", "sort"]
+
+#: In cachewatch's own directory of a cache that is generated in place: who each file is that a run made.
+RECORD = "created"
+
+# Files of which it is kept what they looked like, to see whether the file system gives them other inode numbers.
+_SAMPLED = 4096
+_NAMED = 20
+# What is cachewatch's own, and what an NFS client keeps for a process that has it open.
+_OWN_DIRECTORY, _OWN_NAMES = ".cachewatch/", (".cachewatch-new-", ".cachewatch.lock", ".nfs")
+_TICK_S = 2.5
+_MANY = 10_000
+_LINES = 1000
+_BEAT_S = 1.0
+_LAYERED = ("overlay", "aufs")
+
+
+class Refusal(Exception):
+    """Why nothing at all is removed, in one sentence."""
+
+
+class Held:
+    """A directory that is held open from the start, so that nothing that takes its place is ever taken for it.
+
+    Args:
+        path: absolute, resolved.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = os.open(path, OPEN_DIRECTORY)
+        top = look(self.fd)
+        self.layered = _is_layered(top.mount)
+        self.top = self.known(top)
+
+    def require_in_place(self) -> None:
+        """See that the path still leads to it; raises Refusal."""
+        try:
+            now = self.known(look_path(self.path))
+        except FileNotFoundError:
+            raise Refusal(f"cache directory {self.path} is gone") from None
+        if now.mount != self.top.mount or not now.is_same(self.top):
+            raise Refusal(
+                f"cache directory {self.path} is not the one that it was at the start: it was moved or replaced, or another "
+                "file system was mounted over it"
+            )
+
+    def look(self, fd: int, name: str) -> Entry:
+        return self.known(look(fd, name))
+
+    def known(self, entry: Entry) -> Entry:
+        """An entry without what its file system does not mean: a layered one gives a birth to what is only written to."""
+        return entry._replace(born_ns=None) if self.layered else entry
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+class Creation:
+    """What one attempt makes below some directories; 16 bytes for each file that is there before, 8 for each one made.
+
+    Args:
+        roots: absolute, resolved paths.
+
+    Raises:
+        OSError: one of them cannot be opened.
+    """
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self.held: list[Held] = []
+        self.sighted = False
+        self._complete = True
+        self._stamps: list[Entry] = []
+        self._names = self._inodes = self._made = array("q")
+        self._samples: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._problem: str | None = None
+        try:
+            for root in roots:
+                self.held.append(Held(root))
+        except OSError:
+            self.close()
+            raise
+
+    def remember(self) -> None:
+        """Take what is there now for somebody else's; whatever was sighted before is forgotten.
+
+        Raises:
+            Refusal: a directory is not the one that it was.
+            OSError: nothing can be made in one, so that the file system's clock and owner are not known.
+        """
+        for held in self.held:
+            held.require_in_place()
+        self.sighted, self._complete, self._problem = False, True, None
+        self._samples = {}
+        names, inodes = array("q"), array("q")
+        for index, held in enumerate(self.held):
+            for path, _, entry in self._entries(held):
+                names.append(hash((index, path)))
+                inodes.append(_identity(entry))
+                self._sample(index, path, entry)
+        self._names, self._inodes, self._made = sort(names), sort(inodes), array("q")
+        # Last of all, so that whatever came while we looked is older.
+        self._stamps = [make_stamp(held.fd) for held in self.held]
+        for held, stamp in zip(self.held, self._stamps, strict=True):
+            _wait_for_tick(held.fd, stamp)
+
+    def sight(self, told: Callable[[int, str, Entry], None] = lambda index, path, entry: None) -> dict[str, Any]:
+        """Take what has come since for the attempt's, as far as that can be known; its tree must be gone.
+
+        Args:
+            told: the directory's index, the relative path and the entry of each.
+
+        Returns:
+            `made`: how many files, directories and others.
+
+        Raises:
+            OSError: a directory cannot be read.
+        """
+        self.sighted, self._problem = False, None
+        self._check_samples()
+        made, inodes = array("q"), array("q")
+        for index, held in enumerate(self.held):
+            now = make_stamp(held.fd)
+            for path, name, entry in self._entries(held):
+                if entry.is_file and entry.links == 1:
+                    inodes.append(hash((entry.device, entry.inode)))
+                if self.is_made(index, path, name, entry, now):
+                    made.append(_as_sighted(index, path, entry))
+                    told(index, path, entry)
+                    self._sample(index, path, entry)
+        if self._problem is None and _has_twins(inodes):
+            self._problem = "two files have one inode number on this file system"
+        self._made, self.sighted = sort(made), True
+        return {"made": len(made)}
+
+    def is_made(self, index: int, path: str, name: str, entry: Entry, now: Entry | None = None) -> bool:
+        """Say whether an entry is known to have come into being since `remember`.
+
+        Args:
+            index: of the directory.
+            path: relative to it.
+            name: last part of it.
+            entry: as it is now, by `Held.look`.
+            now: a later stamp; what is dated after it is not known to be anybody's.
+        """
+        stamp = self._stamps[index]
+        if entry.owner != stamp.owner or _is_own(path, name):
+            return False
+        if not (entry.is_file or entry.is_directory or entry.is_link):
+            return False  # a pipe or a socket holds no bytes, and somebody may be at its other end
+        if holds(self._names, hash((index, path))) or holds(self._inodes, _identity(entry)):
+            return False
+        if entry.born_ns is not None:
+            return stamp.changed_ns < entry.born_ns and (now is None or entry.born_ns <= now.changed_ns)
+        # No birth is kept. What was moved here keeps its modification time; what was not listed may have been here before.
+        if not self._complete or (entry.links > 1 and not entry.is_directory):
+            return False
+        return stamp.changed_ns < entry.changed_ns and (entry.is_directory or stamp.changed_ns < entry.modified_ns)
+
+    def clean(self) -> dict[str, Any]:
+        """Remove what `sight` showed to be the attempt's, if it still is what it was; directories when they are empty.
+
+        Returns:
+            `removed` (files), `directories`, `freed_bytes`; `kept`, files that came since the start and are not known to be
+            the attempt's, with the first `kept_paths`; `failed` and `problems`, what should have gone.
+
+        Raises:
+            Refusal: nothing was touched.
+        """
+        for held in self.held:
+            held.require_in_place()
+        if not self.sighted:
+            raise Refusal("what the attempt made was not listed at its end")
+        self._check_samples()
+        if self._problem is not None:
+            raise Refusal(f"{self._problem}, so what the attempt made cannot be told from what was there before")
+        answer: dict[str, Any] = {"removed": 0, "directories": 0, "freed_bytes": 0, "kept": 0, "failed": 0}
+        kept: list[str] = []
+        problems: list[str] = []
+
+        def keep(held: Held, path: str) -> None:
+            answer["kept"] += 1
+            if len(kept) < _NAMED:
+                kept.append(f"{held.path}/{path}")
+
+        for index, held in enumerate(self.held):
+
+            def may_go(path: str, name: str, entry: Entry, index: int = index, held: Held = held) -> bool:
+                entry = held.known(entry)
+                if holds(self._made, _as_sighted(index, path + name, entry)):
+                    return True
+                if not (
+                    entry.is_directory
+                    or _is_own(path + name, name)
+                    or holds(self._names, hash((index, path + name)))
+                    or holds(self._inodes, _identity(entry))
+                ):
+                    keep(held, path + name)
+                return False
+
+            done = remove_judged(held.fd, may_go)
+            for path in done.unread:
+                keep(held, path)
+            answer["removed"] += done.files
+            answer["directories"] += done.directories
+            answer["freed_bytes"] += done.freed_bytes
+            answer["failed"] += done.failed
+            problems += [f"{held.path}/{problem}" for problem in done.problems]
+        return answer | {"kept_paths": kept, "problems": problems[:_NAMED]}
+
+    def find_made(self, index: int, places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Entry]]:
+        """Say which of some files have come into being since `remember`.
+
+        Args:
+            index: of the directory.
+            places: relative path of a file's directory with a trailing slash, and its name.
+
+        Yields:
+            Relative path and entry of each one that has.
+        """
+        held, here, fd = self.held[index], "/", -1  # no directory has this relative path
+        try:
+            for path, name in places:
+                try:
+                    if path != here:
+                        if fd >= 0:
+                            os.close(fd)
+                        here, fd = "/", -1
+                        fd = open_below(held.fd, path)
+                        here = path
+                    entry = held.look(fd, name)
+                except OSError:
+                    continue  # gone, or renamed since the scan: the next walk sees it
+                if self.is_made(index, path + name, name, entry):
+                    yield path + name, entry
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def list_made(self, index: int) -> Iterator[tuple[str, Entry]]:
+        """Go through a directory and say what has come into being in it since `remember`: path and entry."""
+        for path, name, entry in self._entries(self.held[index]):
+            if self.is_made(index, path, name, entry):
+                yield path, entry
+
+    def close(self) -> None:
+        while self.held:
+            self.held.pop().close()
+
+    def _entries(self, held: Held) -> Iterator[tuple[str, str, Entry]]:
+        for fd, path, _ in walk(held.fd, self._unread):
+            for name, entry in list_entries(fd, self._unread):
+                if entry.is_beside(held.top):
+                    yield path + name, name, held.known(entry)
+                else:
+                    self._complete = False
+
+    def _unread(self, path: str) -> None:
+        self._complete = False
+
+    def _sample(self, index: int, path: str, entry: Entry) -> None:
+        if entry.is_file and len(self._samples) < _SAMPLED:
+            self._samples[index, path] = (entry.inode, entry.size_bytes, entry.changed_ns)
+
+    def _check_samples(self) -> None:
+        """Look for a file that is another inode and has not changed."""
+        for (index, path), (inode, size_bytes, changed_ns) in self._samples.items():
+            held = self.held[index]
+            directory, _, name = path.rpartition("/")
+            try:
+                fd = open_below(held.fd, directory)
+            except OSError:
+                continue
+            try:
+                now = look(fd, name)
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+            if now.inode != inode and (now.size_bytes, now.changed_ns) == (size_bytes, changed_ns):
+                self._problem = (
+                    f"inode numbers do not last on this file system ({held.path}/{path} has another one, unchanged)"
+                )
+                return
+
+
+class Recorder:
+    """Writes down who each file is that comes in the first directory, while it comes.
+
+    The record must be there (`publish.begun` makes it). What cannot be written is not known later, and stays.
+
+    Args:
+        creation: which tells it.
+
+    Raises:
+        OSError: the record cannot be opened.
+    """
+
+    def __init__(self, creation: Creation) -> None:
+        self.creation = creation
+        held = creation.held[0]
+        directory = open_below(held.fd, _OWN_DIRECTORY)
+        try:
+            self._fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        finally:
+            os.close(directory)
+        # What was written already, 8 bytes a file, and the last of it.
+        self._known = array("q")
+        self._young: set[int] = set()
+        self._lines: list[str] = []
+        self._next_walk_s = 0.0
+
+    def note(self, moved: Sequence[tuple[str, str]]) -> None:
+        """Record what has come by a scan.
+
+        Args:
+            moved: directory, with a trailing slash, and name of each file that grew or came; of many only some.
+        """
+        top = self.creation.held[0].path.rstrip("/") + "/"
+        places = [(directory.removeprefix(top), name) for directory, name in moved if directory.startswith(top)]
+        try:
+            for path, entry in self.creation.find_made(0, places):
+                self._take(0, path, entry)
+            self._write()
+        except OSError:
+            self._lines = []
+
+    def sight(self) -> dict[str, Any]:
+        """Record all that has come, when an attempt has ended; see `Creation.sight`."""
+        answer = self.creation.sight(self._take)
+        self._write()
+        return answer
+
+    def beat(self) -> float:
+        """Record what has come between two scans, in a walk over all, while nothing else is asked for.
+
+        What a run that is killed has made since the last one is not known, so they are a second apart where that costs
+        little, and take a twentieth of the time at most.
+
+        Returns:
+            Seconds until it is to be called again.
+        """
+        now_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            os.utime(self._fd)  # a sign of life: who comes after a kill knows when it was
+        if now_s < self._next_walk_s:
+            return min(self._next_walk_s - now_s, _BEAT_S)
+        with contextlib.suppress(OSError):
+            for path, entry in self.creation.list_made(0):
+                self._take(0, path, entry)
+            self._write()
+        took_s = time.monotonic() - now_s
+        pause_s = max(_BEAT_S, 20 * took_s)
+        self._next_walk_s = now_s + took_s + pause_s
+        return _BEAT_S
+
+    def _take(self, index: int, path: str, entry: Entry) -> None:
+        if index or entry.is_directory:
+            return
+        key = key_of(path, entry)
+        if key in self._young or holds(self._known, key):
+            return
+        self._young.add(key)
+        if len(self._young) > max(_MANY, len(self._known) // 8):
+            self._known = sort(self._known + array("q", self._young))
+            self._young = set()
+        self._lines.append(created_line(path, entry, self.creation.held[0].top))
+        if len(self._lines) > _LINES:
+            self._write()
+
+    def _write(self) -> None:
+        data = memoryview("".join(self._lines).encode("ascii"))
+        self._lines = []
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self._young, self._known = set(), array("q")  # a full disk: all of it is written once more, when it can be
+            raise
+
+
+def _wait_for_tick(fd: int, stamp: Entry) -> None:
+    """Let the file system's clock go on: it moves in steps of some milliseconds, of two seconds at most."""
+    pause_s, end_s = 0.001, time.monotonic() + _TICK_S
+    while make_stamp(fd).changed_ns == stamp.changed_ns and time.monotonic() < end_s:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.1)
+
+
+def _identity(entry: Entry) -> int:
+    return hash((entry.device, entry.inode, entry.born_ns))
+
+
+def _as_sighted(index: int, path: str, entry: Entry) -> int:
+    # Without a birth time a file must not have changed since; a directory changes with what is removed from it.
+    since = entry.born_ns if entry.born_ns is not None else 0 if entry.is_directory else entry.changed_ns
+    return hash((index, path, entry.device, entry.inode, entry.mode & 0o170000, since))
+
+
+def created_line(path: str, entry: Entry, top: Entry) -> str:
+    """Say in a line of the record who a file is.
+
+    Args:
+        path: relative to the cache directory.
+        entry: the file, by `Held.look`.
+        top: the cache directory; device numbers may change with a restart, but not that the two have the same.
+    """
+    device = 0 if entry.device == top.device else entry.device
+    return json.dumps([path, device, entry.inode, entry.born_ns, entry.changed_ns]) + "\n"
+
+
+def read_line(line: bytes, top: Entry) -> int | None:
+    """Read a line of the record; None where it is none, as the last one of a run that was killed.
+
+    Args:
+        line: of the file.
+        top: the cache directory.
+
+    Returns:
+        One of those numbers that `key_of` gives the file if it still is who it was.
+    """
+    try:
+        path, device, inode, born_ns, changed_ns = json.loads(line)
+        if not all(isinstance(number, int) for number in (device, inode, born_ns or 0, changed_ns)):
+            return None
+    except (ValueError, TypeError):
+        return None
+    return _key(path, device or top.device, inode, born_ns, changed_ns)
+
+
+def key_of(path: str, entry: Entry) -> int:
+    """Make a number of who a file is: wherever it lies, by its birth; by its path and unchanged, where none is kept."""
+    return _key(path, entry.device, entry.inode, entry.born_ns, entry.changed_ns)
+
+
+def _key(path: object, device: int, inode: int, born_ns: int | None, changed_ns: int) -> int:
+    return hash((device, inode, born_ns) if born_ns is not None else (path, device, inode, None, changed_ns))
+
+
+def _is_own(path: str, name: str) -> bool:
+    return f"{path}/".startswith(_OWN_DIRECTORY) or name.startswith(_OWN_NAMES)
+
+
+def sort(values: array[int]) -> array[int]:
+    """Bring numbers in order, for `holds`."""
+    return array("q", sorted(values))
+
+
+def holds(values: array[int], value: int) -> bool:
+    """Say whether a number is among some in order."""
+    place = bisect_left(values, value)
+    return place < len(values) and values[place] == value
+
+
+def _has_twins(values: array[int]) -> bool:
+    ordered = sort(values)
+    return any(ordered[i] == ordered[i + 1] for i in range(len(ordered) - 1))
+
+
+def _is_layered(mount: int | None) -> bool:
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.split(" ", 1)[0] == str(mount):
+                    return line.partition(" - ")[2].split(" ")[0] in _LAYERED
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,108 @@
+"""The way down through directories by descriptor, however deep, with few of them open; standard library only.
+
+An open directory is pinned against renames and links. Of those that a walk has passed the nearest stay open; another is
+opened again on the way back, by `..` of the one below or by its name, and is used only if it still is the same.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from prefect_cachewatch.common.tuples import NamedTuple
+
+__all__ = ["OPEN_DIRECTORY", "Descent"]
+
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_KEPT_OPEN = 16
+
+
+class _Level(NamedTuple):
+    name: str
+    identity: tuple[int, int]
+
+
+class Descent:
+    """Open directories from a top one down to where a walk is; close it at the end.
+
+    Args:
+        top_fd: descriptor of the top one, which is closed with it.
+        top: its stat result.
+    """
+
+    def __init__(self, top_fd: int, top: os.stat_result) -> None:
+        self._levels = [_Level("", (top.st_dev, top.st_ino))]
+        self._fds: list[int | None] = [top_fd]
+
+    @property
+    def fd(self) -> int | None:
+        """The lowest directory; None if it was moved away meanwhile."""
+        return self._fds[-1]
+
+    def enter(self, name: str, fd: int, status: os.stat_result) -> None:
+        """Take in that a directory in the lowest one was opened.
+
+        Args:
+            name: in the lowest one.
+            fd: its descriptor, which is closed with the level.
+            status: its stat result.
+        """
+        self._levels.append(_Level(name, (status.st_dev, status.st_ino)))
+        self._fds.append(fd)
+        passed = len(self._fds) - 1 - _KEPT_OPEN
+        # The top one stays open: from there each of the others is found by name.
+        if passed > 0 and (old := self._fds[passed]) is not None:
+            self._fds[passed] = None
+            os.close(old)
+
+    def leave(self) -> None:
+        """Go back to the directory above."""
+        self._levels.pop()
+        left = self._fds.pop()
+        try:
+            if self._fds and self._fds[-1] is None:
+                self._fds[-1] = self._reopen(left)
+        finally:
+            if left is not None:
+                os.close(left)
+
+    def close(self) -> None:
+        """Close whatever is open."""
+        while self._fds:
+            if (fd := self._fds.pop()) is not None:
+                os.close(fd)
+
+    def _reopen(self, below: int | None) -> int | None:
+        identity = self._levels[-1].identity
+        if below is not None and (fd := _open("..", below)) is not None:
+            if _identity(fd) == identity:
+                return fd
+            os.close(fd)
+        here = self._fds[0]
+        assert here is not None
+        for level in self._levels[1:]:
+            above, found = here, _open(level.name, here)
+            if above != self._fds[0]:
+                os.close(above)
+            if found is None:
+                return None
+            here = found
+        if _identity(here) == identity:
+            return here
+        os.close(here)
+        return None
+
+
+def _open(name: str, above: int) -> int | None:
+    try:
+        return os.open(name, OPEN_DIRECTORY, dir_fd=above)
+    except OSError:
+        return None
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,119 @@
+"""Does another run hold a directory above or below these ones? By the kernel's list of locks; standard library only.
+
+A run locks its cache directories themselves, so two runs in one directory meet there; of a directory and one below it
+each is locked by another run and neither notices. The kernel's list names every lock by device and inode, whoever
+holds it, and needs no file of ours. It does not name locks that are held on another host or in another pid namespace.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
+
+TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["LOCK_FILE", "find_overlap"]
+
+#: Stands for the directory's own lock where that cannot be taken (NFS, a reader's lock).
+LOCK_FILE = ".cachewatch.lock"
+
+
+def find_overlap(paths: Sequence[str], budget_s: float) -> dict[str, Any]:
+    """Look for a locked directory above or below some others, which have been locked already.
+
+    Args:
+        paths: resolved absolute paths of directories that this run has locked.
+        budget_s: the longest time for what lies below; what was not reached in it is not found.
+
+    Returns:
+        `path`, one of ours, with `above` or `below`, the directory that somebody else has locked; empty if there is none.
+    """
+    own, locked = [os.stat(path) for path in paths], _locked()
+    marks = {status.st_dev: _marks(status, locked) for status in own}
+    # A job's own directories may lie in one another; and the lock file of one of them is its own too.
+    ours = {
+        (status.st_dev, inode) for path, status in zip(paths, own, strict=True) for inode in _inodes_of(path, status)
+    }
+    locked -= {(mark, inode) for device, inode in ours for mark in marks[device]}
+    for path in paths:
+        for directory in _parents(path):
+            if _is_locked(directory, locked):
+                return {"path": path, "above": directory}
+    end_s = time.monotonic() + budget_s
+    for path, status in zip(paths, own, strict=True):
+        near = {inode for mark, inode in locked if mark in marks[status.st_dev]}
+        if near and (below := _find_below(path, near, end_s)) is not None:
+            return {"path": path, "below": below}
+    return {}
+
+
+def _inodes_of(path: str, status: os.stat_result) -> list[int]:
+    try:
+        return [status.st_ino, os.lstat(os.path.join(path, LOCK_FILE)).st_ino]
+    except OSError:
+        return [status.st_ino]
+
+
+def _find_below(path: str, inodes: set[int], end_s: float) -> str | None:
+    top_fd = os.open(path, OPEN_DIRECTORY)
+    try:
+        for fd, below, entry in walk(top_fd):
+            if time.monotonic() > end_s:
+                return None
+            if below and (entry.inode in inodes or _inode(LOCK_FILE, fd) in inodes):
+                return os.path.join(path, below.rstrip("/"))
+    finally:
+        os.close(top_fd)
+    return None
+
+
+def _locked() -> set[tuple[str, int]]:
+    """Device, as the kernel shows it, and inode of all that somebody has locked for himself alone."""
+    found: set[tuple[str, int]] = set()
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            for line in file:
+                fields = line.split()
+                if len(fields) >= 6 and fields[1] in ("FLOCK", "OFDLCK") and fields[3] == "WRITE":
+                    device, _, inode = fields[5].rpartition(":")
+                    found.add((device, int(inode)))
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def _marks(status: os.stat_result, locked: set[tuple[str, int]]) -> set[str]:
+    """How the kernel shows a device: on btrfs and overlay not by the number that stat(2) gives; our own lock tells."""
+    plain = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    return {plain, *(mark for mark, inode in locked if inode == status.st_ino)}
+
+
+def _is_locked(directory: str, locked: set[tuple[str, int]]) -> bool:
+    for name in (directory, os.path.join(directory, LOCK_FILE)):
+        try:
+            status = os.stat(name, follow_symlinks=False)
+        except OSError:
+            continue
+        if (f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}", status.st_ino) in locked:
+            return True
+    return False
+
+
+def _parents(path: str) -> list[str]:
+    found = []
+    while (above := os.path.dirname(path)) != path:
+        found.append(above)
+        path = above
+    return found
+
+
+def _inode(name: str, directory_fd: int) -> int | None:
+    try:
+        return os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_ino
+    except OSError:
+        return None

@@ -1,0 +1,53 @@
+"""What a command inherits of its caller's signals, as through execve(2): which are ignored, and which are blocked.
+
+Standard library only. It does not change anything; the guard restores what stands here in the command's process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["inherited_signals"]
+
+# Python ignores these before any code of ours runs, so that our own disposition says nothing about the caller's.
+_TAKEN_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# Whoever else ignores them itself (Python, Rust, Node) gives its children the default; a shell passes a trap '' on.
+_SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "yash", "zsh"})
+
+
+def inherited_signals() -> dict[str, list[int]]:
+    """Say which signals this process was started with as ignored, and which it blocks.
+
+    SIGCHLD always has its default, as with timeout(1): a program whose children vanish loses their exit codes.
+
+    Returns:
+        `ignored` and `blocked`: numbers.
+
+    Example:
+        >>> sorted(inherited_signals())
+        ['blocked', 'ignored']
+    """
+    ignored = [
+        number
+        for number in sorted(signal.valid_signals() - {signal.SIGCHLD, *_TAKEN_BY_PYTHON})
+        if signal.getsignal(number) == signal.SIG_IGN
+    ]
+    mask = _ignored_by_shell(os.getppid())
+    ignored += [number for number in _TAKEN_BY_PYTHON if mask >> (number - 1) & 1]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ()) - {signal.SIGCHLD}
+    return {"ignored": [int(number) for number in ignored], "blocked": sorted(int(number) for number in blocked)}
+
+
+def _ignored_by_shell(pid: int) -> int:
+    """The bit mask of what a parent ignores, 0 unless it is a shell."""
+    try:
+        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) not in _SHELLS:
+            return 0
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"SigIgn:"):
+                    return int(line.split()[1], 16)
+    except (OSError, ValueError):
+        return 0
+    return 0

@@ -1,0 +1,119 @@
+"""Faults of the Prefect API that is mute, mad or something else: `--api-patience` is kept, and the generator's end is said."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.conftest import Fault
+from tests.faults.harness import Sandbox, living, until
+from tests.faults.test_api import Front, generate
+
+SECTION = "4 The API"
+pytestmark = pytest.mark.timeout(400)
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Answers every request in one odd way: the name of its server's `way`."""
+
+    def do_GET(self) -> None:
+        way, stopped = self.server.way, self.server.stopped  # type: ignore[attr-defined]
+        if way == "mute":
+            stopped.wait(300)
+            return
+        status, headers, body = {
+            "html": (200, {"Content-Type": "text/html"}, b"<html>please log in</html>"),
+            "429": (429, {"Retry-After": "86400"}, b"{}"),
+            "503": (503, {}, b"{}"),
+            "401": (401, {}, b"{}"),
+            "half": (200, {"Content-Type": "application/json"}, b'"3.'),
+        }[way]
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_PATCH = do_GET  # noqa: N815 - the names that http.server looks for
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def odd() -> Iterator[http.server.ThreadingHTTPServer]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    server.daemon_threads = True
+    server.way, server.stopped = "mute", threading.Event()  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    yield server
+    server.stopped.set()  # type: ignore[attr-defined]
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("way", ["mute", "429", "503", "401", "html", "half"])
+def test_an_api_that_is_odd_at_the_start_is_one_sentence_in_bounded_time(
+    odd: http.server.ThreadingHTTPServer, own_sandbox: Sandbox, fault: Fault, way: str
+) -> None:
+    row = fault(
+        SECTION, f"odd from the start: {way}", "every request is answered so", "one sentence, exit 125, nothing run"
+    )
+    odd.way = way  # type: ignore[attr-defined]
+    url = f"http://127.0.0.1:{odd.server_port}/api"
+    began = time.monotonic()
+    process = generate(own_sandbox, url, way, ["touch", str(own_sandbox.root / "ran")], "--api-patience", "5s")
+    assert process.wait(90) == 125, own_sandbox.stderr()
+    assert own_sandbox.stderr().count("\n") == 1, own_sandbox.stderr()
+    assert url in own_sandbox.stderr()
+    assert not (own_sandbox.root / "ran").exists()
+    row.measured.append(("", f"exit 125 after {time.monotonic() - began:.1f} s (patience 5 s)"))
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    from tests.faults.prefect_server import end
+
+    found = Front(tmp_path_factory)
+    yield found
+    found.proxy.down()
+    end(found.process)
+
+
+@pytest.mark.parametrize("signalled", [False, True], ids=["patience", "SIGTERM"])
+def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
+    front: Front, own_sandbox: Sandbox, fault: Fault, signalled: bool
+) -> None:
+    how = "SIGTERM after the end" if signalled else "patience 8 s"
+    row = fault(
+        SECTION,
+        f"mute from mid-run on, {how}",
+        "connections are taken and never answered",
+        "the generator's end is said, and apart that the API could not be told; its exit status; in bounded time",
+    )
+    front.proxy.delay_s = 0.0
+    tag, command = own_sandbox.tree("plain", writes=60, interval_s=0.1, life_s=8)
+    patience = "5m" if signalled else "8s"
+    process = generate(
+        own_sandbox, front.proxy.url, f"mute-{signalled}", command, "--api-patience", patience, window="60s"
+    )
+    until(lambda: living(tag), 90, "the generator runs")
+    front.proxy.delay_s = 600.0
+    until(own_sandbox.report_path.exists, 120, "the report is on disk")
+    began = time.monotonic()
+    if signalled:
+        time.sleep(1)
+        process.send_signal(signal.SIGTERM)
+    code = process.wait(100)
+    took = time.monotonic() - began
+    outcome = json.loads(own_sandbox.report_path.read_text())["outcome"]
+    assert (outcome, code) == ("completed", 0), own_sandbox.stderr()[-2000:]
+    assert "Tensor cache generation completed" in own_sandbox.stderr()
+    assert "The Prefect API could not be told" in own_sandbox.stderr()
+    row.measured.append(("", f"exit {code} {took:.0f} s after the report"))

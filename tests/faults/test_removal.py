@@ -1,0 +1,391 @@
+"""Nothing that was there before, or is somebody else's, is ever removed: `on_retry: clean` and in-place generation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Fault
+from tests.faults.harness import Sandbox, until
+from tests.faults.prefect_server import end, start_server
+from tests.support import unavailable
+
+SECTION = "10 What removes files"
+pytestmark = pytest.mark.timeout(400)
+
+# In the generator: what the first attempt does is the case's; the second one says that it was made, and what it found.
+BEGIN = """
+import ctypes, os, shutil, signal, subprocess, sys, time
+root = os.path.dirname(sys.argv[1])
+cache = sys.argv[1]
+if os.path.exists(root + "/out/first"):
+    open(root + "/out/second", "w").write(repr(sorted(os.listdir(cache))))
+    sys.exit(5)
+open(root + "/out/first", "w").close()
+"""
+WRITE = "for n in range(3): open(f'{cache}/new{n}.bin', 'wb').write(b'x' * 50000)\ntime.sleep(.5)\n"
+
+
+@pytest.fixture(scope="module")
+def prefect_env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    process, env = start_server(tmp_path_factory.mktemp("server"), dict(os.environ))
+    yield {name: value for name, value in env.items() if name.startswith("PREFECT") and name != "PREFECT_HOME"}
+    end(process)
+
+
+class Run:
+    """`cachewatch generate` on a generator of this sandbox."""
+
+    def __init__(self, box: Sandbox, env: dict[str, str]) -> None:
+        self.box = box
+        self.env = box.env(PREFECT_HOME=str(box.root / "home/prefect"), PYTHONPATH=os.pathsep.join(sys.path[:1]), **env)
+        self.log = box.root / "out/log.txt"
+
+    def start(self, code: str, *options: str) -> subprocess.Popen[bytes]:
+        argv = self.box.cachewatch(
+            "generate", "--cache-dir", str(self.box.cache), "--stall-after", "20s", "--poll", "200ms"
+        )
+        argv += ["--grace", "500ms", "--name", "removal", "--report", str(self.box.report_path), *options, "--"]
+        with self.log.open("ab") as log:
+            return self.box.popen([*argv, sys.executable, "-I", "-c", code, str(self.box.cache)], stdout=log, stderr=log, env=self.env)  # fmt: skip
+
+    def __call__(self, code: str, *options: str) -> int:
+        return self.start(code, *options).wait(200)
+
+    def clean(self, first: str) -> int:
+        """Two attempts, of which the first does this and fails."""
+        again = ("--attempts", "2", "--backoff", "0s", "--on-retry", "clean")
+        return self(BEGIN + first + "\nsys.exit(3)\n", *again)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def second(self) -> str | None:
+        path = self.box.root / "out/second"
+        return path.read_text() if path.exists() else None
+
+
+@pytest.fixture
+def run(own_sandbox: Sandbox, prefect_env: dict[str, str]) -> Run:
+    if os.geteuid() != 0:
+        unavailable("needs root to mount")
+    own_sandbox.mounts += ["--bind", str(own_sandbox.root / "home")]  # a mount namespace of its own
+    return Run(own_sandbox, prefect_env)
+
+
+def put(directory: Path, *names: str) -> list[str]:
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"precious {name}")
+    return sorted(names)
+
+
+def found(directory: Path) -> list[str]:
+    names = [str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir() or p.is_symlink()]
+    return sorted(name for name in names if not name.startswith(".cachewatch"))
+
+
+def test_clean_removes_what_the_attempt_made_and_says_what_stays(run: Run, fault: Fault) -> None:
+    row = fault(
+        SECTION, "clean", "old files; others moved in, hard-linked and another user's, while the attempt writes",
+        "the attempt's files go, all others stay, are counted and named",
+    )  # fmt: skip
+    old = put(run.box.cache, "old.bin", "d/old.bin")
+    put(run.box.root / "elsewhere", "moved.bin", "linked.bin")
+    first = WRITE + (
+        "os.rename(root + '/elsewhere/moved.bin', cache + '/moved.bin')\n"
+        "os.link(root + '/elsewhere/linked.bin', cache + '/linked.bin')\n"
+        "open(cache + '/theirs.bin', 'w').write('x'); os.chown(cache + '/theirs.bin', 65534, 65534)\n"
+        "os.makedirs(cache + '/made/deep'); open(cache + '/made/deep/f', 'w').write('x')\n"
+        "os.mkfifo(cache + '/fifo'); os.symlink('/etc', cache + '/link'); time.sleep(.5)\n"
+    )
+    assert run.clean(first) == 5, run.said
+    stays = ["fifo", "linked.bin", "moved.bin", "theirs.bin"]
+    assert found(run.box.cache) == sorted([*old, *stays])
+    assert run.second == repr(sorted(["d", "fifo", "linked.bin", "moved.bin", "old.bin", "theirs.bin"]))
+    assert "removed 4 files" in run.said
+    assert "4 files that came during the attempt are not known to be its own, and stay" in run.said
+    row.measured.append(("root", "4 of 4 removed, 4 others stay"))
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "says"),
+    [
+        ("mounted over the parent", "subprocess.run(['mount', '--bind', root + '/other', root + '/parent'], check=True)",
+         "it was moved or replaced, or another file system was mounted over it"),
+        ("moved away, a good cache in its place",
+         "os.rename(cache, cache + '.away'); os.rename(root + '/../' + os.path.basename(root) + '/good', cache)",
+         "it was moved or replaced"),
+        ("the parent swapped for a link", "os.rename(root + '/parent', root + '/away'); os.symlink('other', root + '/parent')",
+         "it was moved or replaced"),
+        ("gone", "shutil.rmtree(cache)", "is gone"),
+    ],
+)  # fmt: skip
+def test_clean_is_refused_where_another_directory_stands(
+    run: Run, fault: Fault, case: str, first: str, says: str
+) -> None:
+    row = fault(
+        SECTION, f"clean, cache {case}", "during the first attempt, by the generator itself",
+        "nothing is touched; the attempt's own state and one sentence with the path; no further attempt",
+    )  # fmt: skip
+    box = run.box
+    box.mkdir("parent")
+    box.cache_name = "parent/cache"
+    box.mkdir("parent/cache")
+    put(box.cache, "old.bin")
+    put(box.root / "other/cache", "precious.bin", "d/precious.bin")
+    put(box.root / "good", "precious.bin")
+    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
+    again = ("--attempts", "2", "--backoff", "0s", "--on-retry", "clean")
+    first = first.replace("root + '/../' + os.path.basename(root) + '/good'", "root + '/good'")
+    status = run(f"{head}{WRITE}{first}\nsys.exit(3)\n", *again)
+    assert status == 3, run.said
+    assert run.second is None
+    assert (
+        f"cache directory {box.cache} {'' if says == 'is gone' else 'is not the one that it was at the start: '}{says}"
+        in run.said
+    )
+    assert "Traceback" not in run.said
+    report = json.loads(box.report_path.read_text())
+    assert (report["outcome"], report["exit_code"]) == ("failed", 3)
+    assert "No further attempt" in report["message"] and says in report["message"]
+    assert [p.name for p in box.root.rglob("precious.bin")] == ["precious.bin"] * 3
+    row.measured.append(("root", "refused; 3 of 3 files of others are there"))
+
+
+def test_clean_goes_round_mounts_below_the_cache(run: Run, fault: Fault) -> None:
+    row = fault(
+        SECTION, "clean, mounts below", "a directory and a file of others bound into the cache during the attempt",
+        "neither is entered or removed",
+    )  # fmt: skip
+    put(run.box.root / "other", "a", "b", "d/c")
+    first = WRITE + (
+        "os.mkdir(cache + '/sub'); open(cache + '/file', 'w').close()\n"
+        "for a, b in (('other', 'sub'), ('other/a', 'file')):\n"
+        "    subprocess.run(['mount', '--bind', root + '/' + a, cache + '/' + b], check=True)\n"
+        "for i in range(3): open(f'{cache}/sub/made{i}', 'w').write('x')\n"
+    )
+    assert run.clean(first) == 5, run.said
+    assert found(run.box.root / "other") == ["a", "b", "d/c", "made0", "made1", "made2"]
+    assert run.second == repr(["file", "sub"])
+    row.measured.append(("root", "6 of 6 files below the mounts are there"))
+
+
+def test_clean_on_a_layered_file_system(run: Run, fault: Fault) -> None:
+    row = fault(
+        SECTION, "clean, overlay over two file systems",
+        "inode and device numbers that differ between directories and files; an old file that is copied up",
+        "the attempt's files go, old ones stay, also the one that was written to",
+    )  # fmt: skip
+    box = run.box
+    for name in ("lower", "upper"):
+        box.mounts += ["--tmpfs", str(box.mkdir(name)), "size=8m,mode=777"]
+    box.cache_name = "merged/cache"
+    box.mkdir("merged")
+    # The layers are mounted by the command's own parent in the namespace, since only there the small disks are.
+    script = (
+        'set -e; R="$1"; shift; mkdir -p "$R/lower/cache" "$R/upper/u" "$R/upper/w"; for i in 1 2 3; do echo old > "$R/lower/cache/old$i"; '
+        'done; mount -t overlay -o "lowerdir=$R/lower,upperdir=$R/upper/u,workdir=$R/upper/w" none "$R/merged"; '
+        'sleep 0.1; S=0; "$@" || S=$?; ls "$R/merged/cache" > "$R/out/after"; exit $S'
+    )
+    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
+    first = (
+        head
+        + WRITE
+        + "open(cache + '/old1', 'a').write('more'); os.rename(cache + '/old2', cache + '/renamed')\nsys.exit(3)\n"
+    )
+    argv = box.cachewatch("generate", "--cache-dir", str(box.cache), "--name", "removal", "--poll", "200ms")
+    argv += [
+        "--attempts",
+        "2",
+        "--backoff",
+        "0s",
+        "--on-retry",
+        "clean",
+        "--",
+        sys.executable,
+        "-I",
+        "-c",
+        first,
+        str(box.cache),
+    ]
+    with run.log.open("wb") as log:
+        process = box.popen(["sh", "-c", script, "sh", str(box.root), *argv], stdout=log, stderr=log, env=run.env)
+    assert process.wait(200) == 5, run.said
+    assert (box.root / "out/after").read_text().split() == ["old1", "old3", "renamed"]
+    row.measured.append(("root", "3 of 3 removed, 3 of 3 old ones are there"))
+
+
+def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run, fault: Fault) -> None:
+    row = fault(
+        SECTION, "clean, inode numbers that change", "a FUSE file system gives 50 old files other numbers, as sshfs does",
+        "nothing is touched, and the sentence says why",
+    )  # fmt: skip
+    box = run.box
+    if not os.path.exists("/dev/fuse"):
+        unavailable("needs /dev/fuse")
+    mount, pid_file = box.mkdir("mount"), box.root / "out/server.pid"
+    box.mounts += ["--fuse", str(mount), str(pid_file)]
+    box.cache_name = "mount/cache"
+    script = (
+        'C="$1"; shift; mkdir "$C"; for i in $(seq 50); do echo old > "$C/old$i"; done; S=0; "$@" || S=$?; '
+        'ls "$C" | grep -c old > "$C.count" 2>/dev/null; ls "$C" | grep -c old > "$OUT"; exit $S'
+    )
+    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
+    first = head + WRITE + f"os.kill(int(open({str(pid_file)!r}).read()), signal.SIGHUP)\nsys.exit(3)\n"
+    argv = box.cachewatch("generate", "--cache-dir", str(box.cache), "--name", "removal", "--poll", "200ms")
+    argv += [
+        "--attempts",
+        "2",
+        "--backoff",
+        "0s",
+        "--on-retry",
+        "clean",
+        "--",
+        sys.executable,
+        "-I",
+        "-c",
+        first,
+        str(box.cache),
+    ]
+    try:
+        with run.log.open("wb") as log:
+            env = run.env | {"OUT": str(box.root / "out/count")}
+            process = box.popen(["sh", "-c", script, "sh", str(box.cache), *argv], stdout=log, stderr=log, env=env)
+        assert process.wait(200) == 3, run.said
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    assert "inode numbers do not last on this file system" in run.said
+    assert "nothing was removed" in run.said
+    assert (box.root / "out/count").read_text().strip() == "50"
+    row.measured.append(("root", "refused; 50 of 50 old files are there"))
+
+
+def test_what_cannot_be_removed_ends_the_retries(run: Run, fault: Fault) -> None:
+    row = fault(
+        SECTION, "clean, a file that cannot be removed", "chattr +i on the cut file of the first attempt",
+        "no further attempt; the file is named with its path",
+    )  # fmt: skip
+    cut = run.box.cache / "new1.bin"
+    if subprocess.run(["chattr", "+a", str(run.box.root / "out")], check=False, capture_output=True).returncode:
+        unavailable("needs a file system with attributes")
+    subprocess.run(["chattr", "-a", str(run.box.root / "out")], check=True)
+    try:
+        assert run.clean(WRITE + "subprocess.run(['chattr', '+i', cache + '/new1.bin'], check=True)") == 3, run.said
+    finally:
+        subprocess.run(["chattr", "-i", str(cut)], check=False)
+    assert f"what the attempt made cannot be removed: {cut}: Operation not permitted" in run.said
+    assert run.second is None
+    row.measured.append(("root", "refused and named"))
+
+
+# In place: as root and as somebody else
+
+
+@pytest.fixture
+def user_run(sandbox: Sandbox, prefect_env: dict[str, str]) -> Run:
+    return Run(sandbox, prefect_env)
+
+
+GENERATE = """
+import os, sys, time
+cache, status = sys.argv[1], int({status})
+for n in range(4):
+    path = f"{{cache}}/tensor{{n}}.bin"
+    if os.path.exists(path):
+        continue
+    with open(path, "wb") as file:
+        file.write(b"x" * 30000); file.flush(); time.sleep({pause}); file.write(b"x" * 30000)
+sys.exit(status)
+"""
+
+
+def own_files(run: Run) -> list[str]:
+    cache = run.box.cache
+    names = put(cache, "1.txt", "2.txt", "3.txt", "4.txt", "NOTES.md", "d/5.txt", "x.tmp")
+    (cache / "empty").touch()
+    (cache / "empty2").touch()
+    if run.box.uid is not None:
+        for path in (cache, *cache.rglob("*")):
+            os.chown(path, run.box.uid, run.box.uid)
+    return sorted([*names, "empty", "empty2"])
+
+
+@pytest.mark.parametrize("options", [[], ["--on-retry", "clean", "--attempts", "2", "--backoff", "0s"]])
+def test_in_place_leaves_the_users_own_files(user_run: Run, who: str, fault: Fault, options: list[str]) -> None:
+    row = fault(
+        SECTION, f"in place, {'clean' if options else 'defaults'}", "the directory holds nine files of the user's own",
+        "all of them stay, through failed attempts, another key and --force; the cache is published",
+    )  # fmt: skip
+    run, own = user_run, own_files(user_run)
+    in_place = ["--in-place", *options]
+    assert run(GENERATE.format(status=7, pause=0.1), *in_place, "--key", "a=1") == 7, run.said
+    assert set(own) <= set(found(run.box.cache))
+    assert "9 files are not known to be made by a run, and stay: " in run.said
+    for key, more in (("a=1", []), ("a=2", []), ("a=2", ["--force"])):
+        assert run(GENERATE.format(status=0, pause=0.01), *in_place, "--key", key, *more) == 0, run.said
+        assert found(run.box.cache) == sorted([*own, *(f"tensor{n}.bin" for n in range(4))])
+    assert run.said.count("was published") >= 3
+    assert "removed 4 files (" in run.said and "which had another key" in run.said
+    row.measured.append((who, "9 of 9 are there"))
+
+
+def test_in_place_after_a_run_that_was_killed(user_run: Run, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION, "in place, killed", "SIGKILL of the run in the middle of a file; then a file of the user's own is put there",
+        "a run that is not told to accept it is refused; then the cut file is written again, the user's stay, and it is published",
+    )  # fmt: skip
+    run, own = user_run, own_files(user_run)
+    process = run.start(GENERATE.format(status=0, pause=2), "--in-place")
+    record, cut = run.box.cache / ".cachewatch/created", run.box.cache / "tensor1.bin"
+
+    def recorded() -> bool:
+        return cut.exists() and '"tensor1.bin"' in record.read_text()
+
+    until(recorded, 120, "the second tensor is recorded")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
+    later = run.box.cache / "LATER.md"
+    later.write_text("precious")
+    accept = ("--in-place", "--accept", "LATER.md")
+    until(
+        lambda: run(GENERATE.format(status=0, pause=0.01), "--in-place") == 125 and str(later) in run.said,
+        100,
+        run.said,
+    )
+    until(lambda: run(GENERATE.format(status=0, pause=0.01), *accept) == 0, 100, run.said)
+    assert found(run.box.cache) == sorted([*own, "LATER.md", *(f"tensor{n}.bin" for n in range(4))])
+    assert [(run.box.cache / f"tensor{n}.bin").stat().st_size for n in range(4)] == [60000] * 4
+    row.measured.append((who, "the cut file was written again, 10 of 10 are there"))
+
+
+def test_a_run_below_another_is_refused(user_run: Run, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION, "two runs, one directory below the other's", "a second run starts while the first one writes",
+        "the second is refused at once, whichever of the two it is",
+    )  # fmt: skip
+    box = user_run.box
+    for first, second in (("cache", "cache/below"), ("cache/below", "cache")):
+        box.cache_name = first
+        process = box.guarded(box.tree("plain")[1])
+        until(lambda: box.cache.exists() and any(box.cache.iterdir()), 60, "the first one writes")
+        box.cache_name = second
+        other = box.popen(box.cachewatch("exec", "--cache-dir", str(box.cache), "--", "true"), stderr=subprocess.PIPE)
+        _, said = other.communicate(timeout=60)
+        assert other.returncode == 125, said
+        assert b"which is in use by another job" in said
+        process.terminate()
+        process.wait(60)
+    row.measured.append((who, "exit 125, both ways"))

@@ -1,0 +1,202 @@
+"""The store when runs are killed, dates lie, and what it would remove is somebody else's or cannot be removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Fault
+from tests.faults.harness import Sandbox, in_namespace, living, new_tag, until
+from tests.faults.prefect_server import end, start_server
+from tests.support import unavailable
+
+SECTION = "12 The store"
+pytestmark = pytest.mark.timeout(400)
+
+# Skips what exists, as many generators do, and gives its files dates from elsewhere, as cp -a, unzip and tar do.
+LIES = """
+import ctypes, os, sys, time
+directory, mark, tag = sys.argv[1:4]
+ctypes.CDLL(None).prctl(15, tag.encode())
+kept = []
+for n in range(6):
+    path = os.path.join(directory, f"layer{n}.bin")
+    if os.path.exists(path):
+        kept.append(n)
+        continue
+    with open(path, "wb") as file:
+        for part in range(10):
+            file.write(bytes([n]) * 5000)
+            file.flush()
+            if n == 4 and part == 5 and not os.path.exists(mark):
+                os.utime(path, (1, 1))
+                open(mark, "w").close()
+                time.sleep(600)
+    os.utime(path, (5e9 - n, 5e9 - n))
+    time.sleep(1.5)
+open(mark, "w").write(repr(kept))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("store-server")
+    process, env = start_server(folder, dict(os.environ) | {"CACHEWATCH_STATE": str(folder / "state")})
+    yield env
+    end(process)
+
+
+@pytest.mark.parametrize("killed", ["the run", "a stall"])
+@pytest.mark.parametrize("mode", ["staged", "in place"])
+def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
+    own_sandbox: Sandbox, server: dict[str, str], fault: Fault, mode: str, killed: str
+) -> None:
+    row = fault(
+        SECTION,
+        "dates that lie",
+        "a generator dates its files into the future and the cut one to 1970; SIGKILL of the run, or a stall",
+        "the next run of the key writes the cut file again and keeps what was long finished; every byte is right",
+    )
+    tag, mark = new_tag(), own_sandbox.root / "out" / "mark"
+    own_sandbox.tags.append(tag)
+    own_sandbox.mkdir("store")
+    where = (
+        ["--store", str(own_sandbox.root / "store")]
+        if mode == "staged"
+        else ["--in-place", "--cache-dir", str(own_sandbox.cache)]
+    )
+    target = "{cache_dir}" if mode == "staged" else str(own_sandbox.cache)
+    argv = own_sandbox.cachewatch("generate", "--quiet", "--name", "lies", *where, "--attempts", "1", "--poll", "200ms")
+    argv += [
+        "--stall-after",
+        "3s",
+        "--first-write-within",
+        "60s",
+        "--grace",
+        "500ms",
+        "--report",
+        str(own_sandbox.report_path),
+    ]
+    argv += ["--", sys.executable, "-I", "-S", "-c", LIES, target, str(mark), tag]
+    with (own_sandbox.root / "out" / "log").open("ab") as log:
+        run = own_sandbox.popen(argv, env=server, stdout=log, stderr=log)
+        until(mark.exists, 200, "the fifth file is cut")
+        if killed == "the run":
+            time.sleep(0.7)
+            run.send_signal(signal.SIGKILL)
+        run.wait(60)
+        until(lambda: not living(tag), 20, "the generator is gone")
+        again = own_sandbox.popen(argv, env=server, stdout=log, stderr=log)
+        assert again.wait(200) == 0, (own_sandbox.root / "out" / "log").read_text()[-3000:]
+    kept = json.loads(mark.read_text())
+    assert 4 not in kept and {0} <= set(kept), "the cut one was written again, those long finished were kept"
+    current = own_sandbox.root / "store/lies/current" if mode == "staged" else own_sandbox.cache
+    for n in range(6):
+        assert (current / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
+    row.measured.append((f"{mode}, {killed}", f"kept {len(kept)} of 5"))
+
+
+MOUNT = """
+import os, subprocess, sys
+from pathlib import Path
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+root, where = sys.argv[1:]
+store, policy = CacheStore(root), PublishPolicy(store=root)
+def publish():
+    with store.begin("c", BuildRecipe.of(["g"], policy)) as build:
+        Path(build.path, "d").mkdir()
+        Path(build.path, "d/a.bin").write_text("abc")
+        build.publish(policy, findings=build.check(policy))
+    store.activate("c", build.build_id)
+    return build
+old = publish()
+if where == "a refused build":
+    with store.begin("c", BuildRecipe.of(["other"], policy)) as build:
+        Path(build.path, "d").mkdir()
+        Path(build.path, "x.tmp").write_text("half")
+        place = Path(build.quarantine(build.check(policy), "refused"), "d")
+else:
+    publish()
+    place = Path(old.path, "d") if where == "a build" else Path(old.path)
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+(place / "theirs").write_text("theirs")
+fd = os.open(place, os.O_RDONLY)
+done = store.gc("c", keep=1, keep_quarantined=0, grace_s=0)
+again = store.gc("c", keep=1, keep_quarantined=0, grace_s=0)
+print([len(done.problems), os.listdir(fd), store.verify("c").whole, done.problems])
+publish()
+print(store.verify("c").whole)
+"""
+
+
+@pytest.mark.parametrize("where", ["a build", "a build's place", "a refused build"])
+def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, fault: Fault, where: str) -> None:
+    row = fault(
+        SECTION,
+        "a mount below the store",
+        "a file system is mounted in a build, over a build, or in a refused one, and `gc` would remove that build",
+        "nothing on the mount goes, what stays is named, the current cache is whole and the next run publishes",
+    )
+    if os.geteuid() != 0:
+        unavailable("needs root to mount a file system")
+    argv = [*in_namespace(None, "--bind", str(tmp_path)), sys.executable, "-c", MOUNT, str(tmp_path), where]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "['theirs'], True" in done.stdout and done.stdout.endswith("True\n"), done.stdout
+    if where != "a build's place":  # that one is named by `list`, and is no build
+        assert done.stdout.startswith("[1, "), done.stdout
+    row.measured.append((where, "the mount is whole"))
+
+
+def test_a_suspect_that_cannot_be_removed_is_never_published(
+    own_sandbox: Sandbox, server: dict[str, str], fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "a cut file that stays",
+        "chattr +i on a file that a stalled run may have cut",
+        "the next run of the key refuses with the path, starts nothing and publishes nothing; without the flag it goes on",
+    )
+    if os.geteuid() != 0:
+        unavailable("chattr needs root")
+    tag, mark = new_tag(), own_sandbox.root / "out" / "mark"
+    own_sandbox.tags.append(tag)
+    store = own_sandbox.mkdir("store")
+    argv = own_sandbox.cachewatch("generate", "--quiet", "--name", "lies", "--store", str(store), "--attempts", "1")
+    argv += [
+        "--poll",
+        "200ms",
+        "--stall-after",
+        "3s",
+        "--grace",
+        "500ms",
+        "--report",
+        str(own_sandbox.report_path),
+        "--",
+    ]
+    argv += [sys.executable, "-I", "-S", "-c", LIES, "{cache_dir}", str(mark), tag]
+    log = own_sandbox.root / "out" / "log"
+    with log.open("ab") as file:
+        assert own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200) != 0
+        (cut,) = store.glob("lies/builds/*/layer4.bin")
+        if subprocess.run(["chattr", "+i", str(cut)], check=False, capture_output=True).returncode:
+            unavailable("no immutable files here")
+        try:
+            refused = own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200)
+            assert refused != 0 and "cannot remove layer4.bin before the retry" in log.read_text()
+            assert not (store / "lies/current").exists() and mark.read_text() == ""
+        finally:
+            subprocess.run(["chattr", "-i", str(cut)], check=True)
+        assert own_sandbox.popen(argv, env=server, stdout=file, stderr=file).wait(200) == 0, log.read_text()[-2000:]
+    assert (store / "lies/current/layer4.bin").read_bytes() == b"\4" * 50_000
+    row.measured.append(("root", "refused, then written again"))

@@ -1,0 +1,431 @@
+"""Who stops the tree when something holds up those who should: guards, processes that hang, namespaces, survivors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.supervise.proc import read_stat
+from tests.faults.conftest import Fault
+from tests.faults.harness import Sandbox, guards_of, living, new_tag, until, wait_ready
+from tests.faults.test_watch import HangingMount
+from tests.support import unavailable
+
+SECTION = "9 What holds up a stop"
+WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
+
+
+@pytest.fixture
+def hanging(sandbox: Sandbox) -> Iterator[HangingMount]:
+    mount = HangingMount(sandbox)
+    yield mount
+    mount.end()
+
+
+def held(pid: int) -> bool:
+    found = read_stat(pid)
+    return found is not None and found.state in "Tt"
+
+
+@pytest.mark.parametrize("which", WHICH)
+@pytest.mark.parametrize("end", ["stall", "SIGTERM", "SIGKILL"])
+def test_stopped_guards_stop_the_tree_all_the_same(
+    end: str, which: str, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "guards stopped",
+        "SIGSTOP of the inner, the outer, both guards; then a stall, SIGTERM, SIGKILL of `cachewatch exec`",
+        "no survivor, no guard, no state file left; exit status and report as ever",
+    )
+    tag, command = sandbox.tree("daemon", writes=5 if end == "stall" else -1)
+    process = sandbox.guarded(command, window="3s" if end == "stall" else "30s")
+    wait_ready(tag, "daemon")
+    guards = guards_of(process.pid)
+    for one in WHICH[which]:
+        os.kill(guards[one], signal.SIGSTOP)
+    if end != "stall":
+        process.send_signal(getattr(signal, end))
+    began = time.monotonic()
+    assert process.wait(60) == {"stall": 124, "SIGTERM": 143, "SIGKILL": -9}[end], sandbox.stderr()
+    until(lambda: not living(tag), 20, "nobody is left")
+    took = time.monotonic() - began
+    until(lambda: not any(read_stat(pid) and not gone(pid) for pid in guards), 20, "the guards have ended")
+    if end != "SIGKILL":
+        assert sandbox.report()["stop"]["survivors"] == []
+    runs = sandbox.root / "home" / "state" / "cachewatch" / "runs"
+    assert os.listdir(runs) == []
+    row.measured.append((f"{which}, {end} ({who})", f"{took:.1f} s"))
+
+
+def gone(pid: int) -> bool:
+    found = read_stat(pid)
+    return found is None or found.state in "ZX"
+
+
+# A thread that unmaps a changed mapping on a file system that hangs, and one that wants the same lock: whoever reads the
+# process's command line or environment from now on waits with them.
+LOCKED = """
+    import ctypes, mmap, os, signal, sys, threading, time
+    name, path = sys.argv[1:3]
+    open("/proc/self/comm", "w").write(name)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + 3 * [ctypes.c_int] + [ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for number in (1, 2, 15):
+        signal.signal(number, signal.SIG_IGN)
+    os.makedirs(path, exist_ok=True)
+    fd = os.open(path + "/mapped", os.O_RDWR | os.O_CREAT, 0o644)
+    os.ftruncate(fd, 1 << 20)
+    where = libc.mmap(None, 1 << 20, 3, 1, fd, 0)
+    ctypes.memset(where, 120, 1 << 20)
+    def allocate():
+        while True:
+            libc.munmap(libc.mmap(None, 4096, 3, 0x22, -1, 0), 4096)
+            time.sleep(0.001)
+    print("mapped", flush=True)
+    while not os.path.exists(sys.argv[3]):
+        ctypes.memset(where, 120, 1 << 20)  # again and again: the kernel writes back when it likes
+        time.sleep(0.005)
+    if sys.argv[4] == "exec":
+        os.execv("/bin/sleep", ["sleep", "100"])  # the old memory map goes, and the new program waits for it
+    threading.Thread(target=allocate, daemon=True).start()
+    libc.munmap(where, 1 << 20)
+"""
+
+
+def locked(sandbox: Sandbox, how: str = "unmap") -> tuple[str, list[str], Path]:
+    tag, flag = new_tag(), sandbox.root / "out" / "unmap"
+    sandbox.tags.append(tag)
+    program = [sys.executable, "-S", "-c", textwrap.dedent(LOCKED), tag, str(sandbox.cache), str(flag), how]
+    return tag, program, flag
+
+
+def wait_locked(tag: str) -> int:
+    """Wait until a reader of the process's command line or environment would wait; returns its pid."""
+    until(lambda: living(tag), 30, "the generator runs")
+    (pid,) = living(tag)
+
+    def blocks() -> bool:
+        reader = subprocess.Popen(
+            ["cat", f"/proc/{pid}/cmdline", f"/proc/{pid}/environ"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            reader.wait(0.5)
+        except subprocess.TimeoutExpired:
+            reader.kill()
+            reader.wait(10)
+            return True
+        return False
+
+    until(blocks, 20, "the process holds its lock")
+    return pid
+
+
+@pytest.mark.parametrize("end", ["stall", "SIGTERM", "SIGKILL"])
+def test_a_process_that_holds_the_lock_of_its_memory_holds_up_nobody(
+    end: str, hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "a process that holds the lock of its memory map",
+        "one thread unmaps a changed mapping on a FUSE file system that hangs, another allocates: its cmdline and "
+        "environ cannot be read; a stall, SIGTERM, SIGKILL of `cachewatch exec`",
+        "the others are stopped within grace + 2 s; it is named as a survivor; report and exit status within 20 s",
+    )
+    tag, program, flag = locked(sandbox)
+    other_tag, other = sandbox.tree("plain", writes=3)
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        f"import subprocess; a = subprocess.Popen({other!r}); subprocess.run({program!r})",
+    ]
+    process = sandbox.guarded(command, window="4s" if end == "stall" else "60s")
+    until(lambda: living(tag) and living(other_tag), 30, "the tree stands")
+    time.sleep(1)
+    hanging.hang()
+    flag.touch()
+    pid = wait_locked(tag)
+    began = time.monotonic()
+    if end != "stall":
+        process.send_signal(getattr(signal, end))
+    until(lambda: not living(other_tag), 20, "the rest of the tree has ended")
+    others = time.monotonic() - began
+    assert process.wait(40) == {"stall": 124, "SIGTERM": 143, "SIGKILL": -9}[end], sandbox.stderr()
+    took = time.monotonic() - began
+    if end != "SIGKILL":
+        survivors = sandbox.report()["stop"]["survivors"]
+        assert [one["pid"] for one in survivors] == [pid]
+        assert survivors[0]["state"] in "DT"
+    hanging.end()
+    until(lambda: not living(tag), 20, "the kernel lets go of it")
+    row.measured.append((f"{end} ({who})", f"others gone after {others:.1f} s, exit after {took:.1f} s"))
+
+
+@pytest.mark.parametrize("how", ["unmap", "exec"])
+def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
+    how: str, hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "somebody else's process that cannot be read",
+        "as above, on the machine but in no run of ours, and one that hangs while it replaces its program, whose stat cannot "
+        "be read either; `cachewatch janitor`, `stop --list`, a generation",
+        "each ends as ever",
+    )
+    tag, program, flag = locked(sandbox, how)
+    sandbox.popen(program)
+    until(lambda: living(tag), 30, "it runs")
+    time.sleep(1)
+    hanging.hang()
+    flag.touch()
+    wait_locked(tag)
+    sandbox.cache_name = "cache"
+    began = time.monotonic()
+    sandbox.mounts.clear()
+    stale = [sys.executable, "-c", textwrap.dedent(f"""
+        import os
+        from prefect_cachewatch.supervise.run_files import create_run_file, runs_directory
+        os.makedirs(os.path.dirname(runs_directory()), exist_ok=True)
+        os.close(create_run_file({"ab" * 16!r})[0])
+    """)]  # fmt: skip
+    assert sandbox.popen(stale).wait(30) == 0
+    for argv in (sandbox.cachewatch("janitor"), sandbox.cachewatch("stop", "--list")):
+        assert sandbox.popen(argv).wait(30) == 0, argv
+    assert sandbox.popen(stale).wait(30) == 0
+    assert (
+        sandbox.guarded([sys.executable, "-c", f"open({str(sandbox.cache)!r} + '/f', 'w').write('x' * 9000)"]).wait(60)
+        == 0
+    )
+    assert sandbox.report()["notes"] == []
+    row.measured.append((f"{how} ({who})", f"{time.monotonic() - began:.1f} s for all three"))
+
+
+JOINS = """
+    import ctypes, os, signal, sys, time
+    name, init, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    libc = ctypes.CDLL(None, use_errno=True)
+    kinds = ["pid"] if os.geteuid() == 0 else ["user", "pid"]
+    for fd in [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY) for kind in kinds]:
+        if libc.setns(fd, 0):
+            sys.exit("setns: " + os.strerror(ctypes.get_errno()))
+    read, write = os.pipe()
+    if os.fork() == 0:  # in the namespace: who loses its parent there becomes its init's
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(15, signal.SIG_IGN)
+            open("/proc/thread-self/comm", "w").write(name)
+            os.write(write, b"x")
+            while True:
+                open(path + "/stray", "ab").write(b"x" * 4096)
+                time.sleep(0.1)
+        os.read(read, 1)
+        os._exit(0)
+    os.wait()
+    open(path + "/joined", "w").write("x" * 9000)
+    time.sleep(float(sys.argv[4]))
+"""
+
+
+@pytest.fixture
+def namespace_init(sandbox: Sandbox) -> int:
+    """The first process of another pid namespace, which belongs to nobody's tree."""
+    words = (
+        ["unshare", "--pid", "--fork"]
+        if sandbox.uid is None and os.geteuid() == 0
+        else ["unshare", "-Ur", "--pid", "--fork"]
+    )
+    tag = new_tag()
+    sandbox.tags.append(tag)
+    code = f"open('/proc/self/comm','w').write({tag!r}); import time, signal, os\nsignal.signal(17, signal.SIG_IGN)\ntime.sleep(90)"
+    process = sandbox.popen([*words, sys.executable, "-I", "-S", "-c", code])
+    until(lambda: living(tag) or process.poll() is not None, 20, "the namespace stands")
+    if process.poll() is not None:
+        unavailable("no pid namespace can be made here")
+    return living(tag)[0]
+
+
+@pytest.mark.parametrize("end", ["exited", "stall", "SIGTERM", "SIGKILL"])
+def test_who_joined_another_pid_namespace_is_found_by_the_cookie(
+    end: str, sandbox: Sandbox, namespace_init: int, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "a child in another pid namespace",
+        "setns into a pid namespace whose init is outside the tree, as nsenter does; the parent there ends, the "
+        "generator ends, stalls, or is stopped",
+        "it carries the run's cookie, and does not survive",
+    )
+    tag = new_tag()
+    sandbox.tags.append(tag)
+    life = "0" if end == "exited" else "60"
+    program = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        textwrap.dedent(JOINS),
+        tag,
+        str(namespace_init),
+        str(sandbox.cache),
+        life,
+    ]
+    process = sandbox.guarded(program, "--ignore", "stray", window="3s" if end == "stall" else "30s")
+    until(lambda: (sandbox.cache / "joined").exists() or process.poll() is not None, 30, "it has joined")
+    if end.startswith("SIG"):
+        assert living(tag), sandbox.stderr()
+        process.send_signal(getattr(signal, end))
+    expected = {"exited": 0, "stall": 124, "SIGTERM": 143, "SIGKILL": -9}[end]
+    assert process.wait(60) == expected, sandbox.stderr()
+    took = until(lambda: not living(tag), 20, "nobody is left")
+    assert read_stat(namespace_init) is not None, "the namespace is somebody else's"
+    if end in ("stall", "SIGTERM"):
+        stop = sandbox.report()["stop"]
+        assert (len(stop["killed"]) >= 1, stop["survivors"]) == (True, [])
+    row.measured.append((f"{end} ({who})", f"gone {took:.1f} s after the command's end"))
+
+
+def test_other_runs_are_not_hit_by_a_search_for_the_cookie(own_sandbox: Sandbox, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "cookies of others",
+        "processes with the cookie of another run, with ours behind another, and from before the run",
+        "left alone",
+    )
+    from prefect_cachewatch.supervise.reading import find_by_cookie
+
+    cookie = os.urandom(16).hex()
+    early = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": cookie})
+    time.sleep(0.1)
+    own = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": cookie})
+    other = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": "f" * 32})
+    nested = own_sandbox.popen(
+        ["sleep", "60"], env={"A": "b", "CACHEWATCH_ID": "e" * 32, "OUTER": f"CACHEWATCH_ID={cookie}"}
+    )
+    began = read_stat(own.pid)
+    assert began is not None
+    until(lambda: find_by_cookie("f" * 32) and find_by_cookie("e" * 32), 10, "they run")
+    assert set(find_by_cookie(cookie)) == {early.pid, own.pid}
+    assert set(find_by_cookie(cookie, began.start_ticks)) == {own.pid}
+    assert other.poll() is None and nested.poll() is None
+    row.measured.append(("", "held"))
+
+
+class Freezer:
+    """A control group that can be frozen: who is in it does not even take SIGKILL until it is thawed (version 1)."""
+
+    def __init__(self) -> None:
+        self.path = Path("/sys/fs/cgroup/freezer") / f"cachewatch-{new_tag()}"
+        try:
+            self.path.mkdir()
+        except OSError:
+            unavailable("needs root and a freezer control group of version 1")
+
+    def freeze(self, pid: int) -> None:
+        (self.path / "cgroup.procs").write_text(str(pid))
+        (self.path / "freezer.state").write_text("FROZEN")
+        until(lambda: (self.path / "freezer.state").read_text() == "FROZEN\n", 10, "it is frozen")
+
+    def thaw(self) -> None:
+        (self.path / "freezer.state").write_text("THAWED")
+
+    def end(self) -> None:
+        self.thaw()
+        until(lambda: not (self.path / "cgroup.procs").read_text(), 10, "nobody is in the group")
+        self.path.rmdir()
+
+
+@pytest.fixture
+def freezer(sandbox: Sandbox) -> Iterator[Freezer]:
+    group = Freezer()
+    yield group
+    for tag in sandbox.tags:
+        for pid in living(tag):
+            os.kill(pid, signal.SIGKILL)
+    group.end()
+
+
+def test_nothing_starts_beside_a_survivor_in_the_same_directory(
+    sandbox: Sandbox, freezer: Freezer, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "a process in a frozen control group",
+        "SIGKILL waits for the thaw; another run in the same directory, the janitor, the thaw, another run",
+        "named as a survivor, exit 124; the other run is refused until it has gone, the janitor names it",
+    )
+    tag, command = sandbox.tree("plain", writes=5)
+    process = sandbox.guarded(command, window="2s")
+    wait_ready(tag, "plain")
+    (pid,) = living(tag)
+    freezer.freeze(pid)
+    assert process.wait(60) == 124, sandbox.stderr()
+    assert [one["pid"] for one in sandbox.report()["stop"]["survivors"]] == [pid]
+    again = sandbox.guarded(["true"])
+    assert again.wait(60) == 125
+    assert "is in use by another job" in sandbox.stderr()
+    janitor = sandbox.popen(sandbox.cachewatch("janitor"), stdout=subprocess.PIPE)
+    assert f"pid {pid} " in janitor.communicate(timeout=60)[0].decode()
+    assert janitor.returncode == 1
+    freezer.thaw()
+    until(lambda: not living(tag), 10, "it ends")
+    runs = sandbox.root / "home" / "state" / "cachewatch" / "runs"
+    until(lambda: os.listdir(runs) == [], 20, "the guard lets go")
+    assert sandbox.guarded(["true"], "--no-create").wait(60) in (0, 1)
+    row.measured.append((who, "refused, then run"))
+
+
+ATTEMPTS = """
+    import os, signal, sys, time
+    name, path = sys.argv[1:]
+    open("/proc/self/comm", "w").write(name)
+    number = 1 + sum(entry.startswith("attempt.") for entry in os.listdir(path))
+    open(f"{path}/attempt.{number}", "w").write("x" * 9000 * number)
+    if number == 1:
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("thawed", [True, False])
+def test_an_attempt_waits_for_what_is_left_of_the_one_before(
+    thawed: bool, sandbox: Sandbox, freezer: Freezer, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "another attempt beside a survivor",
+        "attempt 1 of 2 leaves a frozen process; it is thawed after a while, or never",
+        "attempt 2 starts when it has ended; else there is none, and the message names it",
+    )
+    tag = new_tag()
+    sandbox.tags.append(tag)
+    program = [sys.executable, "-I", "-S", "-c", textwrap.dedent(ATTEMPTS), tag, str(sandbox.cache)]
+    argv = sandbox.cachewatch("generate", "--cache-dir", str(sandbox.cache), "--attempts", "2", "--backoff", "1s")
+    argv += ["--stall-after", "2s", "--first-write-within", "20s", "--poll", "200ms", "--grace", "500ms"]
+    process = sandbox.popen([*argv, "--report", str(sandbox.report_path), "--", *program], stderr=subprocess.PIPE)
+    until((sandbox.cache / "attempt.1").exists, 90, "attempt 1 runs")
+    (pid,) = living(tag)
+    freezer.freeze(pid)
+    until(lambda: sandbox.report_path.exists() or process.poll() is not None, 60, "attempt 1 has ended")
+    time.sleep(5)
+    assert os.listdir(sandbox.cache).count("attempt.2") == 0
+    if thawed:
+        freezer.thaw()
+    text = process.communicate(timeout=150)[1].decode(errors="replace")
+    assert process.returncode == (0 if thawed else 124), text
+    assert (sandbox.cache / "attempt.2").exists() == thawed
+    if not thawed:
+        assert f"There is no further attempt beside what is left of this one, which may still write: pid {pid} " in text
+    row.measured.append(
+        (f"{'thawed' if thawed else 'never thawed'} ({who})", "attempt 2" if thawed else "no attempt 2")
+    )

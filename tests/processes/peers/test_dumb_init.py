@@ -1,0 +1,363 @@
+"""The checks of dumb-init's tests, as cases of `cachewatch exec`; its two debug modes are no difference here."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import signal
+import sys
+import termios
+import time
+
+import pytest
+from tests.processes.peers.checks import QUIET, each, guarded, lacking, peer, refuse
+from tests.processes.test_signals import listening, state
+
+from support import (
+    CACHEWATCH,
+    PATIENCE_S,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    new_tag,
+    program,
+    run,
+    running,
+    tagged,
+)
+
+DUMB_INIT = "dumb-init"
+ONE = (
+    "a signal is meant for the process group, and an end for the whole tree: there is no mode in which the rest goes on"
+)
+REWRITE = "signals are not rewritten: there is no -r"
+VERBOSE = "the report says what happened; there is no -v"
+NORMAL = sorted(set(range(1, 32)) - {9, 17, 19, 20, 21, 22})
+PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT}
+CRASHES = {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+
+# Child processes
+
+
+@peer(DUMB_INIT, "child_processes: a signal to the entire group")
+def test_a_pipeline_is_gone_after_sigterm(tmp_path):
+    tag = new_tag()
+    script = f"yes {tag} | tail & touch {tmp_path}/up; yes {tag} | tail >&2"
+    with running(exec_argv(tmp_path / "cache", *QUIET, command=["sh", "-c", script, tag])) as process:
+        assert eventually(lambda: len(tagged(tag)) >= 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+    assert_none_left(tag)
+
+
+@peer(DUMB_INIT, "child_processes: without setsid, a signal to the child alone", ONE)
+@pytest.mark.parametrize("options", [("--foreground",)])
+def test_nobody_goes_on_after_sigterm_in_the_foreground_either(tmp_path, options):
+    tag = new_tag()
+    script = f"yes {tag} | tail & yes {tag} | tail >&2"
+    with running(exec_argv(tmp_path / "cache", *QUIET, *options, command=["sh", "-c", script, tag])) as process:
+        assert eventually(lambda: len(tagged(tag)) >= 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 143
+    assert_none_left(tag)
+
+
+LEFT = """
+    import os, signal, sys, time
+    if os.fork() == 0:
+        signal.signal(15, lambda *_: open(sys.argv[2], "w").close())
+        open(sys.argv[2] + ".up", "w").close()
+        while True:
+            time.sleep(0.02)
+    while not os.path.exists(sys.argv[2] + ".up"):
+        time.sleep(0.02)
+"""
+
+
+@peer(DUMB_INIT, "child_processes: SIGTERM to those who are left at the exit")
+def test_who_is_left_when_the_leader_exits_gets_sigterm(tmp_path):
+    command = [*program(LEFT, new_tag()), str(tmp_path / "told")]
+    assert guarded(tmp_path, *command, options=("--wait-for", "leader")).status == 0
+    assert (tmp_path / "told").exists()
+
+
+@peer(DUMB_INIT, "child_processes: without setsid, no SIGTERM at the exit", ONE)
+def test_who_is_left_is_ended_whatever_the_mode(tmp_path):
+    command = [*program(LEFT, tag := new_tag()), str(tmp_path / "told")]
+    assert guarded(tmp_path, *command, options=("--wait-for", "leader", "--foreground")).status == 0
+    assert_none_left(tag)
+
+
+@each(
+    DUMB_INIT, {"child_processes: no such program": False, "child_processes: no such program after --": True}, "dashes"
+)
+def test_a_program_that_is_not_there_is_said(tmp_path, dashes):
+    argv = [*CACHEWATCH, "exec", "--cache-dir", str(tmp_path / "cache"), *(["--"] if dashes else []), "/doesnotexist"]
+    ran = run(argv)
+    assert (ran.status, ran.stderr) == (127, "cachewatch: command '/doesnotexist' does not exist: check the path\n")
+
+
+@lacking(
+    DUMB_INIT,
+    {
+        "child_processes: no such program with -c": (ONE, "-c"),
+        "child_processes: no such program with --single-child": (ONE, "--single-child"),
+        "cli: -v": (VERBOSE, "-v"),
+        "cli: --verbose": (VERBOSE, "--verbose"),
+        "cli: -v -c": (VERBOSE, "-v", "-c"),
+        "cli: -v --single-child": (VERBOSE, "-v", "--single-child"),
+        "cli: --verbose -c": (VERBOSE, "--verbose", "-c"),
+        "cli: --verbose --single-child": (VERBOSE, "--verbose", "--single-child"),
+        **{
+            f"cli: a wrong {' '.join(words) or '-r'}": (REWRITE, *words)
+            for words in (
+                ("-r",), ("-r", "''"), ("-r", "herp"), ("-r", "herp:derp"), ("-r", "15"), ("-r", "15::12"), ("-r", "15:derp"),
+                ("-r", "15:12", "-r"), ("-r", "15:12", "-r", "0"), ("-r", "15:12", "-r", "1:32"),
+            )
+        },
+        "signals: rewrites, none": ("of TERM, QUIT, CONT and INT all but CONT end the run here", "-r", "0:0"),
+        "signals: rewrites, one": (REWRITE, "-r", "15:2"),
+        "signals: rewrites, some": (REWRITE, "-r", "15:2", "-r", "2:15", "-r", "3:3"),
+        "signals: rewrites, the lowest and highest": (REWRITE, "-r", "1:31", "-r", "31:1"),
+        "signals: rewrites of TSTP, TTIN and TTOU": (REWRITE, "-r", "20:1"),
+        "signals: signals rewritten to 0": (REWRITE, "-r", "15:3", "-r", "2:0"),
+    },
+)  # fmt: skip
+def test_there_is_no_such_option(tmp_path, option):
+    refuse(option, tmp_path)
+
+
+# The command line
+
+
+@peer(DUMB_INIT, "cli: no arguments")
+def test_no_arguments_show_the_usage():
+    ran = run(CACHEWATCH)
+    assert ran.status != 0
+    assert "Usage: cachewatch" in ran.stderr
+
+
+@peer(DUMB_INIT, "cli: an unknown option")
+def test_an_unknown_option_is_said(tmp_path):
+    refuse(["--yolo"], tmp_path)
+
+
+@each(DUMB_INIT, {"cli: --help": "--help", "cli: -h": "-h"}, "option")
+def test_help_says_what_it_is_for(option):
+    ran = run([*CACHEWATCH, "exec", option])
+    assert (ran.status, ran.stderr) == (0, "")
+    assert "Usage: cachewatch exec" in ran.stdout
+
+
+@peer(DUMB_INIT, "cli: --version")
+def test_the_version():
+    ran = run([*CACHEWATCH, "--version"])
+    assert ran.status == 0
+    assert re.fullmatch(r"cachewatch, version \S+\n", ran.stdout)
+
+
+@peer(DUMB_INIT, "cli: -V", "only --version")
+def test_there_is_no_short_option_for_the_version():
+    assert run([*CACHEWATCH, "-V"]).status == 125
+
+
+@peer(DUMB_INIT, "cwd: the command's is ours, its parent's is /")
+def test_the_commands_parent_holds_on_to_no_directory(tmp_path):
+    ran = guarded(tmp_path, "sh", "-c", "readlink /proc/$PPID/cwd && readlink /proc/$$/cwd", cwd="/tmp")
+    assert (ran.status, ran.stdout) == (0, "/\n/tmp\n")
+
+
+# How it ends
+
+
+@each(DUMB_INIT, {f"exit_status: {status}": status for status in (0, 1, 2, 32, 64, 127, 254, 255)}, "status")
+def test_the_exit_status_is_the_commands(tmp_path, status):
+    assert guarded(tmp_path, "sh", "-c", f"exit {status}").status == status
+
+
+@each(
+    DUMB_INIT, {f"exit_status: ended by {name}": name for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")}, "name"
+)
+def test_the_exit_status_of_a_command_that_a_signal_ended(tmp_path, name):
+    number = int(getattr(signal, name))
+    source = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {number})"
+    assert guarded(tmp_path, sys.executable, "-c", source).status == 128 + number
+
+
+# Signals
+
+
+def _named(number: int) -> str:
+    return f"signals: {signal.Signals(number).name} is passed on"
+
+
+@each(DUMB_INIT, {_named(number): number for number in NORMAL if number in PASSED_ON}, "number")
+def test_a_signal_is_passed_on(tmp_path, number):
+    with listening(tmp_path) as run_:
+        run_.process.send_signal(number)
+        assert eventually(lambda: run_.lines()[-1] == str(number))
+        assert run_.end() == 0
+
+
+@each(DUMB_INIT, {_named(signal.SIGQUIT): signal.SIGQUIT, _named(signal.SIGTERM): signal.SIGTERM}, "number")
+def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, number):
+    with listening(tmp_path) as run_:
+        run_.process.send_signal(number)
+        assert eventually(lambda: str(number) in run_.lines())
+        assert run_.process.wait(PATIENCE_S) == 128 + number
+
+
+ENDS = "it ends the run: the tree gets SIGTERM, and what is left after the grace period SIGKILL"
+STAYS = "an error of a write in Python, which ignores it; and the command gets one of its own"
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=peer(DUMB_INIT, _named(number), ENDS), id=signal.Signals(number).name)
+        for number in NORMAL
+        if number not in {*PASSED_ON, *CRASHES, 3, 13, 15, 23, 25}
+    ],
+)
+def test_a_signal_that_ends_the_run_reaches_the_command_as_sigterm(tmp_path, number):
+    with listening(tmp_path) as run_:
+        run_.process.send_signal(number)
+        assert run_.process.wait(PATIENCE_S) == 128 + number
+        assert run_.lines()[1:] == ["15"] or run_.lines()[1:] == ["15", "18"]
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(pytest.param(n, marks=peer(DUMB_INIT, _named(n), STAYS), id=signal.Signals(n).name) for n in (13, 25)),
+        pytest.param(23, marks=peer(DUMB_INIT, _named(23), "of sockets, and ignored by default"), id="SIGURG"),
+    ],
+)
+def test_a_signal_that_stays_with_us_changes_nothing(tmp_path, number):
+    with listening(tmp_path) as run_:
+        run_.process.send_signal(number)
+        time.sleep(0.3)
+        assert run_.lines() == ["ready"]
+        assert run_.end() == 0
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(n, marks=peer(DUMB_INIT, _named(n), "a crash of this very process: its guards stop the tree"), id=signal.Signals(n).name)
+        for n in sorted(CRASHES)
+    ],
+)  # fmt: skip
+def test_a_crash_of_ours_leaves_nobody(tmp_path, number):
+    caller = ("sh", "-c", 'ulimit -c 0; exec "$@"', "sh")
+    with listening(tmp_path, before=caller) as run_:
+        run_.process.send_signal(number)
+        assert run_.process.wait(PATIENCE_S) == -number
+        assert_none_left(run_.tag)
+
+
+@each(DUMB_INIT, {f"shell_background: SIG{name}": name for name in ("TSTP", "TTIN", "TTOU")}, "name")
+def test_it_is_suspended_with_its_command(tmp_path, name):
+    with listening(tmp_path) as run_:
+        (pid,) = tagged(run_.tag)
+        run_.process.send_signal(getattr(signal, f"SIG{name}"))
+        assert eventually(lambda: state(run_.process.pid) == state(pid) == "T")
+        run_.process.send_signal(signal.SIGCONT)
+        assert eventually(lambda: run_.lines()[-1] == "18")
+        assert eventually(lambda: state(run_.process.pid) in "SR" and state(pid) in "SR")
+        assert run_.end() == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=peer(DUMB_INIT, f"shell_background: SIG{name} without setsid", "the tree is stopped by SIGSTOP, which nobody in it can miss"))
+        for name in ("TSTP", "TTIN", "TTOU")
+    ],
+)  # fmt: skip
+def test_it_is_suspended_with_its_command_in_the_foreground(tmp_path, name):
+    with listening(tmp_path, "--foreground") as run_:
+        (pid,) = tagged(run_.tag)
+        run_.process.send_signal(getattr(signal, f"SIG{name}"))
+        assert eventually(lambda: state(run_.process.pid) == state(pid) == "T")
+        run_.process.send_signal(signal.SIGCONT)
+        assert eventually(lambda: run_.lines()[-1] == "18")
+        assert run_.end() == 0
+
+
+# Terminals
+
+
+def _typed(argv: list[str], text: str) -> tuple[int, bytes]:
+    """Run a command as the leader of a terminal's session and type; returns its status and what was shown."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execvpe(argv[0], argv, os.environ | {"TERM": "dumb"})
+    attributes = termios.tcgetattr(fd)
+    attributes[1] &= ~termios.OPOST
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, attributes)
+    os.write(fd, text.encode())
+    shown = b""
+    try:
+        while chunk := os.read(fd, 1024):
+            shown += chunk
+    except OSError:  # the last one who had it open has ended
+        pass
+    _, status = os.waitpid(pid, 0)
+    os.close(fd)
+    return os.waitstatus_to_exitcode(status), shown
+
+
+@peer(DUMB_INIT, "tty: a command can read and write one")
+def test_a_command_reads_and_writes_a_terminal(tmp_path):
+    status, shown = _typed(exec_argv(tmp_path / "cache", *QUIET, command=["tac"]), "1\n2\n3\n\x04\x04")
+    assert (status, shown) == (0, b"3\n2\n1\n")
+
+
+@peer(DUMB_INIT, "tty: a shell has job control")
+def test_a_shell_in_the_foreground_has_job_control(tmp_path):
+    argv = exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=["bash", "--norc", "-mi"])
+    # -i, since its standard error is a pipe of ours
+    status, shown = _typed(argv, 'echo "flags are: [[$-]]"\nexit 0\n')
+    assert status == 0
+    found = re.search(rb"flags are: \[\[([a-zA-Z]+)\]\]\n", shown)
+    assert found
+    assert b"m" in found[1]
+
+
+@peer(
+    DUMB_INIT,
+    "tty: the hand-off of a session leader's terminal",
+    "the command gets no terminal handed over, so that nothing is to be ignored",
+)
+def test_a_session_leader_gets_no_hangup_from_its_own_start(tmp_path):
+    script = f"{shlex.join(exec_argv(tmp_path / 'cache', *QUIET, command=['sleep', '0.5']))}"
+    status, shown = _typed(["bash", "-c", f"exec {script}"], "")
+    assert (status, shown) == (0, b"")
+
+
+@peer(DUMB_INIT, "test-zombies: none is left")
+def test_a_process_that_nobody_waits_for_is_no_zombie(tmp_path):
+    source = """
+        import os, time
+        if os.fork() == 0:
+            if os.fork() == 0:
+                os._exit(0)
+            os._exit(0)
+        os.wait()
+        time.sleep(1)
+        found = []
+        for name in os.listdir("/proc"):
+            try:
+                text = open(f"/proc/{name}/stat").read() if name.isdigit() else ""
+            except OSError:
+                continue
+            fields = text.rpartition(")")[2].split()
+            if fields and int(fields[1]) == os.getppid() and fields[0] == "Z":
+                found.append(name)
+        assert found == [], found
+    """
+    assert guarded(tmp_path, *program(source, new_tag())).status == 0

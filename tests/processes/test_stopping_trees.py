@@ -1,0 +1,415 @@
+"""Stopping what does not want to be stopped: guards that are stopped or traced, main threads that have ended, handlers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.processes.test_guard import LIFE_S, PLAIN, gone, guarded
+
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.supervise.janitor import clear_leftovers
+from prefect_cachewatch.supervise.proc import is_alive, living_thread, read_stat, send_signal
+from prefect_cachewatch.supervise.reading import find_by_cookie, is_stuck, read_each
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, tagged
+
+WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
+
+
+def state_of(pid: int) -> str:
+    found = read_stat(pid)
+    return found.state if found else "gone"
+
+
+@pytest.fixture(params=WHICH)
+def which(request: pytest.FixtureRequest) -> tuple[int, ...]:
+    return WHICH[request.param]
+
+
+def test_a_stop_works_through_guards_that_are_stopped(which: tuple[int, ...]) -> None:
+    tag = new_tag()
+    with guarded(program(PLAIN, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        guards = list(guard.root_pids)
+        for one in which:
+            os.kill(guards[one], signal.SIGSTOP)
+        assert eventually(lambda: all(state_of(guards[one]) == "T" for one in which))
+        guard.stop()
+        assert gone(guard).survivors == []
+        assert tagged(tag) == []
+    assert eventually(lambda: all(state_of(pid) in ("gone", "Z") for pid in guards), 20)
+
+
+def test_a_stopped_guard_goes_on_so_that_the_generators_end_is_seen(which: tuple[int, ...]) -> None:
+    with guarded(program("import time; time.sleep(3)", new_tag())) as guard:
+        for one in which:
+            os.kill(guard.root_pids[one], signal.SIGSTOP)
+        report = gone(guard)
+    assert (report.why, report.exit_code) == ("exited", 0)
+
+
+def test_guards_that_are_stopped_again_and_again_are_given_up() -> None:
+    """The generator has the same user: what it does to the guards must not save it."""
+    tag = new_tag()
+    hold = """
+        import os, signal, time
+        guards = [os.getppid(), int(open(f"/proc/{os.getppid()}/stat").read().rsplit(") ", 1)[1].split()[1])]
+        for number in (1, 2, 15):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            for pid in guards:
+                try:
+                    os.kill(pid, signal.SIGSTOP)
+                except OSError:
+                    pass
+            time.sleep(0.0005)
+    """
+    with guarded(program(hold, tag)) as guard:
+        assert eventually(lambda: tagged(tag) and state_of(guard.root_pids[1]) == "T")
+        time.sleep(0.5)
+        guard.stop()
+        assert gone(guard).survivors == []
+        assert tagged(tag) == []
+
+
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+
+
+def test_a_guard_that_a_tracer_holds_is_killed_where_a_stop_is_wanted() -> None:
+    tag = new_tag()
+    tracer = f"""
+        import ctypes, os, sys, time
+        libc = ctypes.CDLL(None, use_errno=True)
+        for request in ({PTRACE_SEIZE}, {PTRACE_INTERRUPT}):
+            if libc.ptrace(request, int(sys.argv[1]), None, None):
+                sys.exit(os.strerror(ctypes.get_errno()))
+        os.waitpid(int(sys.argv[1]), 0x40000000)
+        print("held", flush=True)
+        time.sleep({LIFE_S})
+    """
+    with guarded(program(PLAIN, tag)) as guard:
+        assert eventually(lambda: tagged(tag))
+        with running([sys.executable, "-c", textwrap.dedent(tracer), str(guard.root_pids[1])]) as process:
+            if process.stdout.readline() != "held\n":
+                pytest.skip(f"tracing is not allowed here: {process.stderr.read()}")
+            assert eventually(lambda: state_of(guard.root_pids[1]) == "t")
+            guard.stop()
+            assert gone(guard).survivors == []
+            assert tagged(tag) == []
+
+
+FLOW = f"""
+    import os, sys, time, uuid
+    from prefect_cachewatch.supervise.client import GuardClient
+    from prefect_cachewatch.supervise.supervisor import Launch
+    null = os.open(os.devnull, os.O_RDWR)
+    source = "import time; time.sleep({LIFE_S})"
+    guard = GuardClient(Launch([sys.executable, "-I", "-S", "-c", source, sys.argv[1]],
+        env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex))
+    guard.start()
+    print(*guard.root_pids, flush=True)
+    time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
+    yield tmp_path / "state" / "runs"
+
+
+def test_stopped_guards_act_on_the_death_of_the_flow_process(which: tuple[int, ...], state: Path) -> None:
+    tag = new_tag()
+    with running([sys.executable, "-c", textwrap.dedent(FLOW), tag]) as process:
+        guards = [int(pid) for pid in process.stdout.readline().split()]
+        assert eventually(lambda: tagged(tag))
+        for one in which:
+            os.kill(guards[one], signal.SIGSTOP)
+        process.kill()
+        assert_none_left(tag)
+        assert eventually(lambda: all(state_of(pid) in ("gone", "Z") for pid in guards), 20)
+    assert os.listdir(state) == []
+
+
+def test_the_janitor_has_guards_go_on_that_were_stopped_after_the_death_of_their_flow(state: Path) -> None:
+    tag = new_tag()
+    source = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"
+    flow = (
+        textwrap.dedent(FLOW).replace(f"import time; time.sleep({LIFE_S})", source).replace("grace_s=0.3", "grace_s=3")
+    )
+    with running([sys.executable, "-c", flow, tag]) as process:
+        guards = [int(pid) for pid in process.stdout.readline().split()]
+        assert eventually(lambda: tagged(tag))
+        time.sleep(0.3)
+        process.kill()
+        assert eventually(lambda: state_of(process.pid) in "Zgone")
+        time.sleep(0.3)
+        for pid in guards:
+            os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: all(state_of(pid) == "T" for pid in guards))
+        time.sleep(3.5)
+        assert tagged(tag), "nobody acts while both guards are stopped and their flow is dead"
+        report = clear_leftovers(str(state))
+        assert (report.running, report.survivors, report.refusals) == (0, (), ())
+        assert_none_left(tag)
+        assert eventually(lambda: os.listdir(state) == [])
+
+
+# A main thread that has ended while others live
+
+LEADERLESS = """
+    import ctypes, os, signal, sys, threading, time
+    for number in (1, 2, 15):
+        signal.signal(number, signal.SIG_IGN)
+    def write():
+        while True:
+            with open(sys.argv[1], "ab") as file:
+                file.write(b"x" * 4096)
+            time.sleep(0.05)
+    threading.Thread(target=write).start()
+    time.sleep(0.2)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def leaderless(path: Path) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(LEADERLESS), str(path)]
+
+
+def raw_state(pid: int) -> str:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text[text.rindex(")") + 2]
+
+
+def test_a_process_whose_main_thread_has_ended_is_alive() -> None:
+    with running(leaderless(Path(os.devnull)), env={**os.environ, "CACHEWATCH_ID": "c0ffee"}) as process:
+        assert eventually(lambda: raw_state(process.pid) == "Z")
+        found = read_stat(process.pid)
+        assert found.state in "SRD"
+        assert is_alive(process.pid, found.start_ticks)
+        assert living_thread(process.pid)[0] != process.pid
+        assert process.pid in find_by_cookie("c0ffee")
+        assert process.pid not in find_by_cookie("c0ffee", found.start_ticks + 1)
+        assert send_signal(process.pid, found.start_ticks, signal.SIGKILL)
+        assert eventually(lambda: not is_alive(process.pid, found.start_ticks))
+        process.wait(PATIENCE_S)
+
+
+def test_a_child_whose_main_thread_has_ended_is_stopped_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "grows"
+    source = f"import subprocess, sys; subprocess.run({leaderless(path)!r})"
+    with guarded(program(source, new_tag()), grace_s=0.2) as guard:
+        assert eventually(lambda: path.exists() and path.stat().st_size > 20000)
+        guard.stop()
+        report = gone(guard)
+    size = path.stat().st_size
+    time.sleep(0.5)
+    assert path.stat().st_size == size
+    assert any(who["argv"][-1:] == [str(path)] for who in report.killed), report
+    assert report.survivors == []
+
+
+def test_an_adopted_process_whose_main_thread_has_ended_is_watched_and_stopped(tmp_path: Path) -> None:
+    from prefect_cachewatch.supervise.adopted import AdoptedProcess
+    from prefect_cachewatch.supervise.adoptee import Adoptee
+
+    path = tmp_path / "grows"
+    with running(leaderless(path)) as process:
+        assert eventually(lambda: path.exists() and raw_state(process.pid) == "Z")
+        adopted = AdoptedProcess(Adoptee(process.pid, to_stop=True), 0.2)
+        adopted.start()
+        assert adopted.wait(1) is None
+        adopted.stop()
+        report = adopted.wait(PATIENCE_S)
+        assert eventually(lambda: process.poll() is not None)
+        adopted.close()
+    assert (report.why, [who["pid"] for who in report.killed], report.survivors) == ("stop", [process.pid], [])
+
+
+# SIGTERM once
+
+HANDLER = """
+    import signal, subprocess, sys, time
+    def tidy(*_):
+        done = subprocess.run(["/bin/sh", "-c", "sleep 0.4; echo done > " + sys.argv[1]])
+        sys.exit(0 if done.returncode == 0 else 9)
+    signal.signal(15, tidy)
+    open(sys.argv[1] + ".ready", "w").close()
+    time.sleep(100)
+"""
+
+
+def with_handler(path: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", textwrap.dedent(HANDLER), str(path)]
+
+
+def test_a_clean_up_command_that_a_handler_starts_is_left_to_end(tmp_path: Path) -> None:
+    path = tmp_path / "tidied"
+    with guarded(with_handler(path), grace_s=30) as guard:
+        assert eventually(Path(f"{path}.ready").exists)
+        guard.stop()
+        report = gone(guard)
+    assert path.read_text() == "done\n"
+    assert (report.exit_code, report.killed) == (0, [])
+
+
+def test_a_clean_up_command_of_an_adopted_process_is_left_to_end(tmp_path: Path) -> None:
+    from prefect_cachewatch.supervise.adopted import AdoptedProcess
+    from prefect_cachewatch.supervise.adoptee import Adoptee
+
+    path = tmp_path / "tidied"
+    with running(with_handler(path)) as process:
+        assert eventually(Path(f"{path}.ready").exists)
+        adopted = AdoptedProcess(Adoptee(process.pid, to_stop=True), 30)
+        adopted.start()
+        adopted.stop()
+        assert eventually(lambda: process.poll() is not None)
+        report = adopted.wait(PATIENCE_S)
+        adopted.close()
+    assert (process.returncode, path.read_text(), report.killed) == (0, "done\n", [])
+
+
+@pytest.mark.parametrize("how", ["stall", "SIGINT", "SIGTERM"])
+def test_a_clean_up_command_is_left_to_end_however_the_command_ends(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "tidied"
+    options = ["--stall-after", "2s", "--first-write-within", "2s", "--poll", "200ms", "--grace", "20s"]
+    if how == "stall":
+        ran = run_exec(tmp_path / "cache", *options, command=with_handler(path))
+        assert ran.status == 124
+    else:
+        from support import exec_argv
+
+        argv = exec_argv(tmp_path / "cache", "--grace", "20s", command=with_handler(path))
+        with running(argv) as process:
+            assert eventually(Path(f"{path}.ready").exists)
+            process.send_signal(getattr(signal, how))
+            assert process.wait(PATIENCE_S) == 128 + getattr(signal, how)
+    assert path.read_text() == "done\n"
+
+
+def test_what_a_handler_starts_and_does_not_end_is_killed_after_the_grace_period(tmp_path: Path) -> None:
+    tag, ready = new_tag(), tmp_path / "ready"
+    source = f"""
+        import os, signal, time
+        def spawn(*_):
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(15, signal.SIG_DFL)
+                time.sleep({LIFE_S})
+                os._exit(0)
+        signal.signal(15, spawn)
+        open({str(ready)!r}, "w").close()
+        while True:
+            time.sleep(1)
+    """
+    with guarded(program(source, tag), grace_s=0.5) as guard:
+        assert eventually(ready.exists)
+        guard.stop()
+        report = gone(guard)
+        assert tagged(tag) == []
+    assert (len(report.killed), report.survivors) == (2, [])
+
+
+# Readings that never return
+
+
+def test_a_reading_that_hangs_costs_its_deadline_and_is_asked_for_once() -> None:
+    read_end, write_end = os.pipe()
+    with running(["sleep", "100"]) as first, running(["sleep", "100"]) as second:
+
+        def read(pid: int) -> int:
+            if pid == first.pid:
+                os.read(read_end, 1)
+            return pid
+
+        began = time.monotonic()
+        assert read_each([first.pid], read, total_s=0.5) == {}
+        assert is_stuck(first.pid)
+        assert read_each([first.pid, second.pid], read, total_s=30) == {second.pid: second.pid}
+        assert time.monotonic() - began < 20
+        os.write(write_end, b"x")
+        assert eventually(lambda: not is_stuck(first.pid))
+        assert read_each([second.pid], read) == {second.pid: second.pid}
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_exec_of_a_child_by_vfork_changes_nothing(tmp_path: Path) -> None:
+    tag = new_tag()
+    with guarded(
+        program(f"import subprocess, sys; subprocess.run(['/bin/sh', '-c', 'sleep {LIFE_S}; :', sys.argv[1]])", tag)
+    ) as guard:
+        assert eventually(lambda: len(tagged(tag)) == 2)
+        guard.stop()
+        assert gone(guard).survivors == []
+        assert tagged(tag) == []
+
+
+def test_a_scan_process_that_is_stopped_goes_on_and_no_file_system_is_blamed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 9000)
+    scanner = DirectoryScanner()
+    try:
+        scanner.request("check", path=str(tmp_path), create=False)
+        os.kill(scanner.pid, signal.SIGSTOP)
+        assert eventually(lambda: state_of(scanner.pid) == "T")
+        assert scanner.request("check", path=str(tmp_path), create=False)["error"] is None
+    finally:
+        scanner.close()
+
+
+def test_a_bomb_that_ignores_nothing_ends_with_the_grace_period() -> None:
+    """SIGTERM goes once: what is born after it has until the end of the grace period, and not longer."""
+    tag = new_tag()
+    # Bounded: four processes fork for ten seconds at most, and what they start lives for 0.3 s.
+    bomb = """
+        import os, signal, time
+        end = time.monotonic() + 10
+        for _ in range(2):
+            os.fork()
+        signal.signal(17, signal.SIG_IGN)
+        while time.monotonic() < end:
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(0.3)
+                os._exit(0)
+            time.sleep(0.02)
+    """
+    with guarded(program(bomb, tag), grace_s=0.5) as guard:
+        assert eventually(lambda: len(tagged(tag)) > 20)
+        guard.stop()
+        report = gone(guard)
+        assert tagged(tag) == []
+    assert report.survivors == []
+    assert report.gone_after_s < 20
+
+
+def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
+    """The generator kills its guards, first one and then, as the other takes over, that one too."""
+    tag = new_tag()
+    source = f"""
+        import os, signal, time
+        for number in (1, 2, 15):
+            signal.signal(number, signal.SIG_IGN)
+        inner = os.getppid()
+        outer = int(open(f"/proc/{{inner}}/stat").read().rsplit(") ", 1)[1].split()[1])
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                for pid in (inner, outer):
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except OSError:
+                        pass
+        time.sleep({LIFE_S})
+    """
+    with guarded(program(source, tag)) as guard:
+        report = gone(guard)
+        assert_none_left(tag)
+    assert report.why in ("guards_died", "inner_guard_died")
+    assert report.survivors == []
