@@ -23,7 +23,7 @@ def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatc
     (cache / "a.bin").write_bytes(b"x" * 900)
     assert missing_caches([job(cache)], elsewhere=False) == {}
     history = history_path("c", [str(cache)])
-    history.parent.mkdir(parents=True)
+    history.parent.mkdir(parents=True, exist_ok=True)
     history.write_text(json.dumps(asdict(PastRun("", 1.0, 1000, 1000, None, 0.0))) + "\n")
     assert missing_caches([job(cache)], elsewhere=False) == {"c": "it has 900 B of the 1000 B that its run left"}
 

@@ -345,18 +345,20 @@ def test_an_ending_signal_to_a_guard_is_told(tmp_path, name, which):
 # What is inherited
 
 
-SHOW = "import sys; print([l for l in open('/proc/self/status') if l[:6] in ('SigBlk', 'SigIgn')])"
-
-
-def masks(tmp_path: Path, caller: str) -> tuple[set[int], set[int]]:
-    """Ignored and blocked signals of a command, by what its caller did (a shell script that ends in "$@")."""
-    argv = exec_argv(tmp_path / "cache", *WELL, command=["cat", "/proc/self/status"])
+def masks(caller: str, argv: list[str]) -> tuple[set[int], set[int]]:
+    """Ignored and blocked signals of `cat`, by what its caller did (a shell script that ends in "$@")."""
     done = subprocess.run(
         ["bash", "-c", caller, "bash", *argv], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     lines = dict(line.split(":\t") for line in done.stdout.splitlines() if ":\t" in line)
     sets = [{n for n in range(1, 65) if int(lines[name], 16) >> (n - 1) & 1} for name in ("SigIgn", "SigBlk")]
     return sets[0], sets[1]
+
+
+def with_and_without(tmp_path: Path, caller: str) -> list[tuple[set[int], set[int]]]:
+    """The masks of a command below `exec`, and of the same without it: this test's own caller may ignore some too."""
+    status = ["cat", "/proc/self/status"]
+    return [masks(caller, argv) for argv in (exec_argv(tmp_path / "cache", *WELL, command=status), status)]
 
 
 @pytest.mark.parametrize(
@@ -374,13 +376,17 @@ def masks(tmp_path: Path, caller: str) -> tuple[set[int], set[int]]:
 def test_what_the_caller_ignores_the_command_ignores(tmp_path, caller, ignored):
     if caller.startswith("nohup"):
         ignored = {signal.SIGHUP}
-    assert masks(tmp_path, caller) == (ignored, set())
+    below, plain = with_and_without(tmp_path, caller)
+    assert below == (plain[0] - {signal.SIGCHLD}, plain[1]), "SIGCHLD always has its default"
+    assert ignored <= plain[0]
 
 
 def test_what_the_caller_blocks_the_command_finds_blocked(tmp_path):
     blocked = {signal.SIGUSR1, signal.SIGTTIN, signal.SIGILL, signal.SIGTERM}
     names = " ".join(f"--block-signal={signal.Signals(n).name[3:]}" for n in [*blocked, signal.SIGCHLD])
-    assert masks(tmp_path, f'exec env {names} "$@"') == (set(), blocked)
+    below, plain = with_and_without(tmp_path, f'exec env {names} "$@"')
+    assert plain[1] == blocked | {signal.SIGCHLD}
+    assert below == (plain[0], blocked), "a blocked SIGCHLD is not handed on: most commands wait for children"
 
 
 def test_a_caller_that_ignores_sigchld_gets_the_commands_status_and_a_stop(tmp_path):
