@@ -49,10 +49,10 @@ $(VENV)/.peers: $(VENV)/.test
 bench: $(VENV)/.peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-# The planner against independent codes (octave with its queueing package, ciw, simpy) and a real disk.
+# The planner against independent codes (octave with its queueing package, ciw, simpy).
 test-capacity: $(VENV)/.peers
 	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
-	$(BIN)/pytest -m slow tests/engine tests/processes $(ARGS)
+	$(BIN)/pytest -m slow tests/engine $(ARGS)
 
 test-generators: $(VENV)/.test
 	$(BIN)/pytest -m generators tests/generators $(ARGS)

@@ -78,7 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _modules() -> list[str]:
-    found = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - {"__main__", "measuring"}
+    found = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - {
+        "__main__",
+        "measuring",
+        "think_burst",
+    }
     return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
 

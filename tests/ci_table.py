@@ -1,0 +1,119 @@
+"""What CI ran, as one table: each target of the Makefile, its tests, and how long it took.
+
+`python3 tests/ci_table.py DIRECTORY` reads `steps` there (name, exit status or `-`, seconds and reason, with tabs
+between them) and the reports NAME.xml of pytest's --junitxml. Standard library only: it runs before any is installed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MAKEFILE = Path(__file__).parents[1] / "Makefile"
+
+
+@dataclass(frozen=True)
+class Step:
+    """How one target ended; status None is left out, for a reason."""
+
+    name: str
+    status: int | None
+    seconds: int = 0
+    reason: str = ""
+
+    @classmethod
+    def parse(cls, line: str) -> Step:
+        name, status, seconds, reason = line.split("\t")
+        return cls(name, None if status == "-" else int(status), int(seconds), reason)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tests of one target."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, xml: str) -> Report:
+        passed, skipped, failed = 0, 0, list[str]()
+        for case in ET.fromstring(xml).iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                failed.append(f"{case.get('classname')}::{case.get('name')}")
+            elif case.find("skipped") is not None:
+                skipped += 1
+            else:
+                passed += 1
+        return cls(passed, skipped, tuple(dict.fromkeys(failed)))
+
+
+def targets(makefile: str) -> list[str]:
+    """List the targets that a Makefile offers."""
+    return [name for line in re.findall(r"(?m)^\.PHONY:(.*)$", makefile) for name in line.split()]
+
+
+def verdict(step: Step, report: Report | None) -> str:
+    """Say in a word or two how a target ended; `ok` and `left out: REASON` are as it should be."""
+    if step.status is None:
+        return f"left out: {step.reason}" if step.reason else "LEFT OUT WITHOUT A REASON"
+    if step.status:
+        return f"FAILED (exit status {step.status})"
+    if step.name.startswith("test") and (report is None or not report.passed):
+        return "FAILED: it ran no tests"
+    return "ok" if report is None or not report.failed else "FAILED"
+
+
+def table(steps: Sequence[Step], reports: dict[str, Report], expected: Iterable[str]) -> tuple[list[str], bool]:
+    """Lay out the steps, and those that are missing.
+
+    Args:
+        steps: in the order in which they ran.
+        reports: the tests of those that have any.
+        expected: targets that must have run, or have a reason.
+
+    Returns:
+        Lines to print; whether all is as it should be.
+    """
+    known = {step.name for step in steps}
+    rows = [*steps, *(Step(name, None) for name in expected if name not in known)]
+    lines, good = [f"{'target':<18}{'passed':>7}{'skipped':>9}{'failed':>8}{'minutes':>9}  result"], bool(steps)
+    for step in rows:
+        report, result = reports.get(step.name), verdict(step, reports.get(step.name))
+        counts = ("", "", "") if report is None else (report.passed, report.skipped, len(report.failed))
+        minutes = "" if step.status is None else f"{step.seconds / 60:.1f}"
+        lines.append(f"{step.name:<18}{counts[0]:>7}{counts[1]:>9}{counts[2]:>8}{minutes:>9}  {result}")
+        good = good and (result == "ok" or result.startswith("left out: "))
+    for name, report in reports.items():
+        lines += [f"{name}: failed: {test}" for test in report.failed]
+    return lines, good
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table of a directory.
+
+    Returns:
+        The exit status: 1 if a target failed, or is missing.
+    """
+    results = Path(argv[0])
+    found = results / "steps"
+    steps = [Step.parse(line) for line in found.read_text().splitlines()] if found.exists() else []
+    reports = {step.name: report for step in steps if (report := _report(results / f"{step.name}.xml"))}
+    lines, good = table(steps, reports, targets(MAKEFILE.read_text()))
+    print("", *lines, sep="\n")
+    return 0 if good else 1
+
+
+def _report(path: Path) -> Report | None:
+    try:
+        return Report.parse(path.read_text())
+    except (OSError, ET.ParseError):  # none, or cut short
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""CI's table tells apart what ran, what failed and what was left out; and one failure hides no other target."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ci_table import Report, Step, table, targets, verdict
+
+ROOT = Path(__file__).parents[2]
+XML = """<testsuites><testsuite name="pytest">
+<testcase classname="tests.a" name="test_one"/><testcase classname="tests.a" name="test_two[x]"/>
+<testcase classname="tests.a" name="test_three"><skipped message="needs root"/></testcase>
+<testcase classname="tests.b" name="test_four"><failure message="no"/></testcase>
+<testcase classname="tests.b" name="test_five"><error message="set-up"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_a_report_counts_passed_skipped_and_failed_and_names_the_failed() -> None:
+    assert Report.parse(XML) == Report(2, 1, ("tests.b::test_four", "tests.b::test_five"))
+
+
+@pytest.mark.parametrize(
+    ("line", "report", "said"),
+    [
+        ("lint\t0\t9\t", None, "ok"),
+        ("lint\t2\t9\t", None, "FAILED (exit status 2)"),
+        ("test\t0\t9\t", Report(3), "ok"),
+        ("test\t0\t9\t", Report(3, 0, ("a::b",)), "FAILED"),
+        ("test\t0\t9\t", Report(0, 3), "FAILED: it ran no tests"),
+        ("test\t0\t9\t", None, "FAILED: it ran no tests"),
+        ("test-ui\t-\t0\tno time", None, "left out: no time"),
+        ("test-ui\t-\t0\t", None, "LEFT OUT WITHOUT A REASON"),
+    ],
+)
+def test_each_end_of_a_target_has_its_word(line: str, report: Report | None, said: str) -> None:
+    assert verdict(Step.parse(line), report) == said
+
+
+def test_a_target_of_the_makefile_that_nobody_mentions_fails_the_table() -> None:
+    steps = [Step("lint", 0, 60)]
+    assert table(steps, {}, ["lint"])[1]
+    lines, good = table(steps, {}, ["lint", "soak"])
+    assert not good
+    assert lines[-1].split() == ["soak", "LEFT", "OUT", "WITHOUT", "A", "REASON"]
+
+
+def test_nothing_run_is_no_success() -> None:
+    assert not table([], {}, [])[1]
+
+
+MAKE = f"""#!{sys.executable}
+import os, re, sys
+target = sys.argv[1]
+xml = re.search(r"--junitxml=(\\S+)", " ".join(sys.argv))
+if xml:
+    open(xml[1], "w").write('<testcase classname="t" name="%s"/>' % target)
+sys.exit(3 if target in os.environ["BROKEN"].split() else 0)
+"""
+
+
+def run_ci(folder: Path, broken: str, budget_min: int) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run with a make of ours, which only tells what it was asked for."""
+    for name in (".ci/run", "tests/ci_table.py", "Makefile"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "bin").mkdir()
+    for path, text in ((folder / "bin/make", MAKE), (folder / ".ci/packages", "#!/bin/sh\n")):
+        path.write_text(text)
+        path.chmod(0o755)
+    more = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "BROKEN": broken, "CI_BUDGET_MIN": str(budget_min)}
+    return subprocess.run(
+        [folder / ".ci/run"], env={**os.environ, **more, "TMPDIR": str(folder)}, capture_output=True, text=True
+    )
+
+
+def rows(text: str) -> dict[str, str]:
+    return {line.split()[0]: line for line in text.rpartition("target ")[2].splitlines()[1:]}
+
+
+def test_ci_runs_what_comes_after_a_failed_target_and_fails_at_the_end(tmp_path: Path) -> None:
+    ran = run_ci(tmp_path, "lint test-faults", 75)
+    found = rows(ran.stdout)
+    assert ran.returncode == 1
+    assert [name for name, line in found.items() if "FAILED" in line] == ["lint", "test-faults"]
+    assert set(targets((ROOT / "Makefile").read_text())) <= set(found)
+
+
+def test_ci_names_what_it_has_no_time_for_and_why(tmp_path: Path) -> None:
+    ran = run_ci(tmp_path, "", 5)
+    found = rows(ran.stdout)
+    assert ran.returncode == 0, ran.stdout
+    assert found["test"].endswith("ok")
+    assert "left out: no time: it takes about 900 s" in found["test-faults"]
