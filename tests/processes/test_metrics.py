@@ -263,9 +263,11 @@ def test_the_end_waits_for_those_who_have_scraped_and_for_nobody_else():
     alone.release(PATIENCE_S, lambda: False)
     assert time.monotonic() - began_s < PATIENCE_S / 2
 
-    watched = EndpointShare(ANY, RunMetrics("b"))
+    run = RunMetrics("b")
+    watched = EndpointShare(ANY, run)
     httpx.get(watched.where)
     assert eventually(lambda: watched.lingers)  # noted once the answer has gone out
+    run.run_ended("completed")
     left = threading.Event()
     leaving = threading.Thread(target=lambda: (watched.release(PATIENCE_S, lambda: False), left.set()))
     leaving.start()
@@ -284,19 +286,29 @@ def test_the_end_waits_for_those_who_have_scraped_and_for_nobody_else():
 def test_a_page_that_was_made_before_the_end_is_not_the_last_one():
     endpoint = Endpoint(ANY)
     try:
-        before = endpoint.epoch
-        endpoint.scraped("10.0.0.1", before)
+        endpoint.scraped("10.0.0.1", final=False)
         left = threading.Event()
         leaving = threading.Thread(target=lambda: (endpoint.linger(PATIENCE_S, lambda: False), left.set()))
         leaving.start()
-        assert eventually(lambda: endpoint.epoch > before)
-        endpoint.scraped("10.0.0.1", before)  # made before, handed over after
+        endpoint.scraped("10.0.0.1", final=False)  # made before, handed over after
         assert not left.wait(0.7)
-        endpoint.scraped("10.0.0.1", endpoint.epoch)
+        endpoint.scraped("10.0.0.1", final=True)
         assert left.wait(PATIENCE_S / 2)
         leaving.join()
     finally:
         endpoint.close()
+
+
+def test_a_page_between_the_end_and_the_wait_is_the_last_one():
+    run = RunMetrics("c")
+    share = EndpointShare(ANY, run)
+    run.run_ended("completed")
+    httpx.get(share.where)
+    left = threading.Event()
+    leaving = threading.Thread(target=lambda: (share.release(PATIENCE_S, lambda: False), left.set()))
+    leaving.start()
+    assert left.wait(PATIENCE_S / 2)
+    leaving.join()
 
 
 def test_of_a_range_the_first_free_port_is_taken(taken):

@@ -49,12 +49,11 @@ class Endpoint:
 
     def __init__(self, address: HttpAddress) -> None:
         self.users = 0
-        self.epoch = 0
         self.registry = make_registry(self._listed)
         self._lock = threading.Lock()
         self._runs: dict[str, RunMetrics] = {}
         self._scrapers: set[str] = set()
-        self._unserved: set[str] = set()
+        self._served: set[str] = set()  # with the values that stay
         self._server = _bind(address, self._respond)
         host, port = self._server.address[:2]
         self.url = f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
@@ -71,37 +70,35 @@ class Endpoint:
             if earlier is not None:
                 run.count_on(earlier.snapshot().values)
             self._runs[run.cache] = run
+            self._served.clear()
             ended = [cache for cache, listed in self._runs.items() if listed.ended]
             for cache in ended[: max(0, len(ended) - _ENDED_MAX)]:
                 del self._runs[cache]
 
-    def scraped(self, scraper: str, epoch: int) -> None:
+    def scraped(self, scraper: str, final: bool) -> None:
         """Note that a scraper has been given the page.
 
         Args:
             scraper: its address.
-            epoch: what `epoch` was before the page was made: a page from before the end is not the last one.
+            final: whether every run had ended before the page was made.
         """
         with self._lock:
             if len(self._scrapers) < _SCRAPERS_MAX:
                 self._scrapers.add(scraper)
-            if epoch == self.epoch:
-                self._unserved.discard(scraper)
+            if final and scraper in self._scrapers:
+                self._served.add(scraper)
 
     def linger(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
-        """Wait until everyone who has scraped the page so far has scraped it once more.
+        """Wait until everyone who has scraped the page has scraped it since the last run ended.
 
         Args:
             linger_s: the longest wait in seconds.
             interrupted: whether to leave at once; asked five times a second.
         """
-        with self._lock:
-            self.epoch += 1
-            self._unserved = set(self._scrapers)
         end_s = time.monotonic() + linger_s
         while not interrupted() and (left_s := end_s - time.monotonic()) > 0:
             with self._lock:
-                if not self._unserved:
+                if self._scrapers <= self._served:
                     return
             time.sleep(min(_LOOK_S, left_s))
 
@@ -116,9 +113,9 @@ class Endpoint:
 
     def _respond(self, path: str, headers: Mapping[str, str], client: str) -> Answer:
         if path == "/metrics":
-            epoch = self.epoch
+            final = all(run.ended for run in self._listed())
             body, kind = render(self.registry, headers.get("accept", ""))
-            return Answer(200, kind, body, sent=lambda: self.scraped(client, epoch))
+            return Answer(200, kind, body, sent=lambda: self.scraped(client, final))
         return Answer(200 if path == "/" else 404, "text/plain; charset=utf-8", _INDEX)
 
     def _listed(self) -> list[RunMetrics]:
