@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	$(BIN)/cachewatch demo
 
 test: $(VENV)/.test
-	$(BIN)/pytest -n 4 --dist loadfile -m 'not ($(APART))' $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m 'not ($(APART))' $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,12 +1,25 @@
 """Settings for all tests."""
 
+import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.spread import kind_of, spread
 
 # No example is timed: the machine that runs them may be busy.
 settings.register_profile("cachewatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("cachewatch")
+
+
+@pytest.hookimpl(trylast=True)  # what was deselected is out of it
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let several workers begin with what takes long."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        items[:] = spread(items, lambda item: kind_of(str(item.path), getattr(item, "fixturenames", ())), workers)
+
 
 # Who runs the tests in the background of a script (`make test &`) ignores Ctrl-C, and so would every command under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
