@@ -31,6 +31,7 @@ LATE_MODULES = (
     "prefect_cachewatch.postmortem.bundlestore",
     "prefect_cachewatch.postmortem.diagnosis",
     "prefect_cachewatch.postmortem.evidence",
+    "datetime",
     "linecache",
     "shutil",
     "tempfile",

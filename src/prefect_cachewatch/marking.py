@@ -6,7 +6,7 @@ A marker that cannot be written is said and changes nothing for the generation.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch import __version__
@@ -59,7 +59,7 @@ def _write(site: CacheSite, marker: Path, what: str, unless: Path | None = None)
     shown = for_terminal(path)
     if site.scanner.pending:
         return [f"marker {shown} was not written: the file system does not answer"]
-    text = f"{what} at {datetime.now(UTC).isoformat(timespec='seconds')} (cachewatch {__version__})\n"
+    text = f"{what} at {time.strftime('%Y-%m-%dT%H:%M:%S+00:00', time.gmtime())} (cachewatch {__version__})\n"
     other = None if unless is None else os.path.join(site.paths[0], unless)
     try:
         site.scanner.request("mark", _TIMEOUT_S, path=path, text=text, unless=other)

@@ -9,8 +9,8 @@ import contextlib
 import errno
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from prefect_cachewatch.postmortem.listing import Listing, build_listing
 from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.text import redact_argv
+from prefect_cachewatch.units import format_moment
 from prefect_cachewatch.watch import Outcome
 
 __all__ = [
@@ -205,7 +206,7 @@ def build_report(
         command=redact_argv(command, secrets),
         cache_dirs=list(outcome.paths),
         attempt=attempt,
-        started_at=datetime.fromtimestamp(outcome.started_at, UTC).isoformat(timespec="milliseconds"),
+        started_at=format_moment(outcome.started_at),
         duration_s=round(outcome.duration_s, 3),
         growth=GrowthReport(
             bytes_written=growth.bytes_written,
@@ -254,7 +255,7 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
     Returns:
         The report, with `attempt` 0 and nothing grown.
     """
-    now_s = datetime.now(UTC).timestamp()
+    now_s = time.time()
     return Report(
         outcome="cached",
         stall=StallReport(kind=None, window_s=None, pause_s=None),
@@ -265,7 +266,7 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
         command=redact_argv(command),
         cache_dirs=[publication.path],
         attempt=0,
-        started_at=datetime.fromtimestamp(started_s, UTC).isoformat(timespec="milliseconds"),
+        started_at=format_moment(started_s),
         duration_s=round(max(0.0, now_s - started_s), 3),
         growth=GrowthReport(
             bytes_written=0,

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.errors import CachewatchError
@@ -82,7 +83,24 @@ def main(argv: list[str] | None = None) -> None:
     _end_with(lambda: _run_click(argv))
 
 
+class _ImportedWhenUsed(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _import_without(name: str, seldom: str) -> None:
+    """Import a module of the standard library without another one, which it seldom uses and then gets after all."""
+    if seldom not in sys.modules:
+        sys.modules[seldom] = _ImportedWhenUsed(seldom)
+        try:
+            importlib.import_module(name)
+        finally:
+            del sys.modules[seldom]
+
+
 def _exec_apart(argv: Sequence[str]) -> int:
+    _import_without("dataclasses", "inspect")  # a megabyte, for the docstrings of classes that have none
+    _import_without("urllib.parse", "ipaddress")  # a third of one, for addresses in brackets
     from prefect_cachewatch.cli.apart import settings_from  # noqa: PLC0415 - for exec alone
     from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415
     from prefect_cachewatch.common.pinned import PinnedModules  # noqa: PLC0415

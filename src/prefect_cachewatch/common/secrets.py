@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any, cast
 from urllib.parse import quote, unquote
 
 from prefect_cachewatch.common.private_keys import hide_private_keys
@@ -80,6 +81,25 @@ _EVERYDAY = _set(
     "weights tensor tensors cache caches to is was are and or for the of in not with must from has have by as an at be "
     "flag option given here there this that it its if can cannot could will would should your you we he"
 )
+
+
+class _Late:
+    """A pattern that is compiled when it is used first."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(self._pattern), name)
+        setattr(self, name, method)
+        return method
+
+
+def _late(pattern: str) -> re.Pattern[str]:
+    """Those that hide secrets take 0.3 MB together, and a watch uses them at its end."""
+    return cast("re.Pattern[str]", _Late(pattern))
+
+
 _CASES = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SIGNAL = re.compile(r"SIG[A-Z0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[\d.,_:/%]+(?:e[-+]?\d+)?[a-zA-Z]{0,5}")
@@ -103,17 +123,17 @@ _SHAPES = re.compile(
     r"|\bhv[sb]\.[\w-]{20,}|\btskey-[\w-]{16,}|\bAGE-SECRET-KEY-1[A-Z0-9]{20,}|\br8_[A-Za-z0-9]{24,}"
     r"|\b\d{8,10}:[\w-]{35}\b"  # Telegram's bots
 )
-_WEBHOOK = re.compile(
+_WEBHOOK = _late(
     r"(?i)(\b(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
     r"|[\w.-]+\.webhook\.office\.com/webhookb2|api\.telegram\.org/bot))[^\s\"'<>]+"
 )
-_USERINFO = re.compile(r"(?<![\w+.-])([\w+.-]++://)[^\s/\"'<>]+@")
-_HEADER = re.compile(
+_USERINFO = _late(r"(?<![\w+.-])([\w+.-]++://)[^\s/\"'<>]+@")
+_HEADER = _late(
     r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie)(\\*[\"']?\s*+[:=]\s*+\\*[\"']?)([^\r\n\"'\\]+)"
 )
-_BEARER = re.compile(r"(?i)\b(bearer|basic)([\s:]++)([\w.~+/=-]{6,})")
-_USER = re.compile(r"(?<![\w-])(-u\s*+|--(?:proxy-)?user[ =]\s*+)(\\*[\"']?)([^\s:\"'\\-][^\s:\"'\\]*+:)([^\s\"'\\]+)")
-_XML = re.compile(r"<([\w.:-]{1,80}+)>([^<>\r\n]{1,400}+)</")
+_BEARER = _late(r"(?i)\b(bearer|basic)([\s:]++)([\w.~+/=-]{6,})")
+_USER = _late(r"(?<![\w-])(-u\s*+|--(?:proxy-)?user[ =]\s*+)(\\*[\"']?)([^\s:\"'\\-][^\s:\"'\\]*+:)([^\s\"'\\]+)")
+_XML = _late(r"<([\w.:-]{1,80}+)>([^<>\r\n]{1,400}+)</")
 _VALUE = (  # to the closing quote, where there is one
     r"\\+\"(?:[^\"\\\r\n]|\\(?!\"))*+|\\+'(?:[^'\\\r\n]|\\(?!'))*+"
     r"|\"(?:[^\"\\\r\n]|\\.)*+|'(?:[^'\\\r\n]|\\.)*+"
@@ -122,27 +142,27 @@ _VALUE = (  # to the closing quote, where there is one
 _HINT = r"(?=[\w.-]*?(?:tok|sec|pass|pwd|key|auth|cred|cookie|sig|bearer|sessid|sessionid|jwt|otp))"
 # Possessive, and from a word's beginning only: a log line of one long word must not take seconds. Without the value,
 # in which there may be labels too: url=https://h/?token=abc.
-_LABEL = re.compile(
+_LABEL = _late(
     r"(?<![\w.-])([\w.-]++)[\])]?(?:\\*[\"'])?[\])]?[ \t]*+(?:=>|:=|==?|:|%3[dD])[ \t]*+(?:\r?\n[ \t]++)?"
     r"(?:[bruBRU]{1,2}(?=\\*[\"']))?"
 )
-_VALUE_HERE = re.compile(_VALUE)
-_OPTION = re.compile(rf"(?i)(?<![\w.-])(--?{_HINT}[\w.-]++)([ \t]++)(?!-)({_VALUE})")
-_SAID = re.compile(  # password is hunter2; machine h login me password hunter2
+_VALUE_HERE = _late(_VALUE)
+_OPTION = _late(rf"(?i)(?<![\w.-])(--?{_HINT}[\w.-]++)([ \t]++)(?!-)({_VALUE})")
+_SAID = _late(  # password is hunter2; machine h login me password hunter2
     rf"(?i)(?<![\w.-])({_HINT}[\w.-]++)(\s++(?:(?:is|was|for [^\s:]{{1,40}}+)[ \t]*+:?[ \t]*+)?)([\w+/=~!@#$%^*-]{{6,}}+)(?![\w.:(])"
 )
-_BLOCK = re.compile(  # a YAML text of several lines
+_BLOCK = _late(  # a YAML text of several lines
     rf"(?im)^([ \t]*+)((?:-[ \t]+)?)({_HINT}[\w.-]++)(:[ \t]*+[|>][-+\d]*+[ \t]*+\r?\n)((?:\1[ \t]++[^\n]*+\n?)++)"
 )
-_PROGRAM = re.compile(  # commands whose -p, or -a, is a password
+_PROGRAM = _late(  # commands whose -p, or -a, is a password
     r"(?<![\w.-])((?:(?:mysql|mariadb|mongo|mongosh)(?:-?(?:dump|admin|sh|import))?|sshpass|smbclient|ipmitool"
     r"|(?:docker|podman|nerdctl|oras|helm|crane|skopeo)[ \t]++(?:registry[ \t]++)?login)[ \t](?:[^\n|;&]{0,200}?[ \t])?-p"
     r"|redis-cli[ \t](?:[^\n|;&]{0,200}?[ \t])?-a)([ \t]*+)(?!-)(\"[^\"\n]*+|'[^'\n]*+|[^\s\"'|;&]++)"
 )
-_NAMED = re.compile(  # {"name": "TOKEN", "value": "abc"}, and the same as YAML
+_NAMED = _late(  # {"name": "TOKEN", "value": "abc"}, and the same as YAML
     rf"(?i)(\bname\\*[\"']?\s*[:=]\s*\\*[\"']?)({_HINT}[\w.-]++)(\\*[\"']?\s*,?\s*\\*[\"']?value\\*[\"']?\s*[:=]\s*)({_VALUE})"
 )
-_LINE = re.compile(rf"(?im)^(\s*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
+_LINE = _late(rf"(?im)^(\s*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
 # Commands whose -p is a password, and those of which it is known not to be one.
 _PASSWORD_P = _set("mysql mysqldump mysqladmin mariadb mariadb-dump sshpass mongo mongosh mongodump smbclient ipmitool")
 _NO_PASSWORD_P = _set("mkdir cp install tar ssh scp patch ps kill rsync pytest make env sh bash git tmux psql pg_dump redis-cli "

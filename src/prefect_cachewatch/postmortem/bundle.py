@@ -13,7 +13,6 @@ import io
 import json
 import os
 import re
-import secrets as random
 import subprocess
 import sys
 import time
@@ -107,7 +106,7 @@ def write_bundle(
     else:
         os.close(make_own_directory(root))
     slug = re.sub(r"[^a-z0-9]+", "-", content.name.lower()).strip("-")[:40] or "cache"
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{random.token_hex(3)}"
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{os.urandom(3).hex()}"
     work = root / f".{name}.partial"
     work.mkdir(mode=0o700)
     cut: list[str] = []

@@ -7,7 +7,8 @@ one style sheet and one script, by their hashes, and images from `data:` only.
 from __future__ import annotations
 
 import base64
-import hashlib
+import contextlib
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +70,19 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
     )
 
 
+def _find_sha256() -> Any:
+    """Python's own one: hashlib loads OpenSSL, half a megabyte in each process that is ready to write a page."""
+    for name in ("_sha2", "_sha256", "hashlib"):  # from Python 3.12 on, before, and where it was left out
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).sha256
+    raise AssertionError("no Python is without hashlib")
+
+
+_sha256 = _find_sha256()
+
+
 def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return f"'sha256-{base64.b64encode(_sha256(text.encode()).digest()).decode()}'"
 
 
 def _verdict(report: Mapping[str, Any], diagnosis: Diagnosis, name: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
+
+from prefect_cachewatch.units import format_moment
 
 __all__ = ["TEMPORARY_PATTERNS", "DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
 
@@ -122,6 +123,6 @@ def build_listing(
 
 def _timestamp(seconds: float) -> str:
     try:
-        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+        return format_moment(seconds)
     except (OverflowError, ValueError, OSError):  # a generator may stamp its files with anything
         return f"{seconds:.0f}"

@@ -7,7 +7,6 @@ include/uapi/asm-generic/unistd.h (arm64, riscv64); only calls that block are na
 from __future__ import annotations
 
 import os
-import platform
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ def decode_syscall(
         read_memory: (address, bytes) -> memory of that process, used for the descriptors of
             poll and select and for a path being opened, nothing else.
         epoll_targets: descriptor -> the descriptors that it watches.
-        machine: as `platform.machine()`, default this machine's.
+        machine: as `os.uname().machine`, default this machine's.
 
     Returns:
         The call; an empty name for a running thread, an unknown call or machine.
@@ -118,7 +117,7 @@ def decode_syscall(
         return BlockedCall()
     if words[0] == "-1":
         return BlockedCall("fault")
-    name = _TABLES.get(machine or platform.machine(), {}).get(int(words[0]), "")
+    name = _TABLES.get(machine or os.uname().machine, {}).get(int(words[0]), "")
     args = [int(word, 16) for word in words[1:7]]
     if not name or len(args) < 6:
         return BlockedCall(name)
