@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.errors import (
     CacheDirectoryBusy,
     CacheDirectoryError,
@@ -389,7 +390,7 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
             f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path
         ) from error
     if taken:
-        return fds
+        return [fds[0], *map(park, fds[1:])]
     status = os.fstat(fds[-1])
     _close(fds)  # before it is asked who holds locks
     holders = find_holders(status)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.servers import list_servers, make_record, remove_record, write_record
 from prefect_cachewatch.stopping import stop_server
 from prefect_cachewatch.supervise.client import GuardClient
@@ -123,7 +124,7 @@ def test_a_guard_whose_state_file_stays_does_not_let_go(tmp_path: Path, monkeypa
     file.touch()
 
     def made(cookie: str) -> tuple[int, str]:
-        return os.open(file, os.O_RDWR | os.O_CLOEXEC), str(directory)
+        return park(os.open(file, os.O_RDWR | os.O_CLOEXEC)), str(directory)
 
     monkeypatch.setattr("prefect_cachewatch.supervise.client.create_run_file", made)
     with guarded(PLAIN) as (guard, tag):

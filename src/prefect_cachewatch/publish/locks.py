@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.errors import StoreBusy, StoreError
 from prefect_cachewatch.filelocks import (
     LockHolder,
@@ -45,6 +46,11 @@ class HeldLock:
     def fileno(self) -> int:
         """The descriptor that holds the lock; a child that inherits it holds the lock too."""
         return self._fd
+
+    def park(self) -> Self:
+        """Hold it by a descriptor that no child waits to close (see `common.parked`)."""
+        self._fd = park(self._fd)
+        return self
 
     def release(self) -> None:
         """Give the lock up; a second time does nothing."""
@@ -118,7 +124,7 @@ def hold_exclusive(
     with contextlib.suppress(OSError):
         os.ftruncate(lock.fileno(), 0)
         os.pwrite(lock.fileno(), data, 0)
-    return lock
+    return lock.park()
 
 
 def hold_shared(directory_fd: int, name: str) -> HeldLock:
@@ -136,7 +142,9 @@ def hold_shared(directory_fd: int, name: str) -> HeldLock:
         FileNotFoundError: if there is no lock file.
     """
     # Somebody who lists builds holds the pin for a moment, to see whether it is free.
-    return _hold(directory_fd, name, is_reader_only, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep, mode=0)
+    return _hold(
+        directory_fd, name, is_reader_only, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep, mode=0
+    ).park()
 
 
 def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:

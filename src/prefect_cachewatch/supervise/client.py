@@ -141,6 +141,18 @@ class GuardClient(HelperClient):
         pid = self.pid if self.pid in tree and tree[self.pid] == self._start_ticks else next(iter(tree))
         return RunningServer("process", pid, tree[pid], tuple(tree.items()))
 
+    def release(self, timeout_s: float) -> str | None:
+        """Have the guards let go of the tree and end; see `Supervisor.release`.
+
+        The state file goes first: while it stands a janitor may stop the tree, and nobody may once it has gone.
+        """
+        if self._state_path is not None:
+            try:
+                self._files.run(_unlink, self._state_path, timeout_s=min(_STATE_S, timeout_s))
+            except OSError as error:
+                return f"its state file {self._state_path} cannot be removed: {error.strerror}"
+        return super().release(timeout_s)
+
     def close(self) -> None:
         """Let go of the guard's process and socket; a tree that still runs is stopped by the guard itself."""
         self._hang_up()
@@ -206,7 +218,7 @@ class GuardClient(HelperClient):
         path, self._state_path = self._state_path, None
         if path is not None:
             with contextlib.suppress(OSError):
-                self._files.run(os.unlink, path, timeout_s=_STATE_S)
+                self._files.run(_unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
         """Both guards have died: stop what carries the run's cookie or stands in its state file."""
@@ -221,6 +233,11 @@ class GuardClient(HelperClient):
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
         self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _read_start(path: str) -> bytes:

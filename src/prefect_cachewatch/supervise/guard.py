@@ -9,8 +9,7 @@ On one path alone the tree goes on without them: the living flow process asks fo
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
 or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "release"}.
-Out: started, exec_failed, exited, frozen, suspended, kept, released,
-stopping, gone.
+Out: started, exec_failed, exited, frozen, suspended, released, stopping, gone.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import select
 import signal
 import time
 
+from prefect_cachewatch.common.parked import taken
 from prefect_cachewatch.supervise.proc import COOKIE, ProcessStat, descendants, is_alive, read_stat, send_signal
 from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.run_updates import update_run_file
@@ -68,11 +68,10 @@ class Guard:
         self._heard = b""
         self._heard_all = False
 
-    def release(self, state: tuple[int, str] | None, oom_score: bytes) -> None:
-        """Let the tree go and end; returns only if it is kept, because it ends by itself or the state file stays.
+    def release(self, oom_score: bytes) -> None:
+        """Let the tree go and end; returns only if there is none left.
 
         Args:
-            state: descriptor and path of the run's state file.
             oom_score: what the guards' own oom_score_adj is.
         """
         tree = descendants(os.getpid())
@@ -80,16 +79,6 @@ class Guard:
             return  # the next turn reports its end
         for pid in tree:
             _write_oom_score(str(pid), oom_score)
-        if state is not None:
-            # This is the moment: while the file stands a janitor may stop the tree, and nobody may once it has gone.
-            try:
-                if os.fstat(state[0]).st_nlink:
-                    os.unlink(state[1])
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                self.say("kept", reason=f"its state file {state[1]} cannot be removed: {error.strerror}")
-                return
         self.say("released")
         _leave(_RELEASED)
 
@@ -239,11 +228,12 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
     Meanwhile it notes who belongs to the tree in the run's state file.
     """
     state: tuple[int, str] | None = configuration["state"]
+    state_fd = taken(state[0]) if state else -1  # after the last fork: the command closes the parked one alone
     inner_fd = os.pidfd_open(inner)
     poll = select.poll()
     poll.register(inner_fd, select.POLLIN)
     poll.register(flow_fd, select.POLLIN)
-    notes = _TreeNotes(inner, state[0]) if state else None
+    notes = _TreeNotes(inner, state_fd) if state else None
     tended, orphaned, orphan_s = Tended(inner), False, 0.0
     while inner_fd not in (ready := [fd for fd, _ in poll.poll(_TEND_EVERY_S * 1000)]):
         if flow_fd in ready:
@@ -274,7 +264,7 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
     for fd in set(configuration["hold"]):
         os.close(fd)
     if state is not None:
-        _unlink_own(*state)
+        _unlink_own(state_fd, state[1])
     os._exit(0)
 
 
@@ -432,9 +422,7 @@ def _write_oom_score(who: str, data: bytes) -> None:
         os.close(fd)
 
 
-def _guard_inner(
-    guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int, state: tuple[int, str] | None
-) -> None:
+def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int) -> None:
     """Run the command and wait for the first reason to end; then see that nothing of it is left."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -481,7 +469,7 @@ def _guard_inner(
                 why = "exited"
         if release_asked and not why and _is_alive(flow_fd) and _is_alive(outer_fd):
             release_asked = False
-            guard.release(state, oom_score)
+            guard.release(oom_score)
     guard.stop(why, grace_s)
     _leave(0)
 
@@ -558,4 +546,4 @@ def main(control: int) -> None:
     if os.getppid() != outer:
         os._exit(97)
     configuration["env"][COOKIE] = configuration["cookie"]
-    _guard_inner(guard, configuration, flow_fd, outer_fd, state)
+    _guard_inner(guard, configuration, flow_fd, outer_fd)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory
+from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_updates import MAX_TREE
 
@@ -107,7 +108,7 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
         directory: default `runs_directory()`; made if missing.
 
     Returns:
-        A descriptor that holds the lock, to be handed to the guards, and the path.
+        A descriptor that holds the lock, parked, to be handed to the guards, and the path.
 
     Raises:
         OSError: it cannot be made.
@@ -135,7 +136,7 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
         header: its line.
 
     Returns:
-        A descriptor that holds the lock, and the path.
+        A descriptor that holds the lock, parked (see `common.parked`), and the path.
 
     Raises:
         OSError: it cannot be made.
@@ -153,6 +154,7 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(fd, json.dumps(header).encode() + b"\n")
             os.rename("." + name, name, src_dir_fd=here, dst_dir_fd=here)
+            return park(fd), os.path.join(directory, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink("." + name, dir_fd=here)
@@ -160,7 +162,6 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
             raise
     finally:
         os.close(here)
-    return fd, os.path.join(directory, name)
 
 
 def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:
