@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from functools import cache
@@ -55,6 +56,7 @@ COMMON = [
     "common.aside",
     "common.directories",
     "common.files",
+    "common.parked",
     "common.pinned",
     "common.private_keys",
     "common.removal",
@@ -240,3 +242,24 @@ def test_what_a_module_exports_is_there(module):
         if f"{module}.{name}" in modules():
             importlib.import_module(f"{module}.{name}")
         assert hasattr(loaded, name), name
+
+
+def test_what_a_process_that_hangs_may_not_answer_is_read_where_it_has_a_deadline():
+    # Each of these reads them within `read_each`, or in a function that says that it may block.
+    allowed = {
+        "supervise/proc.py",
+        "supervise/adoptee.py",
+        "supervise/inherited.py",
+        "postmortem/proctree.py",
+        "postmortem/procdetails.py",
+        "postmortem/evidence.py",
+        "postmortem/stacks.py",
+    }
+    blocking = re.compile(
+        r"/proc/\{[^}]+\}(?:/task/\{[^}]+\})?/(stat|io|cmdline|environ|s?maps|mem|syscall|stack|wchan|cwd|exe|root|ns)\b"
+    )
+    assert {
+        str(path.relative_to(TREES[PACKAGE]))
+        for path in TREES[PACKAGE].rglob("*.py")
+        if blocking.search(path.read_text())
+    } == allowed

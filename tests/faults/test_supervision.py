@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from prefect_cachewatch.supervise.proc import read_stat
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, guards_of, living, new_tag, until, wait_ready
-from tests.faults.test_watch import HangingMount
+from tests.faults.test_watch import WAYS, HangingMount
 from tests.support import unavailable
 
 SECTION = "9 What holds up a stop"
@@ -173,6 +174,23 @@ def test_a_process_that_holds_the_lock_of_its_memory_holds_up_nobody(
     row.measured.append((f"{end} ({who})", f"others gone after {others:.1f} s, exit after {took:.1f} s"))
 
 
+# Every reading of the deciding process, of one that hangs: a sample at each poll, the evidence, who may be watched.
+LOOKS = """
+    import contextlib, sys
+    from pathlib import Path
+    from prefect_cachewatch.errors import InputError
+    from prefect_cachewatch.postmortem.evidence import collect_evidence
+    from prefect_cachewatch.postmortem.proctree import sample_processes
+    from prefect_cachewatch.supervise.adoptee import Adoptee
+    pid = int(sys.argv[1])
+    sample_processes(pid)
+    found = collect_evidence([pid], [Path("/tmp")], python_stacks=False, budget_s=20)
+    assert found.processes[0].pid == pid and found.processes[0].threads, found.missing
+    with contextlib.suppress(InputError):
+        Adoptee(pid, to_stop=True).close()
+"""
+
+
 @pytest.mark.parametrize("how", ["unmap", "exec"])
 def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
     how: str, hanging: HangingMount, sandbox: Sandbox, who: str, fault: Fault
@@ -181,7 +199,7 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
         SECTION,
         "somebody else's process that cannot be read",
         "as above, on the machine but in no run of ours, and one that hangs while it replaces its program, whose stat cannot "
-        "be read either; `cachewatch janitor`, `stop --list`, a generation",
+        "be read either; a sample, the evidence and the adoption of it; `cachewatch janitor`, `stop --list`, a generation",
         "each ends as ever",
     )
     tag, program, flag = locked(sandbox, how)
@@ -190,10 +208,11 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
     time.sleep(1)
     hanging.hang()
     flag.touch()
-    wait_locked(tag)
+    pid = wait_locked(tag)
     sandbox.cache_name = "cache"
     began = time.monotonic()
     sandbox.mounts.clear()
+    assert sandbox.popen([sys.executable, "-c", textwrap.dedent(LOOKS), str(pid)]).wait(60) == 0
     stale = [sys.executable, "-c", textwrap.dedent(f"""
         import os
         from prefect_cachewatch.supervise.run_files import create_run_file, runs_directory
@@ -210,6 +229,80 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
     )
     assert sandbox.report()["notes"] == []
     row.measured.append((f"{how} ({who})", f"{time.monotonic() - began:.1f} s for all three"))
+
+
+# Locks and a state file on a file system that hangs before the guard, another child and the command are started.
+HOLDS = """
+    import fcntl, os, subprocess, sys, time
+    from prefect_cachewatch.common.aside import Aside
+    from prefect_cachewatch.publish.locks import hold_exclusive
+    from prefect_cachewatch.site import CacheSite
+    from prefect_cachewatch.supervise import client
+    from prefect_cachewatch.supervise.supervisor import Launch
+    tag, cache = sys.argv[1:]
+    aside = Aside.spawn()
+    aside.run(len, "", timeout_s=20)
+    site = CacheSite([cache])
+    site.close()
+    reader = os.open(cache, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)  # a backup: our own lock is on a file now
+    site = CacheSite([cache])
+    lock = hold_exclusive(reader, "writer.lock", "test")
+    make = client.create_run_file
+    def made(cookie):
+        found = make(cookie)
+        print("made", flush=True)
+        sys.stdin.readline()
+        return found
+    client.create_run_file = made
+    null = os.open("/dev/null", os.O_RDWR)
+    code = f"import time; open('/proc/self/comm', 'w').write({tag!r}); time.sleep(60)"
+    guard = client.GuardClient(Launch([sys.executable, "-I", "-S", "-c", code], dict(os.environ), "/", (null, null, null),
+                                      0.5, "ab" * 16, hold=site.lock_fds, files=aside))
+    guard.start()
+    subprocess.run(["true"])
+    print("started", flush=True)
+    sys.stdin.readline()
+    guard.stop()
+    print(guard.wait(20).survivors, guard.notes, flush=True)
+    guard.close()
+"""
+
+
+def test_a_command_starts_and_stops_though_the_locks_and_the_state_file_hang(
+    sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "locks and state file on a file system that hangs",
+        "it hangs just before the guard is started: nobody can close a file there; the command is started, looked at, stopped",
+        "it starts, can be looked at and is gone after its grace period: nobody closes these files",
+    )
+    hanging = HangingMount(sandbox, WAYS[1])
+    tag = new_tag()
+    sandbox.tags.append(tag)
+    argv = [*sandbox.prelude, sys.executable, "-c", textwrap.dedent(HOLDS), tag, str(sandbox.cache)]
+    process = sandbox.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"made\n"
+        hanging.hang()
+        began = time.monotonic()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until(lambda: living(tag), 10, "the command has been started")
+        (pid,) = living(tag)
+        assert subprocess.run(["cat", f"/proc/{pid}/stat"], stdout=subprocess.DEVNULL, timeout=5).returncode == 0
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert select.select([process.stdout], [], [], 20)[0], "another child is started"
+        assert process.communicate(timeout=20)[0] == b"started\n[] []\n"
+        took = time.monotonic() - began
+        assert not living(tag)
+    finally:
+        hanging.end()
+        until(lambda: process.poll() is not None, 30, "the kernel lets go of it")
+    row.measured.append((who, f"started, looked at, gone {took:.1f} s after the hang"))
 
 
 JOINS = """

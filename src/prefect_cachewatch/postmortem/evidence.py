@@ -6,6 +6,7 @@ else. Each part is best-effort: what is missing says why. Judges nothing: `diagn
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -42,12 +43,12 @@ from prefect_cachewatch.postmortem.procdetails import (
 from prefect_cachewatch.postmortem.proctree import (
     find_descendants,
     read_proc,
+    read_status,
     read_threads,
     sample_processes,
-    stat_fields,
 )
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
-from prefect_cachewatch.supervise.proc import read_memory_file
+from prefect_cachewatch.supervise.proc import read_memory_file, read_stat
 from prefect_cachewatch.supervise.reading import read_each
 from prefect_cachewatch.text import redact, redact_argv
 
@@ -58,7 +59,7 @@ _MAX_STATTED = 1000
 _MAX_STACKS = 8
 _CAP_DAC_OVERRIDE = 1 << 1
 _LOG_TAIL_BYTES = 64 * 1024
-_TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _EACH_S, _ALL_S = 0.1, 0.5
 _NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in the kernel"
 
@@ -212,21 +213,26 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
     draft.steps.append("pressure")
     draft.pressure = _read_pressure()
     draft.steps.append("processes")
-    argvs = read_each(draft.pids, _read_argv, each_s=_EACH_S, total_s=_ALL_S)
+    words = read_each(draft.pids, _read_words, each_s=_EACH_S, total_s=_ALL_S)
     for pid in list(draft.pids):
-        if facts := _read_process(pid, argvs.get(pid), draft.threads.get(pid, ()), secrets):
+        reading = draft.sample.readings.get(pid) if draft.sample else None
+        if facts := _read_process(pid, words.get(pid), draft.threads.get(pid, ()), reading, secrets):
             draft.facts[pid] = facts
-            if pid not in argvs:
+            if pid not in words:
                 draft.missing.append(Missing(f"command line of {pid}", _NO_ANSWER))
     draft.steps.append("open files")
     left, denied = _MAX_FILES, 0
     tables: dict[str, Mapping[int, SocketFacts]] = {}
-    for pid in list(draft.facts):
+
+    def read_files(pid: int) -> None:
+        nonlocal left, denied
         files, count = list_open_files(pid, paths, min(256, left))
         draft.file_counts[pid], draft.files[pid] = count, files
         denied += count is None
         left -= len(files)
         draft.sockets[pid] = tuple(list_sockets(pid, files, tables))
+
+    read_each(draft.facts, read_files, each_s=_EACH_S)
     if left <= 0:
         draft.missing.append(Missing("open files", f"only the first {_MAX_FILES} of the tree are listed"))
     if denied:
@@ -244,53 +250,65 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
             draft.cgroups[directory] = read_cgroup(directory)
 
 
-def _read_argv(pid: int) -> list[str]:
-    try:
-        words = read_memory_file(pid, "cmdline", 1 << 16).split(b"\0")
-    except OSError:
-        return []
-    return [os.fsdecode(word) for word in (words if words[-1] else words[:-1])]
+def _read_words(pid: int) -> tuple[list[str], str]:
+    """A process's argv and working directory, which may block."""
+    argv, cwd = [b""], ""
+    with contextlib.suppress(OSError):
+        argv = read_memory_file(pid, "cmdline", 1 << 16).split(b"\0")
+    with contextlib.suppress(OSError):
+        cwd = os.readlink(f"/proc/{pid}/cwd")
+    return [os.fsdecode(word) for word in (argv if argv[-1] else argv[:-1])], cwd
 
 
 def _read_process(
-    pid: int, argv: list[str] | None, threads: tuple[ThreadFacts, ...], secrets: Sequence[str]
+    pid: int,
+    words: tuple[list[str], str] | None,
+    threads: tuple[ThreadFacts, ...],
+    reading: ProcessReading | None,
+    secrets: Sequence[str],
 ) -> ProcessFacts | None:
-    parsed = stat_fields(read_proc(f"/proc/{pid}/stat"))
-    if parsed is None:
+    status, started = read_status(f"/proc/{pid}/status"), read_stat(pid)
+    if not status or started is None:
         return None
-    name, fields = parsed
+    name = os.fsdecode(status[b"Name"])
+    argv, cwd = words if words is not None else ([f"[{name}]"], "")
     if argv and os.path.basename(argv[0]).startswith(name):
         name = os.path.basename(argv[0])  # the kernel keeps 15 bytes of it
-    status = dict(line.split(b":\t", 1) for line in read_proc(f"/proc/{pid}/status").splitlines() if b":\t" in line)
-    swap, uids = status.get(b"VmSwap", b"").split(), status.get(b"Uid", b"").split()
-    try:
-        cwd = os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        cwd = ""
+    resident, swap, uids = (status.get(key, b"").split() for key in (b"VmRSS", b"VmSwap", b"Uid"))
+    nice = 0
+    with contextlib.suppress(OSError):  # it has just ended
+        nice = os.getpriority(os.PRIO_PROCESS, pid)
     return ProcessFacts(
         pid=pid,
-        parent_pid=int(fields[1]),
+        parent_pid=started.parent,
         name=redact(name, secrets),
-        argv=tuple(redact_argv([f"[{name}]"] if argv is None else argv, secrets)[:256]),
+        argv=tuple(redact_argv(argv, secrets)[:256]),
         state=threads[0].state if threads else "?",
-        age_s=max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / _TICKS_PER_S),
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-        resident_bytes=int(fields[21]) * _PAGE_BYTES,
+        age_s=_age_s(started.start_ticks),
+        cpu_s=reading.cpu_s if reading else 0.0,
+        resident_bytes=int(resident[0]) * 1024 if resident else 0,
         swap_bytes=int(swap[0]) * 1024 if swap else None,
-        nice=int(fields[16]),
+        nice=nice,
         uid=int(uids[1]) if len(uids) > 1 else -1,
         may_override_permissions=bool(int(status.get(b"CapEff", b"0"), 16) & _CAP_DAC_OVERRIDE),
         tracer_pid=int(status.get(b"TracerPid", b"0")),
         threads=threads,
-        thread_count=int(fields[17]),
+        thread_count=int(status[b"Threads"]),
         cwd=redact(cwd, secrets),
         cgroup=find_cgroup(pid),
     )
 
 
+def _age_s(start_ticks: int) -> float:
+    if start_ticks < 0:
+        return 0.0  # it hung before anybody had asked for its start time
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S)
+
+
 def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> None:
     draft.steps.append("python stacks")
-    pids = [pid for pid in draft.facts if runs_python(pid)]
+    found = read_each(draft.facts, runs_python, each_s=_EACH_S, total_s=_ALL_S)
+    pids = [pid for pid in draft.facts if found.get(pid)]
     if not pids:
         return
     executable = find_py_spy()

@@ -1,7 +1,7 @@
 """The process tree as /proc shows it: who is there, what it used, what its threads wait in.
 
-Only reads /proc, which touches no file system that may hang; what waits for a lock of the process is read with a
-deadline. A process that ends while it is read is left out: that is normal. Open files and limits are `procdetails`.
+Only reads /proc, which touches no file system that may hang; what waits for a lock of the process (`stat`, `io`, system
+calls) is read with a deadline. A process that ends while it is read is left out: that is normal. Open files and limits are `procdetails`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from prefect_cachewatch.postmortem.model import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
 from prefect_cachewatch.supervise.reading import read_each
 
-__all__ = ["find_descendants", "read_proc", "read_threads", "sample_processes", "stat_fields"]
+__all__ = ["find_descendants", "read_proc", "read_status", "read_threads", "sample_processes", "stat_fields"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
@@ -59,6 +60,16 @@ def stat_fields(raw: bytes) -> tuple[str, list[bytes]] | None:
     if start < 0 or end < 0:
         return None
     return os.fsdecode(raw[start + 1 : end]), raw[end + 2 :].split()
+
+
+def read_status(path: str) -> dict[bytes, bytes]:
+    """Read a process's or thread's `status`, which no process that hangs holds up; empty where it has gone.
+
+    Example:
+        >>> read_status("/proc/self/status")[b"State"]
+        b'R (running)'
+    """
+    return dict(line.split(b":\t", 1) for line in read_proc(path).splitlines() if b":\t" in line)
 
 
 def find_descendants(roots: Iterable[int], include_roots: bool = True) -> list[int]:
@@ -114,10 +125,10 @@ def sample_processes(
         True
     """
     pids = find_descendants([roots] if isinstance(roots, int) else roots, include_roots)
-    # A process that hangs while it replaces its program does not say what it has read and written.
+    # One that hangs while it replaces its program says neither what it has used nor (before Linux 6.18) what it has read.
     found = read_each(pids, _read_totals, total_s=_SAMPLE_S)
-    late = {pid: _read_totals(pid, with_io=False) for pid in pids if pid not in found}
-    readings = {pid: reading for pid in pids if (reading := found.get(pid) or late.get(pid))}
+    io = read_each(found, _read_io, total_s=_SAMPLE_S)
+    readings = {pid: replace(reading, io=io.get(pid)) for pid in pids if (reading := found.get(pid))}
     return ProcessSample(clock(), readings, _machine_oom_kills())
 
 
@@ -128,7 +139,7 @@ def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
 
     Args:
         pid: the process.
-        with_calls: read system calls and kernel stacks too, which may block (see `reading`).
+        with_calls: read system calls, wait channels and kernel stacks too, which may block (see `reading`).
 
     Returns:
         The threads; system calls only where the kernel lets this process see them.
@@ -142,16 +153,14 @@ def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
     return tuple(sorted(found, key=lambda thread: thread.state in "ZX"))
 
 
-def _read_totals(pid: int, with_io: bool = True) -> ProcessReading | None:
+def _read_totals(pid: int) -> ProcessReading | None:
     parsed = stat_fields(read_proc(f"/proc/{pid}/stat"))
     if not parsed or len(parsed[1]) < 20:
         return None
     fields = parsed[1]
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return ProcessReading(
-        pid, int(fields[19]), cpu_s, int(fields[9]), _read_io(pid) if with_io else None, _read_runnable(pid)
-    )
+    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, _read_runnable(pid))
 
 
 def _read_runnable(pid: int) -> float | None:
@@ -187,18 +196,16 @@ def _machine_oom_kills() -> int | None:
 
 def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
     here = f"/proc/{pid}/task/{tid}"
-    parsed = stat_fields(read_proc(f"{here}/stat"))
-    if not parsed:
+    status = read_status(f"{here}/status")
+    if not status:
         return None
-    name, fields = parsed
-    state = fields[0].decode()
+    name, state = os.fsdecode(status[b"Name"]), status[b"State"][:1].decode()
     call = BlockedCall()
     channel = ""
     stack: tuple[str, ...] = ()
-    if state not in "RZX":
+    if state not in "RZX" and with_calls:
         channel = os.fsdecode(read_proc(f"{here}/wchan")).strip()
         channel = "" if channel == "0" else channel
-    if state not in "RZX" and with_calls:
         call = decode_syscall(
             os.fsdecode(read_proc(f"{here}/syscall")),
             lambda address, size: _read_memory(pid, address, size),

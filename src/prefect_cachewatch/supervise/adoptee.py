@@ -18,14 +18,14 @@ import time
 import psutil
 
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.proc import read_stat
-from prefect_cachewatch.supervise.reading import argv_within
+from prefect_cachewatch.supervise.proc import lineage, process_name, read_stat
+from prefect_cachewatch.supervise.reading import argv_within, read_each
+from prefect_cachewatch.supervise.tending import GUARD_NAME
 from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["Adoptee"]
 
 _PF_KTHREAD = 0x00200000
-_GUARD_NAME = "cachewatch-guard"[:15]  # as the kernel keeps it
 # ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes); the exit status is its last
 # word since Linux 6.15, filled once the process has been reaped, which a poll of the pidfd shows as POLLHUP.
 _GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
@@ -64,10 +64,10 @@ class Adoptee:
         try:
             # After pidfd_open, and still alive then: what is read belongs to the process behind the descriptor.
             self.argv = argv_within(pid)
-            stat, flags = read_stat(pid), _task_flags(pid)
+            stat, fields = read_stat(pid), _stat_fields(pid)
             if stat is None or self.exited:
                 raise InputError(f"process {pid} has ended already: nothing is left to watch")
-            if flags & _PF_KTHREAD:
+            if fields and int(fields[6]) & _PF_KTHREAD:
                 raise InputError(f"process {pid} ({self.shown}) is a kernel thread: give the pid of the generator")
             if start_ticks is not None and stat.start_ticks != start_ticks:
                 raise InputError(
@@ -158,15 +158,9 @@ class Adoptee:
 
     def _zombie_status(self) -> int | None:
         # The last field of /proc/PID/stat; who may not trace the process reads 0 there, as /proc/PID/io tells.
-        try:
-            with open(f"/proc/{self.pid}/io", "rb") as file:
-                file.read(1)
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                text = file.read()
-        except OSError:
-            return None
-        fields = text[text.rindex(b")") + 2 :].split()
-        if fields[0] not in (b"Z", b"X") or int(fields[19]) != self.start_ticks or len(fields) < 50:
+        may_trace = read_each([self.pid], _may_trace).get(self.pid)
+        fields = _stat_fields(self.pid) if may_trace else []
+        if not fields or fields[0] not in (b"Z", b"X") or int(fields[19]) != self.start_ticks or len(fields) < 50:
             return None
         return int(fields[49])
 
@@ -196,7 +190,7 @@ def _refuse_ourselves(pid: int) -> None:
         raise InputError("process 1 is init, from which everything descends: give the pid of the generator")
     if pid == os.getpid():
         raise InputError(f"process {pid} is this cachewatch itself: give the pid of the generator")
-    if pid in [above.pid for above in psutil.Process().parents()]:
+    if pid in lineage(os.getpid()):
         raise InputError(
             f"process {pid} started this cachewatch, directly or through others: give the pid of the generator"
         )
@@ -213,38 +207,36 @@ def _why_not_open(pid: int, error: OSError) -> str:
     return f"process {pid} cannot be watched: {error.strerror}"
 
 
-def _task_flags(pid: int) -> int:
+def _stat_fields(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; none where it has gone or does not answer."""
+
+    def read(pid: int) -> bytes:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read()
+        return b""
+
+    text = read_each([pid], read).get(pid, b"")
+    return text[text.rfind(b")") + 2 :].split()
+
+
+def _may_trace(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
+        with open(f"/proc/{pid}/io", "rb") as file:
+            return bool(file.read(1))
     except OSError:
-        return 0
-    return int(text[text.rindex(b")") + 2 :].split()[6])
+        return False
 
 
 def _guard_above(pid: int) -> int | None:
     """The guard that a process runs under, or it itself if it is one."""
-    now: int = pid
-    while now > 1:
-        if _name(now) == _GUARD_NAME:
-            return now
-        above = read_stat(now)
-        if above is None:
-            break
-        now = above.parent
-    return None
-
-
-def _name(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as file:
-            return os.fsdecode(file.read().strip())
-    except OSError:
-        return ""
+    return next((above for above in lineage(pid) if process_name(above) == GUARD_NAME), None)
 
 
 def _owner(pid: int) -> str:
-    try:
-        return f"user {psutil.Process(pid).username()}"
-    except psutil.Error:
-        return "another user"
+    def name(pid: int) -> str | None:
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(pid).username()
+        return None
+
+    found = read_each([pid], name).get(pid)
+    return f"user {found}" if found else "another user"

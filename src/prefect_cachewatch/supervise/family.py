@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from prefect_cachewatch.supervise.proc import ProcessStat, descendants, is_alive, read_stat
+from prefect_cachewatch.supervise.proc import ProcessStat, descendants, is_alive, lineage, read_stat
 
 __all__ = ["Family"]
 
@@ -50,7 +50,7 @@ class Family:
         for pid, ticks in self.known.items():
             self._add_tree(pid, ticks, living)
         self._add_sessions(living)
-        for pid in _ourselves_and_above():
+        for pid in lineage(os.getpid()):
             living.pop(pid, None)
         self.known = {pid: found.start_ticks for pid, found in living.items()}
         return living
@@ -93,12 +93,3 @@ def _session(pid: int) -> int | None:
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return None
-
-
-def _ourselves_and_above() -> list[int]:
-    pids, now = [], os.getpid()
-    while now > 0:
-        pids.append(now)
-        above = read_stat(now)
-        now = above.parent if above is not None else 0
-    return pids

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
+from prefect_cachewatch.supervise.turns import read_each
+
 __all__ = ["inherited_signals"]
 
 # Python ignores these before any code of ours runs, so that our own disposition says nothing about the caller's.
@@ -39,11 +41,18 @@ def inherited_signals() -> dict[str, list[int]]:
     return {"ignored": [int(number) for number in ignored], "blocked": sorted(int(number) for number in blocked)}
 
 
+def _program(pid: int) -> str:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        return ""
+
+
 def _ignored_by_shell(pid: int) -> int:
     """The bit mask of what a parent ignores, 0 unless it is a shell."""
+    if read_each([pid], _program).get(pid) not in _SHELLS:
+        return 0
     try:
-        if os.path.basename(os.readlink(f"/proc/{pid}/exe")) not in _SHELLS:
-            return 0
         with open(f"/proc/{pid}/status", "rb") as file:
             for line in file:
                 if line.startswith(b"SigIgn:"):

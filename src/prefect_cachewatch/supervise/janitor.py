@@ -17,7 +17,15 @@ from typing import Any
 
 from prefect_cachewatch.common.removal import look, remove_entry
 from prefect_cachewatch.filelocks import find_holders
-from prefect_cachewatch.supervise.proc import ProcessStat, boot_id, descendants, is_alive, process_name, read_stat
+from prefect_cachewatch.supervise.proc import (
+    ProcessStat,
+    boot_id,
+    descendants,
+    is_alive,
+    lineage,
+    process_name,
+    read_stat,
+)
 from prefect_cachewatch.supervise.reading import find_by_cookie, name_processes
 from prefect_cachewatch.supervise.run_files import (
     SUFFIX,
@@ -298,11 +306,8 @@ def living_processes(cookie: str, known: set[tuple[int, int]]) -> dict[int, Proc
             living[pid] = found
     for pid in list(living):
         living |= descendants(pid)
-    ours: int = os.getpid()
-    while ours > 0:
-        living.pop(ours, None)
-        above = read_stat(ours)
-        ours = above.parent if above else 0
+    for pid in lineage(os.getpid()):
+        living.pop(pid, None)
     return living
 
 

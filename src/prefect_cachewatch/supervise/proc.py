@@ -24,6 +24,7 @@ __all__ = [
     "command_line",
     "descendants",
     "is_alive",
+    "lineage",
     "living_thread",
     "process_name",
     "read_memory_file",
@@ -217,6 +218,21 @@ def children(pid: int) -> list[int]:
                 found.extend(map(int, file.read().split()))
         except OSError:
             continue
+    return found
+
+
+def lineage(pid: int) -> list[int]:
+    """List a process and those above it, up to init.
+
+    Example:
+        >>> lineage(os.getpid())[:2] == [os.getpid(), os.getppid()]
+        True
+    """
+    found = []
+    while pid > 0:
+        found.append(pid)
+        above = read_stat(pid)
+        pid = above.parent if above is not None else 0
     return found
 
 

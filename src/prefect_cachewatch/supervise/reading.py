@@ -2,7 +2,7 @@
 
 Whoever unmaps a file on a file system that hangs holds the lock of its memory map while it waits, and who replaces its
 program in that state holds another one: /proc/PID/cmdline, environ, maps, mem, io, syscall, stack, and from some kernel
-on (6.18) stat too wait for these. So they are read in a thread that is left behind when it is stuck (`turns`); `read_stat`
+on (6.18) stat, wchan and all links too (cwd, exe, root, fd/N, ns/*) wait for these. So they are read in a thread that is left behind when it is stuck (`turns`); `read_stat`
 does so by itself.
 """
 
