@@ -5,6 +5,7 @@ The loop over attempts, and how a run ends, are `generation`'s.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -17,7 +18,8 @@ from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 
-from prefect_cachewatch.common.aside import Aside, Files, InPlace
+from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import LineRedactor, secret_values, worth_hiding
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
@@ -26,11 +28,12 @@ from prefect_cachewatch.examination import LATE_MODULES, Examiner
 from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.outputs import check_outputs_ahead
 from prefect_cachewatch.placement import Placement, place_job
 from prefect_cachewatch.recorder import TraceRecorder, attempt_path, trace_path
 from prefect_cachewatch.report import Report, build_report, check_report_path, write_report_within
-from prefect_cachewatch.rundir import make_run_directory
-from prefect_cachewatch.runhistory import history_path, past_runs, remember_run
+from prefect_cachewatch.rundir import open_run_directory
+from prefect_cachewatch.runhistory import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.site import CacheSite, check_command
 from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.tasks.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
@@ -40,11 +43,24 @@ from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, ExpectedSize, Reporte
 from prefect_cachewatch.units import format_duration
 from prefect_cachewatch.watch import Outcome, Watch
 
-__all__ = ["Inputs", "View", "is_output_shown", "live_view", "prepare", "run_attempt", "show_output", "write_reports"]
+__all__ = [
+    "ASIDE_MODULES",
+    "Inputs",
+    "View",
+    "is_output_shown",
+    "live_view",
+    "prepare",
+    "run_attempt",
+    "show_output",
+    "write_reports",
+]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextVar[bool] = ContextVar("show_output", default=False)
 
+#: What a helper has loaded that reads and writes for a run, since no file may be readable later.
+ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.rundir", "prefect_cachewatch.runhistory")
+_HISTORY_S = 5.0
 _TASKS_END_S = 20.0
 # A cancelled run is killed 30 s after SIGTERM, and its grace period has passed already.
 _CANCELLED_PATIENCE_S = 3.0
@@ -120,6 +136,9 @@ def prepare(
     delivery: Delivery | None,
     record: Path | None = None,
     metrics: MetricsExporter | None = None,
+    *,
+    files: Files,
+    stack: contextlib.ExitStack,
 ) -> Inputs:
     """Check all that can be checked before anything is touched.
 
@@ -135,6 +154,8 @@ def prepare(
         delivery: into a cache store, or None.
         record: file or directory for a trace of the growth.
         metrics: of the run, or None.
+        files: who reads and writes for the run: the run directory's file system may hang like the cache's.
+        stack: closes the run directory.
 
     Returns:
         The inputs, secrets loaded.
@@ -154,13 +175,15 @@ def prepare(
             ) from error
         secrets[variable] = str(loaded.get())
     env = dict(os.environ) | job.env | secrets
-    place = place_job(job, env)
+    place = place_job(job, env, files)
     job = place.job
     if delivery is not None and delivery.policy.check_command:
-        check_command(delivery.policy.check_command, env, str(job.cwd) if job.cwd else None)
+        cwd = str(job.cwd) if job.cwd else None
+        look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)
     if report is not None:
-        check_report_path(report)
-    trace = trace_path(record, job) if record is not None else None
+        look_ahead(files, f"report file {report}", check_report_path, report.absolute())
+    trace = look_ahead(files, f"trace {record}", trace_path, record.absolute(), job) if record is not None else None
+    check_outputs_ahead(files, job, log=log, report=report, record=trace, published=delivery is not None)
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(
@@ -170,9 +193,7 @@ def prepare(
         )
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
-    run_dir = make_run_directory(job.name, run_id)
-    # Whatever the attempts read and write goes through it: the run directory's file system may hang like the cache's.
-    files = Aside.spawn(LATE_MODULES)
+    run_dir = stack.enter_context(contextlib.closing(open_run_directory(files, job.name, run_id))).path
     hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
     return Inputs(
         job,
@@ -330,8 +351,9 @@ def _report(
     emit_generation_event(*describe_end(report))
     if outcome.name == "completed":
         path = _history(inputs, report.cache_dirs)
-        remember_run(path, report)
-        publish_completion(report, past_runs(path), inputs.stall, inputs.logger)
+        with contextlib.suppress(OSError):  # losing it loses only estimates
+            inputs.files.run(remember_run, path, report, timeout_s=_HISTORY_S)
+        publish_completion(report, _past_runs(inputs, path), inputs.stall, inputs.logger)
     else:
         publish_failure(report, inputs.logger, patience_s)
     return report
@@ -342,13 +364,21 @@ def _history(inputs: Inputs, paths: Sequence[str]) -> Path:
     return history_path(inputs.job.name, [inputs.delivery.current] if inputs.delivery else paths)
 
 
+def _past_runs(inputs: Inputs, path: Path) -> list[PastRun]:
+    try:
+        runs: list[PastRun] = inputs.files.run(past_runs, path, timeout_s=_HISTORY_S)
+    except OSError:
+        return []
+    return runs
+
+
 def _expected_size(inputs: Inputs, paths: Sequence[str]) -> ExpectedSize | None:
     """What the job says, else the last published build's manifest, else the last completed run on this machine."""
     if inputs.job.expected_bytes:
         return ExpectedSize(inputs.job.expected_bytes, "")
     if inputs.delivery is not None and (published := inputs.delivery.last_bytes()):
         return ExpectedSize(published, ", as the last build")
-    runs = past_runs(_history(inputs, paths), 1)
+    runs = _past_runs(inputs, _history(inputs, paths))
     return ExpectedSize(runs[0].bytes_present, ", as the last run") if runs else None
 
 

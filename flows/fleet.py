@@ -21,6 +21,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.delivery import describe_publication
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.exposure import check_exposure
@@ -35,7 +36,7 @@ from prefect_cachewatch.flows.fleet_loop import SHOWN, FleetLoop, FleetView
 from prefect_cachewatch.flows.fleet_processes import LocalCrew
 from prefect_cachewatch.flows.fleet_workers import WorkerCrew
 from prefect_cachewatch.flows.generation import final_state
-from prefect_cachewatch.rundir import make_run_directory, release_run_directory
+from prefect_cachewatch.rundir import open_run_directory
 from prefect_cachewatch.tasks.artifacts import AnyLogger
 from prefect_cachewatch.tasks.fleet_checks import check_deployments, check_limits
 from prefect_cachewatch.tasks.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
@@ -133,9 +134,11 @@ def _run_fleet(
     jobs = [_without_storage(job) if job.storage in unprotected else job for job in jobs]
     # The tag is how a later run of this fleet finds this one.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
-    directory = make_run_directory(plan.name, str(run_id), "fleets")
-    stack.callback(release_run_directory, directory)
-    fleet = Fleet(client, plan.name, run_id, directory, plan.policy.poll_s)
+    files = stack.enter_context(
+        contextlib.closing(Aside.spawn(("prefect_cachewatch.rundir", "prefect_cachewatch.fleet.status")))
+    )
+    held = stack.enter_context(contextlib.closing(open_run_directory(files, plan.name, str(run_id), "fleets")))
+    fleet = Fleet(client, plan.name, run_id, held.path, plan.policy.poll_s, files)
     crew: Crew = WorkerCrew(fleet, deployments) if over_workers else LocalCrew(fleet)
     loop = FleetLoop(fleet, jobs, plan.policy, crew, logger, fleet_view.get())
     loop.take_up()

@@ -17,6 +17,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Pending
 
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
 from prefect_cachewatch.rundir import slugify
@@ -34,6 +35,8 @@ class Fleet:
     #: Directory of the fleet's run on this host.
     directory: Path
     poll_s: float
+    #: Who reads and writes in it.
+    files: Files
 
 
 class Crew(Protocol):

@@ -21,6 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Pending
 
+from prefect_cachewatch.ahead import AHEAD_S
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus, read_status
@@ -34,6 +35,7 @@ __all__ = ["LocalCrew"]
 # From SIGTERM to SIGKILL: the generator's grace period, the last scan, the report, the run's last state.
 _END_S = 60.0
 _KILLED_S = 10.0
+_LOOK_S = 1.0
 
 
 class LocalCrew:
@@ -67,7 +69,6 @@ class LocalCrew:
             state=Pending(),
         )
         status = fleet.directory / f"{stem}.json"
-        status.unlink(missing_ok=True)
         env = _environment(str(fleet.client.api_url)) | {
             "PREFECT__FLOW_RUN_ID": str(run.id),
             "PREFECT__FLOW_ENTRYPOINT": ENTRYPOINT,
@@ -75,6 +76,7 @@ class LocalCrew:
             STATUS_VARIABLE: str(status),
         }
         try:
+            fleet.files.run(_make_room, status, fleet.directory / f"{stem}.log", timeout_s=AHEAD_S)
             with open(fleet.directory / f"{stem}.log", "ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "prefect.engine"],
@@ -125,7 +127,13 @@ class LocalCrew:
     def status(self, run_id: UUID) -> JobStatus | None:
         """What the job has measured last."""
         job = self._jobs.get(run_id)
-        return read_status(job.status) if job is not None else None
+        if job is None:
+            return None
+        try:
+            found: JobStatus | None = self._fleet.files.run(read_status, job.status, timeout_s=_LOOK_S)
+        except OSError:  # the directory of the fleet's run does not answer; that loses a line on the screen
+            return None
+        return found
 
     def stop(self, run_ids: Sequence[UUID]) -> None:
         """Send SIGTERM, once."""
@@ -175,6 +183,12 @@ class LocalCrew:
             state = Crashed(message=f"The process of this job ended {how} and left no state.")
         client.set_flow_run_state(run_id, state, force=True)
         return client.read_flow_run(run_id)
+
+
+def _make_room(status: Path, log: Path) -> None:
+    """See that the directory of the fleet's run answers, and forget what an earlier process of a job said."""
+    status.unlink(missing_ok=True)
+    log.touch()
 
 
 @dataclass

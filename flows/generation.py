@@ -24,11 +24,13 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import CacheDirectoryError, CachewatchError, InputError
 from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.flows.attempts import (
+    ASIDE_MODULES,
     Inputs,
     View,
     is_output_shown,
@@ -53,7 +55,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.retry import decide_retry
-from prefect_cachewatch.rundir import release_run_directory
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.survivors import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.admission import Admission
@@ -148,45 +149,47 @@ def generate_cache(
     outlive_readers()
     admission = Admission(storage, storage_slots, job.name)
     run_metrics = FlowMetrics(metrics, metrics_linger_s, job, logger)
-    try:
-        warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=strict_secrets)
-        if warning is not None and not is_output_shown():  # a command has said it on standard error
-            logger.warning(warning)
-        admission.metrics = exporter = run_metrics.open()
-        job, stall = complete_job(profile, job, stall)
-        admission.check()
-        delivery = Delivery(job, publish) if publish is not None else None
-        inputs = prepare(job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record, exporter)
-        clean = retry.on_retry == "clean"
-        with contextlib.ExitStack() as stack:
-            stack.callback(release_run_directory, inputs.run_dir)
-            stack.callback(inputs.files.close)
-            if delivery is not None:
-                if (cached := find_cached(delivery, job)) is not None:
-                    state = run_metrics.ended(_cached(inputs, cached))
-                    admission.record(state, logger)
-                    return state
-                stack.enter_context(delivery)
-                job, told = begin_build(delivery, job, clean=clean, grace_s=stop.grace_s, logger=logger)
-                inputs = inputs.told(job, told)
-            job = inputs.job
-            if clean:
-                inputs.place.require_cleaning()
-            site = stack.enter_context(inputs.place.open_site())
-            site.to_clean = clean and retry.attempts > 1
-            site.to_record = delivery is not None and delivery.let_watch_record()
-            if delivery is not None:
-                site.growth_mark = delivery.target.growth_mark
-                resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
-            state = _run_attempts(inputs, site, retry, admission)
-    except InputError as error:
-        state = Failed(name="Refused", message=error.message)
-    except BaseException as error:
-        run_metrics.abandon(error)
-        raise
-    note_end()
-    admission.record(state, logger)
-    return final_state(run_metrics.ended(state))
+    with contextlib.closing(Aside.spawn(ASIDE_MODULES)) as files:
+        try:
+            warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=strict_secrets)
+            if warning is not None and not is_output_shown():  # a command has said it on standard error
+                logger.warning(warning)
+            admission.metrics = exporter = run_metrics.open(files)
+            job, stall = complete_job(profile, job, stall)
+            admission.check()
+            delivery = Delivery(job, publish) if publish is not None else None
+            clean = retry.on_retry == "clean"
+            with contextlib.ExitStack() as stack:
+                inputs = prepare(
+                    job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record, exporter,
+                    files=files, stack=stack,
+                )  # fmt: skip
+                if delivery is not None:
+                    if (cached := find_cached(delivery, job)) is not None:
+                        state = run_metrics.ended(_cached(inputs, cached))
+                        admission.record(state, logger)
+                        return state
+                    stack.enter_context(delivery)
+                    job, told = begin_build(delivery, job, clean=clean, grace_s=stop.grace_s, logger=logger)
+                    inputs = inputs.told(job, told)
+                job = inputs.job
+                if clean:
+                    inputs.place.require_cleaning()
+                site = stack.enter_context(inputs.place.open_site(files=files))
+                site.to_clean = clean and retry.attempts > 1
+                site.to_record = delivery is not None and delivery.let_watch_record()
+                if delivery is not None:
+                    site.growth_mark = delivery.target.growth_mark
+                    resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
+                state = _run_attempts(inputs, site, retry, admission)
+        except InputError as error:
+            state = Failed(name="Refused", message=error.message)
+        except BaseException as error:
+            run_metrics.abandon(error)
+            raise
+        note_end()
+        admission.record(state, logger)
+        return final_state(run_metrics.ended(state))
 
 
 def final_state(state: State[Any]) -> State[Any]:

@@ -21,11 +21,13 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
 from prefect_cachewatch.report import Report
-from prefect_cachewatch.rundir import make_run_directory, release_run_directory
+from prefect_cachewatch.rundir import open_run_directory
 from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
 from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
@@ -79,11 +81,18 @@ def watch_cache(
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     try:
-        run_dir = make_run_directory(attach.name or attach.cache_dirs[0].name, run_id)
         with contextlib.ExitStack() as stack:
-            stack.callback(release_run_directory, run_dir)
+            files = stack.enter_context(contextlib.closing(Aside.spawn(ASIDE_MODULES)))
+            held = open_run_directory(files, attach.name or attach.cache_dirs[0].name, run_id)
+            run_dir = stack.enter_context(contextlib.closing(held)).path
             observation = Observation(
-                attach, stall, stop, report=report or run_dir / "report.json", bundles=bundle, bundle_root=bundle_dir
+                attach,
+                stall,
+                stop,
+                report=report or run_dir / "report.json",
+                bundles=bundle,
+                bundle_root=bundle_dir,
+                files=files,
             )
             stack.enter_context(observation.run)
             _observe(observation, logger)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-import os
-import select
+
+from prefect_cachewatch.common.console import close_console, unblocked
 
 __all__ = ["drop_empty_tracebacks", "outlive_readers"]
 
@@ -27,28 +28,17 @@ def drop_empty_tracebacks() -> None:
 
 
 def outlive_readers() -> None:
-    """Let a run go on whose console nobody reads any more, as when its worker has been killed.
+    """Let a run go on whose console nobody reads, or nobody any more, as when its worker stands still or was killed.
 
-    A worker reads its flows' output through a pipe. Without a reader the next log line makes Prefect's console
-    handler, through rich, raise SystemExit in the flow's main thread: the run ends Crashed, a healthy generator is
-    stopped. Log lines reach the API as before.
+    A worker reads its flows' output through a pipe. Once that is full, the next log line would wait without end, and
+    whoever logs after it, the watch too; without a reader it makes Prefect's console handler, through rich, raise
+    SystemExit in the flow's main thread. Log lines reach the API as before.
     """
     names = [None, *(name for name in logging.root.manager.loggerDict if name.startswith("prefect"))]
     for name in names:
         for handler in logging.getLogger(name).handlers:
             console = getattr(handler, "console", None)
-            if console is not None and hasattr(console, "on_broken_pipe"):
-                console.on_broken_pipe = _leave_unread_streams
-
-
-def _leave_unread_streams() -> None:
-    """Point those of standard output and error at nothing that are pipes without a reader."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for stream in (1, 2):
-            poll = select.poll()
-            poll.register(stream, select.POLLOUT)
-            if any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _, event in poll.poll(0)):
-                os.dup2(nothing, stream)
-    finally:
-        os.close(nothing)
+            if console is not None and hasattr(console, "file"):
+                console.file = unblocked(console.file)
+    atexit.unregister(close_console)
+    atexit.register(close_console)

@@ -11,6 +11,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import TextfileDirectory, check_linger, parse_destination
@@ -46,8 +47,11 @@ class FlowMetrics:
         self.exporter: MetricsExporter | None = None
         self._where, self._linger_s, self._job, self._logger = where, linger_s, job, logger
 
-    def open(self) -> MetricsExporter | None:
+    def open(self, files: Files) -> MetricsExporter | None:
         """Open the destination.
+
+        Args:
+            files: who writes a metrics file.
 
         Returns:
             The exporter; None if none was asked for, or its port is taken.
@@ -65,7 +69,7 @@ class FlowMetrics:
                 "as in file:/var/lib/prometheus/node-exporter"
             )
         try:
-            self.exporter = open_metrics(self._where, self._job.name, self._job.cache_dirs)
+            self.exporter = open_metrics(self._where, self._job.name, self._job.cache_dirs, files)
         except MetricsPortTaken as error:
             # Two runs on one host at night: the second one's cache is worth more than its metrics.
             self._logger.warning("no metrics of this run: %s", error.message)

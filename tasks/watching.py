@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from prefect_cachewatch.attach_run import AttachedRun
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.report import Report
@@ -34,6 +35,7 @@ class Observation:
         report: file for the report.
         bundles: whether a stall gets a post-mortem bundle.
         bundle_root: where bundles go.
+        files: who collects evidence and writes bundles and reports; default this process.
 
     Raises:
         InputError: the process may not be watched, or a directory cannot be used.
@@ -48,6 +50,7 @@ class Observation:
         report: Path,
         bundles: bool = True,
         bundle_root: Path | None = None,
+        files: Files | None = None,
     ) -> None:
         self.reported: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.measured = threading.Event()
@@ -58,6 +61,7 @@ class Observation:
         self.run = AttachedRun(
             attach, stall, stop, report=report, bundles=bundles, bundle_root=bundle_root,
             on_sample=lambda watch: self.measured.set(), on_stall=self.reported.put,
+            files=files,
         )  # fmt: skip
 
     def observe(self) -> None:

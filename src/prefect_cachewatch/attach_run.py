@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.attach import AttachedWatch
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import secret_values
@@ -64,7 +65,8 @@ class AttachedRun:
     ) -> None:
         self._files = files or InPlace()
         if report is not None:
-            check_report_path(report)
+            report = report.absolute()
+            look_ahead(self._files, f"report file {report}", check_report_path, report)
         self.problems: list[str] = []
         self._report_path, self._bundles, self._bundle_root = report, bundles, bundle_root
         self._told_sample, self._told_stall = on_sample, on_stall
@@ -72,7 +74,7 @@ class AttachedRun:
         try:
             self._secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
             self._examiner = self._new_examiner()
-            self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False)
+            self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=self._files)
         except BaseException:
             observed.close()
             raise

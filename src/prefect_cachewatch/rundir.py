@@ -7,17 +7,20 @@ import fcntl
 import os
 import re
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from prefect_cachewatch.ahead import AHEAD_S
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["make_run_directory", "prune_run_directories", "release_run_directory", "slugify", "state_home"]
+__all__ = ["RunDirectory", "open_run_directory", "prune_run_directories", "slugify", "state_home"]
 
 KEEP_RUNS = 200
 KEEP_S = 30 * 86400.0
-_held: dict[Path, int] = {}
 
 
 def state_home() -> Path:
@@ -38,41 +41,45 @@ def slugify(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100].strip("-") or "cache"
 
 
-def make_run_directory(name: str, run_id: str, kind: str = "generations") -> Path:
-    """Make the directory of one run, readable by its owner only and held until it is released, and prune old ones.
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of one run, which is not pruned until it is closed, or the process ends."""
+
+    path: Path
+    hold: Any
+
+    def close(self) -> None:
+        """Let it be pruned from now on."""
+        with contextlib.suppress(OSError):
+            self.hold.close()
+
+
+def open_run_directory(files: Files, name: str, run_id: str, kind: str = "generations") -> RunDirectory:
+    """Make the directory of one run, readable by its owner only, and prune old ones.
 
     Args:
+        files: who does it.
         name: of the job.
         run_id: of the run, unique.
         kind: of run; each kind is pruned for itself.
 
     Returns:
-        The directory.
+        The directory; to be closed.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be made, or its file system does not answer.
     """
     runs = state_home() / kind
     path = runs / f"{slugify(name)}-{run_id}"
     try:
-        os.close(make_own_directory(runs))
-        prune_run_directories(runs)
-        _hold(path, make_own_directory(path))
+        hold = files.open(_Hold, path, timeout_s=AHEAD_S)
     except OSError as error:
         raise InputError(
             f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
         ) from error
-    return path
-
-
-def release_run_directory(path: Path) -> None:
-    """Let a run's directory be pruned from now on; without this, when the process ends.
-
-    Args:
-        path: what `make_run_directory` returned.
-    """
-    if (fd := _held.pop(path, None)) is not None:
-        os.close(fd)
+    with contextlib.suppress(OSError):  # what is not pruned now will be by the next run
+        files.run(prune_run_directories, runs, timeout_s=AHEAD_S)
+    return RunDirectory(path, hold)
 
 
 def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEEP_S) -> int:
@@ -103,14 +110,17 @@ def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEE
     return removed
 
 
-def _hold(path: Path, fd: int) -> None:
-    """Mark a directory as a living run's: a long run outlasts many short ones."""
-    if path in _held:
-        os.close(fd)
-    else:
-        _held[path] = fd
+class _Hold:
+    """Marks a directory as a living run's, in whichever process holds it: a long run outlasts many short ones."""
+
+    def __init__(self, path: Path) -> None:
+        os.close(make_own_directory(path.parent))
+        self._fd = make_own_directory(path)
         with contextlib.suppress(OSError):  # a file system without locks: as if nobody held it
-            fcntl.flock(_held[path], fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 def _in_use(path: str) -> bool:

@@ -116,7 +116,7 @@ class Watch:
         make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
         files: Files | None = None,
     ) -> None:
-        self._files = files or InPlace()
+        self.files = files or InPlace()
         self._state_answers = True
         self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
         self.output = output or OutputPump()
@@ -180,7 +180,7 @@ class Watch:
             wait_for=self.job.wait_for,
             hold=self.site.lock_fds,
             may_release=self.serving is not None and self.serving.ready.then == "leave_running",
-            files=self._files,
+            files=self.files,
             has_state=self._state_answers,
         )
         self.supervisor = self._make_supervisor(launch)
@@ -374,7 +374,7 @@ class Watch:
     def _clear_leftovers(self) -> list[str]:
         # Whoever is left of a dead run may be writing into these very directories.
         try:
-            return describe_leftovers(self._files.run(clear_leftovers, timeout_s=_JANITOR_S))
+            return describe_leftovers(self.files.run(clear_leftovers, timeout_s=_JANITOR_S))
         except TimeoutError as error:
             self._state_answers = False
             return [f"leftovers of dead runs were not looked for in {runs_directory()}: {error.strerror}"]

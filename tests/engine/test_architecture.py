@@ -54,6 +54,7 @@ HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden", "matc
 COMMON = [
     "common",
     "common.aside",
+    "common.console",
     "common.directories",
     "common.files",
     "common.parked",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.rundir import KEEP_RUNS, make_run_directory, prune_run_directories, release_run_directory
+from prefect_cachewatch.common.aside import Aside, Files, InPlace
+from prefect_cachewatch.rundir import KEEP_RUNS, open_run_directory, prune_run_directories
 
 MAKES = """
 import sys
-from prefect_cachewatch.rundir import make_run_directory
+from prefect_cachewatch.common.aside import InPlace
+from prefect_cachewatch.rundir import open_run_directory
 for number in range(60):
-    make_run_directory("many", f"{sys.argv[1]}-{number}")
+    open_run_directory(InPlace(), "many", f"{sys.argv[1]}-{number}")
 """
 
 
@@ -32,22 +35,27 @@ def test_runs_that_begin_at_once_do_not_stumble_over_each_others_pruning(tmp_pat
     assert list(runs.glob("old-*")) == []
 
 
-def test_the_directory_of_a_run_that_goes_on_is_never_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [InPlace, Aside.spawn])
+def test_the_directory_of_a_run_that_goes_on_is_never_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Files]
+) -> None:
     monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path))
-    mine = make_run_directory("long", "1")
+    files = make()
+    mine = open_run_directory(files, "long", "1")
     done = subprocess.run(
         [sys.executable, "-c", MAKES, "short"], check=False
     )  # each of these has ended with its process
     assert done.returncode == 0
     assert prune_run_directories(tmp_path / "generations", keep=0) == 60
-    assert list((tmp_path / "generations").iterdir()) == [mine]
-    release_run_directory(mine)
+    assert list((tmp_path / "generations").iterdir()) == [mine.path]
+    mine.close()
     assert prune_run_directories(tmp_path / "generations", keep=0) == 1
+    files.close()
 
 
 def test_many_runs_in_one_process_hold_no_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(20):
-        release_run_directory(make_run_directory("many", str(number)))
+        open_run_directory(InPlace(), "many", str(number)).close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

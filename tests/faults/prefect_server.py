@@ -130,11 +130,12 @@ def flow_process_of(tag: str) -> psutil.Process:
 
 
 class Proxy:
-    """Passes connections to a server; `down()` refuses and cuts them, `delay_s` holds back each request."""
+    """Passes connections to a server; `down()` refuses and cuts them, `delay_s` holds back each request, `answer` takes the server's place."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port, self.port = target_port, free_port()
         self.delay_s = 0.0
+        self.answer: bytes | None = None
         self._listener: socket.socket | None = None
         self._open: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -186,6 +187,9 @@ class Proxy:
             while data := source.recv(1 << 16):
                 if requests and self.delay_s and data.split(b" ", 1)[0] in _METHODS:
                     time.sleep(self.delay_s)
+                if requests and self.answer is not None:
+                    source.sendall(self.answer)
+                    break
                 target.sendall(data)
         except OSError:
             pass

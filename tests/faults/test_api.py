@@ -40,7 +40,7 @@ def restore(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "front" in request.fixturenames:
         found = request.getfixturevalue("front")
-        found.proxy.delay_s = 0.0
+        found.proxy.delay_s, found.proxy.answer = 0.0, None
         found.proxy.down()
         found.proxy.up()
 
@@ -51,7 +51,7 @@ def generate(box: Sandbox, url: str, name: str, command: list[str], *options: st
     argv += ["--report", str(box.report_path), *options, "--", *command]
     env = box.env(PREFECT_API_URL=url, PREFECT_HOME=str(box.root / "home" / "prefect"))
     with open(box.root / "out" / "stderr.txt", "wb") as stderr:
-        return box.popen(argv, env=env, stderr=stderr, stdout=stderr)
+        return box.popen([*box.prelude, *argv], env=env, stderr=stderr, stdout=stderr)
 
 
 def test_a_server_that_is_down_before_the_start_is_said_in_one_sentence(own_sandbox: Sandbox, fault: Fault) -> None:

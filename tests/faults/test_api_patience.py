@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, living, until
 from tests.faults.test_api import Front, generate
+from tests.support import unavailable
 
 SECTION = "4 The API"
 pytestmark = pytest.mark.timeout(400)
@@ -27,7 +30,19 @@ class Odd(http.server.BaseHTTPRequestHandler):
         if way == "mute":
             stopped.wait(300)
             return
+        if way == "cut":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+            self.close_connection = True
+            return
+        if way == "drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+            while not stopped.wait(0.5):
+                self.wfile.write(b" ")
+            return
         status, headers, body = {
+            "redirect": (302, {"Location": self.path}, b""),
+            "500": (500, {}, b"{}"),
+            "403": (403, {}, b"{}"),
             "html": (200, {"Content-Type": "text/html"}, b"<html>please log in</html>"),
             "429": (429, {"Retry-After": "86400"}, b"{}"),
             "503": (503, {}, b"{}"),
@@ -58,7 +73,9 @@ def odd() -> Iterator[http.server.ThreadingHTTPServer]:
     server.server_close()
 
 
-@pytest.mark.parametrize("way", ["mute", "429", "503", "401", "html", "half"])
+@pytest.mark.parametrize(
+    "way", ["mute", "429", "503", "500", "401", "403", "html", "half", "redirect", "cut", "drip", "no TLS"]
+)
 def test_an_api_that_is_odd_at_the_start_is_one_sentence_in_bounded_time(
     odd: http.server.ThreadingHTTPServer, own_sandbox: Sandbox, fault: Fault, way: str
 ) -> None:
@@ -66,7 +83,7 @@ def test_an_api_that_is_odd_at_the_start_is_one_sentence_in_bounded_time(
         SECTION, f"odd from the start: {way}", "every request is answered so", "one sentence, exit 125, nothing run"
     )
     odd.way = way  # type: ignore[attr-defined]
-    url = f"http://127.0.0.1:{odd.server_port}/api"
+    url = f"{'https' if way == 'no TLS' else 'http'}://127.0.0.1:{odd.server_port}/api"
     began = time.monotonic()
     process = generate(own_sandbox, url, way, ["touch", str(own_sandbox.root / "ran")], "--api-patience", "5s")
     assert process.wait(90) == 125, own_sandbox.stderr()
@@ -97,7 +114,7 @@ def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
         "connections are taken and never answered",
         "the generator's end is said, and apart that the API could not be told; its exit status; in bounded time",
     )
-    front.proxy.delay_s = 0.0
+    front.proxy.delay_s, front.proxy.answer = 0.0, None
     tag, command = own_sandbox.tree("plain", writes=60, interval_s=0.1, life_s=8)
     patience = "5m" if signalled else "8s"
     process = generate(
@@ -117,3 +134,60 @@ def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
     assert "Tensor cache generation completed" in own_sandbox.stderr()
     assert "The Prefect API could not be told" in own_sandbox.stderr()
     row.measured.append(("", f"exit {code} {took:.0f} s after the report"))
+
+
+@pytest.mark.parametrize("way", ["500", "429", "html", "redirect", "cut"])
+def test_an_api_that_is_odd_from_mid_run_on_hides_no_end(
+    front: Front, own_sandbox: Sandbox, fault: Fault, way: str
+) -> None:
+    row = fault(
+        SECTION,
+        f"odd from mid-run on: {way}",
+        "every request is answered so; patience 8 s",
+        "the generator's end is said, and apart that the API could not be told; its exit status; in bounded time",
+    )
+    head = {
+        "500": b"500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{}",
+        "429": b"429 Too Many Requests\r\nRetry-After: 86400\r\nContent-Length: 2\r\n\r\n{}",
+        "html": b"200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+        "redirect": b"302 Found\r\nLocation: /api/x\r\nContent-Length: 0\r\n\r\n",
+        "cut": b"200 OK\r\nContent-Length: 100\r\n\r\n{",
+    }[way]
+    front.proxy.delay_s, front.proxy.answer = 0.0, None
+    front.proxy.down()
+    front.proxy.up()
+    tag, command = own_sandbox.tree("plain", writes=60, interval_s=0.1, life_s=8)
+    process = generate(own_sandbox, front.proxy.url, f"odd-{way}", command, "--api-patience", "8s", window="60s")
+    until(lambda: living(tag), 90, "the generator runs")
+    front.proxy.answer = b"HTTP/1.1 " + head
+    until(own_sandbox.report_path.exists, 120, "the report is on disk")
+    began = time.monotonic()
+    code = process.wait(100)
+    outcome = json.loads(own_sandbox.report_path.read_text())["outcome"]
+    assert (outcome, code) == ("completed", 0), own_sandbox.stderr()[-2000:]
+    assert "Tensor cache generation completed" in own_sandbox.stderr()
+    assert "The Prefect API could not be told" in own_sandbox.stderr()
+    row.measured.append(("", f"exit {code} {time.monotonic() - began:.0f} s after the report"))
+
+
+def test_a_resolver_that_never_answers_is_one_sentence_in_bounded_time(own_sandbox: Sandbox, fault: Fault) -> None:
+    if os.geteuid() != 0:
+        unavailable("needs root, for a resolver of its own")
+    row = fault(
+        SECTION, "a resolver that never answers", "a name server that swallows every query", "one sentence, exit 125"
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        mute.bind(("127.77.0.53", 53))
+        conf = own_sandbox.root / "resolv.conf"
+        conf.write_text("nameserver 127.77.0.53\noptions timeout:30 attempts:5\n")
+        own_sandbox.mounts += ["--bind", str(own_sandbox.root)]
+        own_sandbox.prelude = ["sh", "-c", f'mount --bind {conf} /etc/resolv.conf && exec "$@"', "sh"]
+        began = time.monotonic()
+        command = ["touch", str(own_sandbox.root / "ran")]
+        process = generate(own_sandbox, "http://prefect.example.org/api", "dns", command, "--api-patience", "5s")
+        assert process.wait(90) == 125, own_sandbox.stderr()
+        asked = mute.recv(512, socket.MSG_DONTWAIT)
+    assert b"prefect" in asked
+    assert own_sandbox.stderr().count("\n") == 1, own_sandbox.stderr()
+    assert "has not answered within 5 s" in own_sandbox.stderr()
+    row.measured.append(("", f"exit 125 after {time.monotonic() - began:.1f} s (patience 5 s)"))

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from prefect_cachewatch.cli.console import close_console
+from prefect_cachewatch.common.console import close_console
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy

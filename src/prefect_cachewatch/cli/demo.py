@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import sys
 import time
@@ -12,7 +14,10 @@ from typing import Any
 import click
 
 from prefect_cachewatch import demo_generator
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.generate import run_flow
+from prefect_cachewatch.cli.places import require_places
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
@@ -31,6 +36,9 @@ _STALL_S = 5.0
 def command(directory: Path) -> int:
     """Generate a small tensor cache under guard, then one that freezes half-way and is caught."""
     root = directory.absolute()
+    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+        require_places(files)
+        look_ahead(files, f"directory {root}", os.path.lexists, root)
     _make_room(root)
     checkpoint = root / "checkpoint.safetensors"
     size_bytes = demo_generator.make_checkpoint(checkpoint, _LAYERS)

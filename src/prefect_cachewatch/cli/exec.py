@@ -12,19 +12,21 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.console import standard_error
 from prefect_cachewatch.cli.metrics import CommandMetrics
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.secrets import LineRedactor, secret_values
-from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.examination import Examiner
 from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.outputs import check_outputs_ahead
 from prefect_cachewatch.placement import Placement, place_job
 from prefect_cachewatch.report import build_report, check_report_path, write_report, write_report_within
 from prefect_cachewatch.supervise.helper_client import HelperClient
@@ -42,7 +44,6 @@ __all__ = ["NOTHING_WRITTEN", "STOPPED", "exit_status", "run_exec"]
 
 STOPPED = 124
 NOTHING_WRITTEN = 1
-_AHEAD_S = 10.0
 _OWN_FAILURE = 125
 _NEVER_READY = 1
 
@@ -77,10 +78,11 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     job = settings.job
     report_here = False
     if settings.report is not None:
-        _look_ahead(files, f"report file {settings.report}", check_report_path, settings.report)
+        look_ahead(files, f"report file {settings.report}", check_report_path, settings.report)
         # A terminal or a descriptor of ours is another one elsewhere, and a write to it is bounded.
-        report_here = _look_ahead(files, f"report file {settings.report}", is_special, settings.report)
+        report_here = look_ahead(files, f"report file {settings.report}", is_special, settings.report)
     record = None if settings.record is None else _checked_recording(settings.record, job, files)
+    check_outputs_ahead(files, job, log=settings.log, report=settings.report, record=settings.record)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
@@ -203,21 +205,11 @@ def exit_status(outcome: Outcome, received: int | None = None) -> int:
     return outcome.exit_code if outcome.exit_code is not None else _OWN_FAILURE
 
 
-def _look_ahead(files: Files, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Look at what an option names before anything is started; a file system that hangs is a reason not to."""
-    try:
-        return files.run(function, *arguments, timeout_s=_AHEAD_S)
-    except TimeoutError as error:
-        raise InputError(
-            f"{for_terminal(what, 4096)} cannot be used: its file system does not answer within {_AHEAD_S:.0f} s; check the mount"
-        ) from error
-
-
 def _checked_recording(path: Path, job: CacheJob, files: Files) -> Callable[[], TraceRecorder]:
     """See that a run can be recorded; returns what begins the recording."""
     from prefect_cachewatch.recorder import TraceRecorder, trace_path  # noqa: PLC0415 - most runs are not recorded
 
-    where: Path = _look_ahead(files, f"trace {path}", trace_path, path, job)
+    where: Path = look_ahead(files, f"trace {path}", trace_path, path, job)
     return lambda: TraceRecorder(where, files)
 
 

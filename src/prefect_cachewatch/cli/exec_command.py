@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options import check_log_path, guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.readiness import ready_options, with_ready
 from prefect_cachewatch.errors import InputError
 
@@ -37,15 +36,12 @@ def command(foreground: bool, **options: Any) -> int:
         raise InputError(
             "--foreground and --ready exclude each other: a server does not stay in the terminal's session"
         )
-    log: Path | None = options["log"]
-    if log is not None:
-        check_log_path(log, job)
     settings = ExecSettings(
         job=job,
         stall=stall,
         stop=stop,
         report=options["report"],
-        log=log,
+        log=options["log"],
         record=options["record"],
         bundle_dir=options["bundle_dir"],
         bundles=not options["no_bundle"],

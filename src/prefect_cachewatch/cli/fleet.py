@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -12,9 +13,13 @@ from typing import Any
 import click
 from rich.console import Console
 
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
+from prefect_cachewatch.cli.places import require_places
+from prefect_cachewatch.cli.temporary_server import shield_temporary_server
+from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.fleet.hostcheck import check_host
@@ -63,6 +68,9 @@ def command(
 
     Exit status: 0 when every cache is there, 1 when some are not, 125 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+        require_places(files)
+        look_ahead(files, f"jobs file {jobs_file}", os.path.exists, jobs_file.absolute())
     given = {option: value for option, value in options.items() if value not in (None, False)}
     plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=given)
     if (warning := check_exposure({job.name: job for job in plan.jobs}, strict=strict_secrets)) is not None:
@@ -117,6 +125,7 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     check_api(60.0)
+    shield_temporary_server()
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
 
     if not quiet and not PREFECT_API_URL.value():

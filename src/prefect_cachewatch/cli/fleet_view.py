@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from prefect_cachewatch.cli.console import standard_error
 from prefect_cachewatch.cli.live import LiveBlock, wants_colour
+from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
 from prefect_cachewatch.fleet.table import describe_row

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
 from prefect_cachewatch.cli.metrics import absolute_destination, check_metrics
 from prefect_cachewatch.cli.options import (
@@ -24,23 +23,29 @@ from prefect_cachewatch.cli.options import (
     stall_from,
     stop_from,
 )
+from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.publishing import policy_from, publish_options
 from prefect_cachewatch.cli.readiness import ready_options, with_ready
 from prefect_cachewatch.cli.signals import relayed_to_flow
+from prefect_cachewatch.cli.temporary_server import shield_temporary_server
+from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.exposure import check_exposure
+from prefect_cachewatch.outputs import check_outputs_ahead
 from prefect_cachewatch.placement import place_job
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.recorder import trace_path
-from prefect_cachewatch.report import check_report_path
+from prefect_cachewatch.report import Report, check_report_path
 
 __all__ = ["command", "run_flow"]
 
 NOT_PUBLISHED = 1
 NEVER_READY = 1
+STOPPED = 124
+OWN_FAILURE = 125
 
 
 @click.command("generate", context_settings={"allow_interspersed_args": False})
@@ -80,6 +85,21 @@ def command(
     With --store DIR --name NAME the finished cache is verified, published and activated: exit 0 when it is
     published or already whole, 1 when the checks refuse it.
     """
+    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+        return _generate(attempts, backoff, on_retry, name, api_patience, strict_secrets, files, options)
+
+
+def _generate(
+    attempts: int,
+    backoff: float,
+    on_retry: str,
+    name: str | None,
+    api_patience: float,
+    strict_secrets: bool,
+    files: Files,
+    options: dict[str, Any],
+) -> int:
+    require_places(files)
     publish = policy_from(options)
     if publish is not None and publish.mode == "staged" and name is None:
         raise InputError("--store needs --name NAME: the name of the cache in the store")
@@ -88,23 +108,24 @@ def command(
     retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
-    place = place_job(job, dict(os.environ) | job.env)
-    if options["report"] is not None:
-        check_report_path(options["report"])
-    if options["record"] is not None:
-        trace_path(options["record"], job)
-    check_metrics(options["metrics"], options["metrics_linger"], job)
+    place = place_job(job, dict(os.environ) | job.env, files)
+    log, report, record = (path and path.absolute() for path in map(options.get, ("log", "report", "record")))
+    if report is not None:
+        look_ahead(files, f"report file {report}", check_report_path, report)
+    trace = None if record is None else look_ahead(files, f"trace {record}", trace_path, record, job)
+    check_outputs_ahead(files, job, log=log, report=report, record=trace, published=publish is not None)
+    check_metrics(options["metrics"], options["metrics_linger"], job, files)
     if publish is not None:
         Delivery(job, publish).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
     place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(
-        create=not options["no_create"]
+        create=not options["no_create"], files=files
     ).close()
     return run_flow(
-        job, stall, stop, retry, publish, report=options["report"], log=options["log"], quiet=options["quiet"],
+        job, stall, stop, retry, publish, report=report, log=log, quiet=options["quiet"],
         bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
-        record=options["record"],
+        record=record,
         api_patience_s=api_patience,
         metrics=absolute_destination(options["metrics"]), metrics_linger_s=options["metrics_linger"],
     )  # fmt: skip
@@ -162,12 +183,11 @@ def run_flow(
     if quiet:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
     check_api(api_patience_s)
+    shield_temporary_server()
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    with relayed_to_flow(), tempfile.TemporaryDirectory(prefix="cachewatch-") as scratch:
-        path = report.absolute() if report else Path(scratch) / "report.json"
-        before = path.stat().st_mtime_ns if path.exists() else None
+    with relayed_to_flow():
         token = show_output.set(show)
         view = ProgressLine(quiet or not show)
         view_token = live_view.set(view if view.live else None)
@@ -183,7 +203,7 @@ def run_flow(
                 stop=stop,
                 retry=retry,
                 publish=publish,
-                report=path,
+                report=report.absolute() if report else None,
                 log=log.absolute() if log else None,
                 bundle_dir=bundle_dir.absolute() if bundle_dir else None,
                 bundle=bundle,
@@ -209,12 +229,10 @@ def run_flow(
             show_output.reset(token)
             live_view.reset(view_token)
             quiet_screen()
-        written = path.exists() and path.stat().st_mtime_ns != before
-        data: dict[str, Any] = json.loads(path.read_text()) if written else {}
     sys.stdout.flush()
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)
-    return _status(state, data)
+    return 0 if state.is_completed() else _failed_status(told.report)
 
 
 def _is_of_the_api(error: BaseException | None) -> bool:
@@ -255,22 +273,20 @@ def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
     return undo
 
 
-def _ended(outcome: str, report: Any) -> int:
-    return 0 if outcome in ("completed", "cached") else _failed_status(asdict(report))
+def _ended(outcome: str, report: Report) -> int:
+    return 0 if outcome in ("completed", "cached") else _failed_status(report)
 
 
-def _status(state: Any, report: dict[str, Any]) -> int:
-    return 0 if state.is_completed() else _failed_status(report)
-
-
-def _failed_status(report: dict[str, Any]) -> int:
-    if report.get("outcome") in ("verification_failed", "nothing_written"):
+def _failed_status(report: Report | None) -> int:
+    if report is None:
+        return OWN_FAILURE
+    if report.outcome in ("verification_failed", "nothing_written"):
         return NOT_PUBLISHED
-    if report.get("outcome") in ("stalled", "deadline_exceeded"):
-        return 124
-    if report.get("outcome") == "failed" and report.get("stop") is None:
-        if report.get("signal") is not None:
-            return 128 + int(report["signal"])
-        if report.get("exit_code") is not None:
-            return int(report["exit_code"]) or NEVER_READY
-    return 125
+    if report.outcome in ("stalled", "deadline_exceeded"):
+        return STOPPED
+    if report.outcome == "failed" and report.stop is None:
+        if report.signal is not None:
+            return 128 + report.signal
+        if report.exit_code is not None:
+            return report.exit_code or NEVER_READY
+    return OWN_FAILURE

@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
     if argv is None and sys.argv[1:2] and sys.argv[1] in _WATCHING:
-        from prefect_cachewatch.cli.console import install_console  # noqa: PLC0415 - for these alone
+        from prefect_cachewatch.common.console import install_console  # noqa: PLC0415 - for these alone
 
         install_console()
     if argv is None and sys.argv[1:2] == ["exec"]:  # this process is the command's own: nobody else needs its memory
@@ -174,7 +174,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
 
 
 def _close_console() -> None:
-    if (console := sys.modules.get("prefect_cachewatch.cli.console")) is not None:
+    if (console := sys.modules.get("prefect_cachewatch.common.console")) is not None:
         console.close_console()
 
 

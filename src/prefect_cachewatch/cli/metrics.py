@@ -106,13 +106,14 @@ def absolute_destination(where: str | None) -> str | None:
     return where if path.startswith("///") else f"file:{Path(path).expanduser().absolute()}"
 
 
-def check_metrics(where: str | None, linger_s: float, job: CacheJob) -> None:
+def check_metrics(where: str | None, linger_s: float, job: CacheJob, files: Files) -> None:
     """See that the metrics of a flow's run can be had, before a server is started for it.
 
     Args:
         where: of `--metrics`, or None.
         linger_s: how long an endpoint stays at the end.
         job: what will run.
+        files: who looks at a directory.
 
     Raises:
         InputError: the destination or the linger cannot be used.
@@ -123,4 +124,4 @@ def check_metrics(where: str | None, linger_s: float, job: CacheJob) -> None:
     from prefect_cachewatch.metrics.exporter import check_destination  # noqa: PLC0415
 
     check_linger(linger_s)
-    check_destination(where, job.cache_dirs)
+    check_destination(where, job.cache_dirs, files)

@@ -15,7 +15,6 @@ from prefect_cachewatch.cli.profile_choice import profile_from, profile_options
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CommandError, InputError
-from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.stall import effective_poll_s
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_duration, parse_bytes, parse_duration
@@ -24,7 +23,6 @@ __all__ = [
     "DURATION",
     "SIZE",
     "build_model",
-    "check_log_path",
     "guard_options",
     "job_from",
     "make_absolute",
@@ -319,29 +317,6 @@ def make_absolute(paths: Sequence[str]) -> list[str]:
     if not all(paths):
         raise InputError("--cache-dir is empty: name the directory that must grow")
     return [os.path.abspath(os.path.expanduser(path)) for path in paths]
-
-
-def check_log_path(path: Path, job: CacheJob) -> None:
-    """Refuse a log inside a cache directory, where the generator's chatter would count as growth.
-
-    Args:
-        path: of `--log`.
-        job: with its cache directories and ignore globs.
-
-    Raises:
-        InputError: it lies in one, and no ignore glob leaves it out.
-    """
-    where = Path(os.path.realpath(path.parent), path.name)
-    ignored = compile_ignore(job.ignore)
-    for directory in job.cache_dirs:
-        root = Path(os.path.realpath(directory))
-        if where.is_relative_to(root):
-            below = os.path.join("", *where.parent.relative_to(root).parts, "")
-            if ignored is None or not ignored(path.name, below):
-                raise InputError(
-                    f"log file {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
-                    "would count as growth: put it elsewhere, or name it *.log"
-                )
 
 
 def stall_from(options: dict[str, Any]) -> StallPolicy:

@@ -12,8 +12,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.cli.console import standard_error
 from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.watch import Watch
 
 if TYPE_CHECKING:

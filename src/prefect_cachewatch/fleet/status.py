@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.watch import Watch
 
 __all__ = ["JobStatus", "StatusFile", "read_status"]
+
+_WRITE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,25 @@ class StatusFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._latest: queue.SimpleQueue[tuple[Files, bytes]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def sampled(self, watch: Watch) -> None:
         """Take in that the monitor has measured."""
         state, rule = watch.state, watch.state.rule
         last = rule.suspicions[-1] if rule.suspicions else None
         writing_s = 0.0 if rule.first_write_s is None else time.monotonic() - watch.started_s - rule.first_write_s
-        self._write(
-            JobStatus(
-                at_s=time.time(),
-                bytes_present=state.growth.bytes_present,
-                rate_bytes_per_s=state.growth.bytes_written / writing_s if writing_s > 0 else None,
-                pause_s=rule.pause_s,
-                suspicion=last.message if last is not None and last.cleared_at_s is None else None,
-            )
+        status = JobStatus(
+            at_s=time.time(),
+            bytes_present=state.growth.bytes_present,
+            rate_bytes_per_s=state.growth.bytes_written / writing_s if writing_s > 0 else None,
+            pause_s=rule.pause_s,
+            suspicion=last.message if last is not None and last.cleared_at_s is None else None,
         )
+        self._latest.put((watch.files, json.dumps(asdict(status)).encode("ascii")))
+        if self._thread is None:  # who measures waits for no file
+            self._thread = threading.Thread(target=self._write, name="cachewatch-status", daemon=True)
+            self._thread.start()
 
     def clear(self) -> None:
         """Nothing: nobody else writes there."""
@@ -59,9 +68,13 @@ class StatusFile:
     def close(self) -> None:
         """Nothing: what was said last stays true until the run's end is known."""
 
-    def _write(self, status: JobStatus) -> None:
-        with contextlib.suppress(OSError):
-            write_file(self._path, json.dumps(asdict(status)).encode("ascii"))
+    def _write(self) -> None:
+        while True:
+            files, data = self._latest.get()
+            while not self._latest.empty():
+                files, data = self._latest.get()
+            with contextlib.suppress(OSError):
+                files.run(write_file, self._path, data, timeout_s=_WRITE_S)
 
 
 def read_status(path: Path) -> JobStatus | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
 from prefect_cachewatch.metrics.run import RunMetrics
@@ -161,12 +162,13 @@ def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = (), files: 
     return MetricsExporter(run, Textfile(target, run, cache_dirs, files))
 
 
-def check_destination(where: str, cache_dirs: Sequence[Path] = ()) -> None:
+def check_destination(where: str, cache_dirs: Sequence[Path] = (), files: Files | None = None) -> None:
     """See that `open_metrics` would work, and leave everything as it is.
 
     Args:
         where: as `parse_destination` reads it.
         cache_dirs: directories that are watched, in which no metrics file may lie.
+        files: who looks at a directory; default this process.
 
     Raises:
         InputError: as `open_metrics`.
@@ -180,7 +182,8 @@ def check_destination(where: str, cache_dirs: Sequence[Path] = ()) -> None:
     else:
         from prefect_cachewatch.metrics.textfile import check_directory  # noqa: PLC0415
 
-        check_directory(Path(target.path), cache_dirs)
+        path = Path(target.path).expanduser().absolute()
+        look_ahead(files or InPlace(), f"metrics directory {path}", check_directory, path, list(cache_dirs))
 
 
 def _require_library() -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.errors import InputError
@@ -64,7 +65,8 @@ class Textfile:
         self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path] = (), files: Files | None = None
     ) -> None:
         self._files = files or InPlace()
-        directory = check_directory(Path(target.path), cache_dirs)
+        path = Path(target.path).expanduser().absolute()
+        directory = look_ahead(self._files, f"metrics directory {path}", check_directory, path, list(cache_dirs))
         self.path = textfile_path(directory, run.cache)
         self.where = str(self.path)
         self._note: str | None = None
@@ -102,8 +104,8 @@ class Textfile:
 
     def _take_over(self) -> None:
         try:
-            with open(self.path, encoding="utf-8") as file:
-                self._run.count_on(read_counters(file.read(_SIZE_MAX), self._run.cache))
+            text = self._files.run(_read, self.path, timeout_s=_WRITE_S)
+            self._run.count_on(read_counters(text, self._run.cache))
         except FileNotFoundError:
             return
         except Exception as error:  # noqa: BLE001 - a parser's own words for text that is none of ours
@@ -156,6 +158,11 @@ def check_directory(path: Path, cache_dirs: Sequence[Path]) -> Path:
                 "as growth: use another one"
             )
     return directory
+
+
+def _read(path: Path) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read(_SIZE_MAX)
 
 
 def _replace(path: Path, text: bytes) -> None:

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from typing import TextIO
 
-__all__ = ["ConsoleWriter", "close_console", "install_console", "standard_error"]
+__all__ = ["ConsoleWriter", "close_console", "install_console", "lent_streams", "standard_error", "unblocked"]
 
 _HELD_MAX = 256 << 10
 _PIECE = 32 << 10
@@ -167,14 +169,58 @@ def standard_error() -> ConsoleWriter:
 
 def install_console() -> None:
     """Have all that Python writes to standard output and error written by threads of their own."""
-    for name, writer in (("stdout", _output), ("stderr", _error)):
+    for name in ("stdout", "stderr"):
         old = getattr(sys, name)
-        encoding, errors = getattr(old, "encoding", None) or "utf-8", getattr(old, "errors", None) or "backslashreplace"
         with contextlib.suppress(OSError, ValueError):
             old.flush()
-        raw: io.RawIOBase = _Stream(writer)
-        text = io.TextIOWrapper(raw, encoding, errors, line_buffering=True, write_through=True)  # type: ignore[type-var]
-        setattr(sys, name, text)
+        setattr(sys, name, unblocked(old))
+
+
+def unblocked(stream: TextIO) -> TextIO:
+    """Say what to write to instead of a stream, so that nobody waits for its reader.
+
+    Args:
+        stream: any.
+
+    Returns:
+        For standard output and error a stream that a thread of its own writes on; for any other the same.
+    """
+    try:
+        writer = {1: _output, 2: _error}[stream.fileno()]
+    except (KeyError, OSError, ValueError, AttributeError):
+        return stream
+    if isinstance(getattr(stream, "buffer", None), _Stream):
+        return stream
+    encoding, errors = (
+        getattr(stream, "encoding", None) or "utf-8",
+        getattr(stream, "errors", None) or "backslashreplace",
+    )
+    raw: io.RawIOBase = _Stream(writer)
+    return io.TextIOWrapper(raw, encoding, errors, line_buffering=True, write_through=True)  # type: ignore[type-var]
+
+
+@contextlib.contextmanager
+def lent_streams() -> Iterator[None]:
+    """Give children that are started meanwhile pipes as standard output and error, which are read on into ours."""
+    kept = []
+    for writer in (_output, _error):
+        read, write = os.pipe2(os.O_CLOEXEC)
+        kept.append((writer.fd, os.dup(writer.fd)))
+        os.dup2(write, writer.fd)
+        os.close(write)
+        threading.Thread(target=_pass_on, args=(read, writer), name="cachewatch-lent-stream", daemon=True).start()
+    try:
+        yield
+    finally:
+        for fd, old in kept:
+            os.dup2(old, fd)
+            os.close(old)
+
+
+def _pass_on(read: int, writer: ConsoleWriter) -> None:
+    while data := os.read(read, _PIECE):
+        writer.put(data)
+    os.close(read)
 
 
 def close_console() -> None:

@@ -1,0 +1,140 @@
+"""Output that nobody reads, of what runs on Prefect: it delays no decision, no stop, no report and no end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.faults.conftest import Fault
+from tests.faults.harness import Sandbox, living
+from tests.faults.test_api import Front
+from tests.processes.test_unread import full_pipe, stopped_terminal
+
+SECTION = "4 The API"
+pytestmark = pytest.mark.timeout(400)
+Where = Callable[[], AbstractContextManager[int]]
+WINDOW_S = 3
+# For a server's start on a busy machine; far less than for ever.
+SOON_S = 240
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    from tests.faults.prefect_server import end
+
+    found = Front(tmp_path_factory)
+    yield found
+    found.proxy.down()
+    end(found.process)
+
+
+def ended(box: Sandbox, where: Where, argv: list[str], **env: str) -> int:
+    env = box.env(PREFECT_HOME=str(box.root / "home" / "prefect"), TERM="xterm", **env)
+    with where() as unread:
+        return box.popen(argv, env=env, stdout=unread, stderr=unread).wait(SOON_S)
+
+
+def stalling(box: Sandbox) -> tuple[str, list[str]]:
+    tag, command = box.tree("plain", writes=2, life_s=200)
+    argv = box.cachewatch(
+        "generate", "--attempts", "1", "--cache-dir", str(box.cache), "--report", str(box.report_path)
+    )
+    argv += ["--stall-after", f"{WINDOW_S}s", "--poll", "1s", "--grace", "300ms", "--", *command]
+    return tag, argv
+
+
+@pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
+def test_generate_ends_as_promised_though_nobody_reads(
+    front: Front, own_sandbox: Sandbox, fault: Fault, where: Where
+) -> None:
+    row = fault(
+        SECTION,
+        f"`generate` to a {where.__name__}",
+        "both streams, never read",
+        "124, the report, nothing left, in time",
+    )
+    tag, argv = stalling(own_sandbox)
+    assert ended(own_sandbox, where, argv, PREFECT_API_URL=front.proxy.url) == 124
+    report = own_sandbox.report()
+    assert report["outcome"] == "stalled"
+    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 5
+    assert living(tag) == []
+    row.measured.append(("", f"decided after {report['stop']['decided_after_last_growth_s']:.1f} s"))
+
+
+def test_a_temporary_server_that_says_much_to_nobody_answers_all_the_same(own_sandbox: Sandbox, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "a talkative temporary server, stopped terminal",
+        "the server logs everything, and nobody reads",
+        "124, the report, in time",
+    )
+    tag, argv = stalling(own_sandbox)
+    assert ended(own_sandbox, stopped_terminal, argv, PREFECT_SERVER_LOGGING_LEVEL="DEBUG") == 124
+    assert own_sandbox.report()["outcome"] == "stalled"
+    assert living(tag) == []
+    row.measured.append(("", "exit 124, report written"))
+
+
+def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
+    row = fault(SECTION, "`fleet` to a full pipe", "both streams, never read", "its exit status, in time")
+    jobs = own_sandbox.root / "jobs.yaml"
+    listed = [
+        {"name": name, "command": ["sh", "-c", f"head -c 9000 /dev/zero > {own_sandbox.cache}/{name}/a; exit {code}"],
+         "cache_dirs": [f"{own_sandbox.cache}/{name}"]}
+        for name, code in (("good", 0), ("bad", 3))
+    ]  # fmt: skip
+    jobs.write_text(json.dumps({"jobs": listed, "defaults": {"retry": {"attempts": 1}}}))
+    argv = own_sandbox.cachewatch("fleet", str(jobs))
+    assert ended(own_sandbox, full_pipe, argv, PREFECT_API_URL=front.proxy.url) == 1
+    assert (own_sandbox.cache / "good" / "a").exists()
+    row.measured.append(("", "exit 1"))
+
+
+def test_a_demo_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
+    row = fault(SECTION, "`demo` to a full pipe", "both streams, never read", "its exit status, in time")
+    argv = own_sandbox.cachewatch("demo", "--dir", str(own_sandbox.root / "demo"))
+    assert ended(own_sandbox, full_pipe, argv, PREFECT_API_URL=front.proxy.url) == 0
+    outcomes = [
+        json.loads((own_sandbox.root / "demo" / f"{n}.json").read_text())["outcome"] for n in ("healthy", "frozen")
+    ]
+    assert outcomes == ["completed", "stalled"]
+    row.measured.append(("", "exit 0"))
+
+
+FLOW = """
+import sys
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.flows.generation import generate_cache
+report, cache, *command = sys.argv[1:]
+generate_cache(
+    CacheJob(name="unread", command=command, cache_dirs=[cache]), StallPolicy(stall_after_s=3, poll_s=1),
+    StopPolicy(grace_s=0.3), RetryPolicy(attempts=1), report=report, return_state=True,
+)
+"""
+
+
+@pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
+def test_a_flow_run_whose_worker_does_not_read_is_decided_and_ends(
+    front: Front, own_sandbox: Sandbox, fault: Fault, where: Where
+) -> None:
+    row = fault(
+        SECTION,
+        f"a flow run's process writes to a {where.__name__}",
+        "both streams, never read, as of a worker that stands still",
+        "stalled in time, the report, nothing left, the process ends",
+    )
+    tag, command = own_sandbox.tree("plain", writes=2, life_s=200)
+    argv = [sys.executable, "-c", FLOW, str(own_sandbox.report_path), str(own_sandbox.cache), *command]
+    began = time.monotonic()
+    assert ended(own_sandbox, where, argv, PREFECT_API_URL=front.proxy.url) == 0
+    report = own_sandbox.report()
+    assert report["outcome"] == "stalled"
+    assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 5
+    assert living(tag) == []
+    row.measured.append(("", f"ended after {time.monotonic() - began:.0f} s"))
