@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import Sandbox, living
+from tests.faults.harness import Sandbox, living, until
 from tests.faults.test_api import Front
 from tests.processes.test_unread import full_pipe, stopped_terminal
 
@@ -89,7 +91,7 @@ def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox:
          "cache_dirs": [f"{own_sandbox.cache}/{name}"]}
         for name, code in (("good", 0), ("bad", 3))
     ]  # fmt: skip
-    jobs.write_text(json.dumps({"jobs": listed, "defaults": {"retry": {"attempts": 1}}}))
+    jobs.write_text(json.dumps({"version": 1, "jobs": listed, "defaults": {"retry": {"attempts": 1}}}))
     argv = own_sandbox.cachewatch("fleet", str(jobs))
     assert ended(own_sandbox, full_pipe, argv, PREFECT_API_URL=front.proxy.url) == 1
     assert (own_sandbox.cache / "good" / "a").exists()
@@ -119,20 +121,29 @@ generate_cache(
 """
 
 
-@pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
-def test_a_flow_run_whose_worker_does_not_read_is_decided_and_ends(
-    front: Front, own_sandbox: Sandbox, fault: Fault, where: Where
+def test_a_flow_run_whose_worker_stands_still_is_decided_and_ends(
+    front: Front, own_sandbox: Sandbox, fault: Fault
 ) -> None:
     row = fault(
         SECTION,
-        f"a flow run's process writes to a {where.__name__}",
-        "both streams, never read, as of a worker that stands still",
+        "the pipe from a flow run's process to its worker is full from mid-run on",
+        "both streams, as of a worker that stands still",
         "stalled in time, the report, nothing left, the process ends",
     )
     tag, command = own_sandbox.tree("plain", writes=2, life_s=200)
     argv = [sys.executable, "-c", FLOW, str(own_sandbox.report_path), str(own_sandbox.cache), *command]
+    env = own_sandbox.env(PREFECT_HOME=str(own_sandbox.root / "home" / "prefect"), PREFECT_API_URL=front.proxy.url)
+    read, write = os.pipe()
+    process = own_sandbox.popen(argv, env=env, stdout=write, stderr=write)
+    until(lambda: living(tag), 90, "the generator runs")
+    filler = os.open(f"/proc/self/fd/{write}", os.O_WRONLY | os.O_NONBLOCK)  # the process's own stays blocking
+    with contextlib.suppress(BlockingIOError):
+        while os.write(filler, b"."):
+            continue
     began = time.monotonic()
-    assert ended(own_sandbox, where, argv, PREFECT_API_URL=front.proxy.url) == 0
+    assert process.wait(SOON_S) == 0
+    for fd in (read, write, filler):
+        os.close(fd)
     report = own_sandbox.report()
     assert report["outcome"] == "stalled"
     assert report["stop"]["decided_after_last_growth_s"] < WINDOW_S + 5
