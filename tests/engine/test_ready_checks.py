@@ -394,10 +394,10 @@ def test_it_is_found_in_pieces_if_and_only_if_it_is_in_a_line_of_the_whole(lines
 def test_searching_keeps_up_with_a_generator_that_prints_without_end(log_search):
     search = log_search(r"startup complete in \d+ s")
     chunk = memoryview(b"layer 17: converted 4096 x 4096 bf16 to bfp8 tiles\n" * 20_000)
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     for _ in range(20):
         search.feed(chunk)
-    rate = 20 * len(chunk) / (time.perf_counter() - began_s)
+    rate = 20 * len(chunk) / (time.process_time() - began_s)
     assert not search.found
     assert rate > 5e6, f"{rate / 1e6:.0f} MB/s"
 

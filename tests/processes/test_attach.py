@@ -307,7 +307,7 @@ def test_a_stall_is_only_reported_once_and_again_after_it_grew(cache, started, t
     assert f"Process {process.pid} was left alone." in first["message"]
     assert all(Path(stall["bundle"]).is_dir() for stall in (first, second))
     assert first["bundle"] != second["bundle"]
-    assert said.count("Tensor cache generation stalled: no disk write activity detected for 1 s") == 2
+    assert said.count("Tensor cache generation stalled: no disk write activity detected for ") == 2
 
 
 def test_one_that_wrote_before_the_watch_began_is_judged_by_the_window_of_writing(cache, started, tmp_path):

@@ -135,9 +135,10 @@ def test_a_stall_stops_the_whole_tree_and_says_what_was_seen(cache):
     ran = run_exec(cache, *SHORT, "--first-write-within", "60s", command=program(source, tag))
     assert tagged(tag) == []
     assert ran.status == 124
-    assert ran.last_line.startswith(
-        f"Tensor cache generation stalled: no disk write activity detected for 1 s in {cache} "
-        "(97.7 KiB in 1 file; last growth layers.0)."
+    assert re.match(
+        rf"Tensor cache generation stalled: no disk write activity detected for [\d.]+ s in {re.escape(str(cache))} "
+        r"\(97\.7 KiB in 1 file; last growth layers\.0\)\.",
+        ran.last_line,
     )
     report = ran.report
     assert report["message"] == ran.last_line
@@ -196,7 +197,7 @@ def test_the_time_limit_ends_a_generator_that_writes_on(cache):
 def test_a_directory_that_is_removed_is_missing_and_not_silent(cache):
     ran = run_exec(cache, *SHORT, "--first-write-within", "60s", command=sh(f"rmdir {cache}; sleep {HANG_S}"))
     assert ran.status == 124
-    assert ran.last_line.startswith("Tensor cache generation stalled: cache directory missing for 1 s: ")
+    assert re.match(r"Tensor cache generation stalled: cache directory missing for [\d.]+ s: ", ran.last_line)
     assert ran.report["stall"]["kind"] == "cache_directory_missing"
 
 
@@ -241,20 +242,27 @@ def test_chatter_is_no_progress(cache):
 
 def test_filling_a_preallocated_file_is_progress_only_if_asked_for(cache):
     source = f"""
-        import os, time
+        import os, sys, time
         fd = os.open({str(cache / "table")!r}, os.O_RDWR | os.O_CREAT)
         os.posix_fallocate(fd, 0, 1 << 22)
-        end = time.monotonic() + 4
+        end = time.monotonic() + float(sys.argv[2])
         while time.monotonic() < end:
             os.pwrite(fd, os.urandom(4096), int(time.monotonic() * 1000) % 1000 * 4096)
             time.sleep(0.05)
     """
-    ran = run_exec(cache, *SHORT, command=program(source, new_tag()))
+    ran = run_exec(cache, *SHORT, command=[*program(source, new_tag()), str(HANG_S)])
     assert (ran.status, ran.report["stall"]["kind"]) == (124, "no_growth")
     assert "Files change in place without growing: consider progress=any." in ran.last_line
     (cache / "table").unlink()
     ran = run_exec(
-        cache, "--stall-after", "3s", "--poll", "0.2s", "--progress", "any", command=program(source, new_tag())
+        cache,
+        "--stall-after",
+        "3s",
+        "--poll",
+        "0.2s",
+        "--progress",
+        "any",
+        command=[*program(source, new_tag()), "4"],
     )
     assert ran.status == 0
 

@@ -255,7 +255,7 @@ def test_ctrl_z_stops_the_tree_with_us_and_fg_continues_it(tmp_path, name):
 
 
 def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
-    with listening(tmp_path, "--first-write-within", "2s", "--max-duration", "60s", "--poll", "0.5s") as run:
+    with listening(tmp_path, "--first-write-within", "5s", "--max-duration", "60s", "--poll", "0.5s") as run:
         for _ in range(3):
             time.sleep(0.2)
             run.process.send_signal(signal.SIGTSTP)
@@ -268,7 +268,7 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
 
 @pytest.mark.parametrize("poll", ["0.2s", "1s"])
 def test_a_watcher_that_was_stopped_by_force_makes_no_stall_of_the_gap(tmp_path, poll):
-    with listening(tmp_path, "--first-write-within", "2s", "--poll", poll) as run:
+    with listening(tmp_path, "--first-write-within", "5s", "--poll", poll) as run:
         for _ in range(2):
             time.sleep(0.1)
             run.process.send_signal(signal.SIGSTOP)

@@ -129,7 +129,7 @@ def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path, options):
         shell.type("echo prompt-is-$((6*7))\n")  # the job is in the background: the shell has the terminal
         assert eventually(lambda: b"prompt-is-42" in shell.shown)
         shell.type("fg\n")
-        time.sleep(0.5)
+        assert eventually(lambda: os.tcgetpgrp(shell.fd) == os.getpgid(ours)), shell.shown
         shell.type("\x03")
         assert eventually(lambda: not tagged(tag)), shell.shown
         shell.type("echo status-is-$?\n")
@@ -216,7 +216,7 @@ def test_a_shell_in_the_foreground_has_job_control(tmp_path):
         shell.type("echo flags-[$-]-$((1+1)) > " + str(tmp_path / "flags") + "\n")
         assert eventually((tmp_path / "flags").exists), shell.shown
         shell.type("exit 3\n")
-        time.sleep(0.5)
+        assert eventually(lambda: os.tcgetpgrp(shell.fd) == shell.pid), shell.shown
         shell.type("echo status-is-$?\n")
         assert eventually(lambda: b"status-is-3" in shell.shown), shell.shown
     assert "m" in (tmp_path / "flags").read_text().partition("]")[0]
