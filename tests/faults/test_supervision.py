@@ -479,6 +479,27 @@ def test_nothing_starts_beside_a_survivor_in_the_same_directory(
     row.measured.append((who, "refused, then run"))
 
 
+def test_a_frozen_inner_guard_of_a_dead_flow_leaves_the_tree_to_the_outer_one(
+    sandbox: Sandbox, freezer: Freezer, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "an inner guard that nothing can kill",
+        "the inner guard alone is in a frozen control group (version 1); SIGKILL of `cachewatch exec`",
+        "the outer guard gives it its grace period and 40 s, then stops the tree itself",
+    )
+    tag, command = sandbox.tree("daemon")
+    process = sandbox.guarded(command)
+    wait_ready(tag, "daemon")
+    guards = guards_of(process.pid)
+    freezer.freeze(guards[1])
+    process.kill()
+    took = until(lambda: not living(tag), 90, "nobody is left")
+    freezer.thaw()
+    until(lambda: all(map(gone, guards)), 20, "the guards have ended")
+    row.measured.append((who, f"gone {took:.1f} s after the end of the flow process"))
+
+
 ATTEMPTS = """
     import os, signal, sys, time
     name, path = sys.argv[1:]

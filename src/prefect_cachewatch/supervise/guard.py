@@ -242,8 +242,10 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
         elif orphaned:
             orphan_s += _TEND_EVERY_S
         tended.look(_HELD_ORPHAN_S if orphaned else _HELD_S)
-        if orphan_s > float(configuration["grace_s"]) + 3 * KILL_DEADLINE_S:
+        if (late_s := orphan_s - float(configuration["grace_s"]) - 3 * KILL_DEADLINE_S) > 0:
             tended.kill()  # it has had its time
+        if late_s > KILL_DEADLINE_S:
+            break  # it is frozen, or hangs in the kernel: the tree is stopped without it
     # Only the inner guard is waited for: orphans of the tree become ours only after its death.
     ended = _exit_code(inner)
     if ended == _RELEASED:
