@@ -21,18 +21,21 @@ from prefect_cachewatch.watch import Outcome, Watch
 
 if TYPE_CHECKING:
     from prefect_cachewatch.postmortem.cause import Diagnosis
-    from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts, ProcessSample
+    from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
+    from prefect_cachewatch.postmortem.readings import ProcessSample
 
 __all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
 
 #: What is imported when it is needed, for the memory's sake: at a stall, when no file may be readable any more.
 LATE_MODULES = (
+    "prefect_cachewatch.common.removal",
     "prefect_cachewatch.postmortem.bundle",
     "prefect_cachewatch.postmortem.bundlestore",
     "prefect_cachewatch.postmortem.diagnosis",
     "prefect_cachewatch.postmortem.evidence",
     "datetime",
     "linecache",
+    "locale",
     "shutil",
     "tempfile",
     "traceback",

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.errors import (
     CacheDirectoryBusy,
@@ -28,7 +29,6 @@ from prefect_cachewatch.errors import (
 )
 from prefect_cachewatch.filelocks import LockHolder, describe_holders, find_holders, is_reader_only, take_exclusive
 from prefect_cachewatch.measure.mounts import Mount, mount_of, read_mounts
-from prefect_cachewatch.measure.overlap import LOCK_FILE
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.tending import wake
 from prefect_cachewatch.text import for_terminal

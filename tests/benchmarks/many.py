@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.benchmarks.measuring import CACHEWATCH, cpu_seconds, helpers_of, memory_of, row, scratch, spread
+from tests.benchmarks.measuring import (
+    CACHEWATCH,
+    compile_package,
+    cpu_seconds,
+    helpers_of,
+    memory_of,
+    row,
+    scratch,
+    spread,
+)
 
 WATCHES = 100
 POLL_S, STALL_S, STEADY_S = 15.0, 45.0, 60.0
@@ -46,6 +55,7 @@ def watch_many(watches: int, poll_s: float, stall_s: float, steady_s: float) -> 
     Returns:
         The rows.
     """
+    compile_package()
     with scratch() as root:
         stop = root / "stop"
         running = [_start(root / f"w{number}", stop, poll_s, stall_s) for number in range(watches)]
@@ -111,7 +121,7 @@ def _wait_until_all_write(root: Path, watches: int) -> None:
 
 
 def _processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """`cachewatch exec` itself, its guards and its scanner."""
+    """`cachewatch exec` itself, its guards, its scanner and its file server."""
     own = psutil.Process(process.pid)
     kinds = helpers_of(own)
-    return [own, *kinds["guard"], *kinds["scanner"]]
+    return [own, *kinds["guard"], *kinds["scanner"], *kinds["files"]]

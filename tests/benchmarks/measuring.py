@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import platform
@@ -17,8 +18,11 @@ from typing import Any
 
 import psutil
 
+import prefect_cachewatch
+
 __all__ = [
     "CACHEWATCH",
+    "compile_package",
     "cpu_seconds",
     "exec_report",
     "helpers_of",
@@ -147,19 +151,28 @@ def make_files(root: Path, files: int, per_directory: int = 90, size_bytes: int 
             (directory / f"f{number:06d}").write_bytes(content)
 
 
+def compile_package() -> None:
+    """Compile the package, as an installer does: a checkout may lie where Python is told to keep no compiled code."""
+    compileall.compile_dir(Path(prefect_cachewatch.__file__).parent, quiet=2)
+
+
 def helpers_of(process: psutil.Process) -> dict[str, list[psutil.Process]]:
-    """Sort the processes below `cachewatch exec` into guards, scanner and the command's own."""
-    found: dict[str, list[psutil.Process]] = {"guard": [], "scanner": [], "command": []}
+    """Sort the processes below `cachewatch exec` into guards, scanner, the file server and the command's own."""
+    found: dict[str, list[psutil.Process]] = {"guard": [], "scanner": [], "files": [], "command": []}
+    own = process.cmdline()
     for child in process.children(recursive=True):
-        argv = child.cmdline()
-        kind = (
-            "guard"
-            if "cachewatch-guard" in argv[-1:]
-            else "scanner"
-            if "cachewatch-scanner" in argv[-1:]
-            else "command"
-        )
-        found[kind].append(child)
+        try:
+            argv, parent = child.cmdline(), child.ppid()
+        except psutil.NoSuchProcess:  # a fork of the file server that has just done its work
+            continue
+        if argv == own:
+            kind = "files" if parent == process.pid else ""
+        else:
+            kind = {"cachewatch-guard": "guard", "cachewatch-scanner": "scanner"}.get(
+                argv[-1] if argv else "", "command"
+            )
+        if kind:
+            found[kind].append(child)
     return found
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.benchmarks.measuring import CACHEWATCH, interleaved, median, row, scratch, spread, timed
+from tests.benchmarks.measuring import CACHEWATCH, compile_package, interleaved, median, row, scratch, spread, timed
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
@@ -18,6 +18,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
     Returns:
         One row against timeout, one against a bare Python interpreter.
     """
+    compile_package()
     with scratch() as root:
         ours, timeout, python = interleaved(
             5 if quick else 11,

@@ -10,19 +10,14 @@ from hypothesis import strategies as st
 
 from prefect_cachewatch.postmortem.diagnosis import CATEGORIES, diagnose
 from prefect_cachewatch.postmortem.model import (
-    CgroupFacts,
     Evidence,
     FilesystemFacts,
     GrowthFacts,
-    IoCounters,
-    LockWait,
-    OpenFile,
     PressureFacts,
     ProcessFacts,
     PythonThread,
-    SocketFacts,
-    ThreadFacts,
 )
+from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, OpenFile, SocketFacts, ThreadFacts
 from prefect_cachewatch.text import for_terminal
 
 GROWN = GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0)

@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from support import CACHEWATCH, PATIENCE_S, eventually, exec_argv, run, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m")
@@ -34,6 +36,19 @@ def test_the_watching_process_has_loaded_no_pydantic_and_nobody_else_is_left(tmp
     # The fork that accesses files for the watch carries the command line that it was forked from.
     assert titles - {os.fsencode(argv[-1])} == {b"cachewatch-guard", b"cachewatch-scanner"}
     assert len(children) == 3
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="dataclasses cannot do without inspect from 3.13 on")
+def test_the_watching_process_goes_without_what_it_seldom_needs(tmp_path):
+    code = (
+        "import atexit, sys; from prefect_cachewatch.cli.main import main\n"
+        "seldom = {'ast', 'dis', 'inspect', 'pickle', '_hashlib', 'prefect_cachewatch.postmortem.model'}\n"
+        "atexit.register(lambda: print(*sorted(seldom & set(sys.modules))))\n"
+        "main()"
+    )
+    argv = exec_argv(tmp_path / "c", *WELL, "--quiet", "--allow-empty", command=["true"])
+    ran = run([sys.executable, "-c", code, *argv[3:]])
+    assert (ran.status, ran.stdout.split()) == (0, []), ran.stderr
 
 
 def test_a_stall_is_looked_into_and_explained_without_what_checks_input(tmp_path):

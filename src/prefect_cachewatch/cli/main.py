@@ -100,6 +100,7 @@ def _import_without(name: str, seldom: str) -> None:
 
 def _exec_apart(argv: Sequence[str]) -> int:
     _import_without("dataclasses", "inspect")  # a megabyte, for the docstrings of classes that have none
+    _import_without("subprocess", "locale")  # for texts in the encoding of the locale
     _import_without("urllib.parse", "ipaddress")  # a third of one, for addresses in brackets
     from prefect_cachewatch.cli.apart import settings_from  # noqa: PLC0415 - for exec alone
     from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415

@@ -18,6 +18,7 @@ import time
 from prefect_cachewatch.common.directories import FileRefused, open_directory_entry, refuse_planted
 
 __all__ = [
+    "LOCK_FILE",
     "PRIVATE",
     "PUBLIC",
     "create_file",
@@ -28,6 +29,9 @@ __all__ = [
     "write_file",
     "write_within",
 ]
+
+#: Stands for a cache directory's own lock where that cannot be taken (NFS, a reader's lock).
+LOCK_FILE = ".cachewatch.lock"
 
 #: Mode of a new file that others must not read.
 PRIVATE = 0o600

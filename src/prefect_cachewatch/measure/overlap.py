@@ -11,16 +11,14 @@ import os
 import time
 from collections.abc import Sequence
 
+from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["LOCK_FILE", "find_overlap"]
-
-#: Stands for the directory's own lock where that cannot be taken (NFS, a reader's lock).
-LOCK_FILE = ".cachewatch.lock"
+__all__ = ["find_overlap"]
 
 
 def find_overlap(paths: Sequence[str], budget_s: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Why a generation stalled, and what was found when it ended.
 
-`evidence` collects (from `proctree`, `procdetails`, `filesystem`, `stacks`) into `model`; `diagnosis` judges with
-`rules_storage` and `rules_process`, through `view` and `waits`; `bundle` writes it down, with `listing`, `chart` and
-`html`; `bundlestore` finds bundles again.
+`evidence` collects (from `proctree`, `procdetails`, `filesystem`, `stacks`) into `model` and `readings`; `diagnosis`
+judges with `rules_storage` and `rules_process`, through `view` and `waits`; `bundle` writes it down, with `listing`,
+`chart` and `html`; `bundlestore` finds bundles again.
 """
 
-__all__ = ["bundle", "bundlestore", "chart", "diagnosis", "evidence", "html", "listing", "model"]
+__all__ = ["bundle", "bundlestore", "chart", "diagnosis", "evidence", "html", "listing", "model", "readings"]

@@ -19,19 +19,12 @@ from typing import Any
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import (
-    CgroupFacts,
     Evidence,
     GrowthFacts,
-    LockWait,
     Missing,
-    OpenFile,
     PressureFacts,
     ProcessFacts,
-    ProcessReading,
-    ProcessSample,
     PythonThread,
-    SocketFacts,
-    ThreadFacts,
 )
 from prefect_cachewatch.postmortem.procdetails import (
     find_cgroup,
@@ -46,6 +39,15 @@ from prefect_cachewatch.postmortem.proctree import (
     read_status,
     read_threads,
     sample_processes,
+)
+from prefect_cachewatch.postmortem.readings import (
+    CgroupFacts,
+    LockWait,
+    OpenFile,
+    ProcessReading,
+    ProcessSample,
+    SocketFacts,
+    ThreadFacts,
 )
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
 from prefect_cachewatch.supervise.proc import read_memory_file, read_stat

@@ -12,8 +12,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from prefect_cachewatch.postmortem.model import Access, CgroupFacts, FileKind, LockWait, OpenFile, SocketFacts
 from prefect_cachewatch.postmortem.proctree import read_proc
+from prefect_cachewatch.postmortem.readings import Access, CgroupFacts, FileKind, LockWait, OpenFile, SocketFacts
 
 __all__ = ["find_cgroup", "list_open_files", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
 

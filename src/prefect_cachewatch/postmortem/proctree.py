@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from prefect_cachewatch.postmortem.model import IoCounters, ProcessReading, ProcessSample, ThreadFacts
+from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
 from prefect_cachewatch.supervise.reading import read_each
 

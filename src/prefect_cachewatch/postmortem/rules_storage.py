@@ -11,7 +11,8 @@ from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.lastwords import DENIED, NO_SPACE, QUOTA, READ_ONLY
 from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
-from prefect_cachewatch.postmortem.model import FilesystemFacts, OpenFile, ProcessFacts
+from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
+from prefect_cachewatch.postmortem.readings import OpenFile
 from prefect_cachewatch.postmortem.view import View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.units import format_bytes

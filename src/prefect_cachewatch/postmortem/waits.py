@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from prefect_cachewatch.postmortem.model import Evidence, OpenFile, ProcessFacts, SocketFacts, ThreadFacts
+from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.readings import OpenFile, SocketFacts, ThreadFacts
 
 __all__ = ["Wait", "WaitKind", "process_wait", "thread_wait", "waiting_leaves"]
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_cachewatch.common.removal import look, remove_entry
 from prefect_cachewatch.filelocks import find_holders
 from prefect_cachewatch.supervise.proc import (
     ProcessStat,
@@ -239,6 +238,8 @@ def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
 def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
     if dry_run:
         return "kept"
+    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - ctypes, and seldom
+
     remove_entry(here, name, look(fd))  # the file that was read and is locked, not one that came in its place
     return "removed"
 

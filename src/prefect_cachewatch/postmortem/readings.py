@@ -1,0 +1,134 @@
+"""What is read of the processes while they run, as values: all that a watch has of the post-mortem's in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = [
+    "CgroupFacts",
+    "IoCounters",
+    "LockWait",
+    "OpenFile",
+    "ProcessReading",
+    "ProcessSample",
+    "SocketFacts",
+    "ThreadFacts",
+]
+
+FileKind = Literal["file", "directory", "pipe", "socket", "tty", "device", "anon"]
+Access = Literal["r", "w", "rw", ""]
+
+
+@dataclass(frozen=True)
+class IoCounters:
+    """The counters of /proc/PID/io, in bytes."""
+
+    read_chars: int = 0
+    write_chars: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+
+    def since(self, earlier: IoCounters) -> IoCounters:
+        """Subtract an earlier reading; a counter never falls below zero."""
+        return IoCounters(
+            max(0, self.read_chars - earlier.read_chars),
+            max(0, self.write_chars - earlier.write_chars),
+            max(0, self.read_bytes - earlier.read_bytes),
+            max(0, self.write_bytes - earlier.write_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class ProcessReading:
+    """One process in a cheap sample: who it is (pid and start time) and its running totals.
+
+    `runnable_s` is CPU used and waited for, over all threads that are alive.
+    """
+
+    pid: int
+    start_ticks: int
+    cpu_s: float
+    major_faults: int
+    io: IoCounters | None
+    runnable_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ProcessSample:
+    """The process tree at one moment, cheap enough to take at each poll."""
+
+    monotonic_s: float
+    readings: Mapping[int, ProcessReading] = field(default_factory=dict)
+    oom_kills: int | None = None
+
+
+@dataclass(frozen=True)
+class ThreadFacts:
+    """One thread: its state and what the kernel says it waits in.
+
+    `syscall` is the system call's name, `fault` for a thread blocked outside a call (a page
+    fault), empty where it runs or may not be read. `waits_on` are the descriptors that it
+    waits for (of a poll, all that are polled); `path` is the file it is opening.
+    """
+
+    tid: int
+    name: str = ""
+    state: str = "S"
+    wait_channel: str = ""
+    syscall: str = ""
+    waits_on: tuple[int, ...] = ()
+    timed: bool | None = None
+    path: str = ""
+    kernel_stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """One open descriptor; a FIFO counts as a pipe, a size and an age come from the file system, if it answered."""
+
+    fd: int
+    target: str
+    kind: FileKind
+    access: Access = ""
+    position_bytes: int | None = None
+    in_cache: bool = False
+    inode: int | None = None
+    size_bytes: int | None = None
+    modified_age_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SocketFacts:
+    """One socket: family (`tcp`, `tcp6`, `udp`, `udp6`, `unix`), both ends, state, queues."""
+
+    fd: int
+    family: str
+    local: str
+    remote: str
+    state: str
+    receive_queue_bytes: int = 0
+    send_queue_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LockWait:
+    """A process of the tree that waits for a file lock, and who holds it."""
+
+    waiter_pid: int
+    holder_pid: int
+    kind: str
+    path: str = ""
+    holder_name: str = ""
+    holder_in_tree: bool = False
+
+
+@dataclass(frozen=True)
+class CgroupFacts:
+    """The memory limits of one control group."""
+
+    path: str
+    limit_bytes: int | None = None
+    current_bytes: int | None = None
+    oom_kills: int | None = None
