@@ -140,14 +140,14 @@ def living_thread(pid: int) -> tuple[int, str] | None:
         pid: the process.
 
     Returns:
-        Its identifier and state letter; None if all have ended.
+        Its identifier and state letter, of the main thread if that lives; None if all have ended.
 
     Example:
         >>> living_thread(os.getpid())[0] == os.getpid()
         True
     """
     try:
-        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: thread != pid)
     except OSError:
         return None
     for thread in threads:
