@@ -21,7 +21,8 @@ from typing import Any
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.states import Completed, Failed
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
@@ -48,7 +49,7 @@ from prefect_cachewatch.flows.publishing import (
     prepare_retry,
     resume_build,
 )
-from prefect_cachewatch.flows.telling import note_end, note_work
+from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.profiles import complete_job
 from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -186,7 +187,13 @@ def generate_cache(
             state = Failed(name="Refused", message=error.message)
         except BaseException as error:
             run_metrics.abandon(error)
-            raise
+            if (told := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
+                raise
+            # A signal to `cachewatch generate`: Prefect makes Crashed of what is raised, a fault that somebody has to see to.
+            last = told.report
+            note_end()
+            ran = last is not None and last.outcome == "cancelled"
+            return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")
         note_end()
         admission.record(state, logger)
         return final_state(run_metrics.ended(state))

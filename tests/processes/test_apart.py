@@ -79,7 +79,8 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
             job = CacheJob(name="llama", command=["gen", "\u00fc"], cache_dirs=[Path("/c/\udcff")], env={"A": "=\u00fc "})
             return receive(ExecSettings(
                 job=job, stall=StallPolicy(stall_after_s=7.5), stop=StopPolicy(), report=Path("/r"), log=None,
-                record=None, bundle_dir=None, bundles=True, create=False, quiet=True, foreground=False, metrics=None,
+                record=None, bundle_dir=None, bundles=True, create=False, quiet=True, foreground=False, verbose=False,
+                rewrite={}, metrics=None,
                 metrics_linger_s=0.0, note="a note"))
         loaded = []
         got = settings_from(read, lambda: loaded.append(1))

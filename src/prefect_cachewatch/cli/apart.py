@@ -48,6 +48,8 @@ class ExecSettings:
     create: bool
     quiet: bool
     foreground: bool
+    verbose: bool
+    rewrite: dict[int, int]
     metrics: str | None
     metrics_linger_s: float
     note: str | None

@@ -93,6 +93,8 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
         lambda: _clients(watches),
         lambda number, at_once: _cancel(watches, number, at_once),
         before_start=_end_before_start,
+        rewrite=settings.rewrite,
+        tell=_say if settings.verbose else None,
     )
     relay.begin()
     try:
@@ -142,7 +144,9 @@ def _watch_command(
 
         def make_supervisor(launch: Launch) -> Supervisor:
             relay.settle()
-            return place.supervisor(site.paths)(replace(launch, foreground=settings.foreground))
+            return place.supervisor(site.paths)(
+                replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
+            )
 
         watch = Watch(
             site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd, clock=relay.clock,
@@ -224,9 +228,13 @@ def _cancel(watches: list[Watch], number: int, at_once: bool) -> None:
         watch.cancel(signal.Signals(number).name, 0.0 if at_once else None)
 
 
+def _say(line: str) -> None:
+    standard_error().put(f"cachewatch: {line}\n".encode())
+
+
 def _end_before_start(number: int) -> None:
     """End while the start is still being measured: nothing is running that would have to be stopped."""
-    standard_error().put(f"cachewatch: {signal.Signals(number).name} before the generator was started\n".encode())
+    _say(f"{signal.Signals(number).name} before the generator was started")
     raise SystemExit(128 + number)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import click
@@ -9,9 +10,30 @@ import click
 from prefect_cachewatch.cli.apart import ExecSettings
 from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.readiness import ready_options, with_ready
+from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.text import for_terminal
 
 __all__ = ["command"]
+
+
+def _rewrite_from(pair: str) -> tuple[int, int]:
+    came, _, then = pair.partition(":")
+    try:
+        return _number_of(came), 0 if then == "0" else _number_of(then)
+    except (KeyError, ValueError):
+        raise InputError(
+            f"--rewrite {for_terminal(pair)!r} is not SIGNAL:SIGNAL: two names or numbers of signals that exec acts on, such as "
+            "TERM:INT, or :0 to ignore the first"
+        ) from None
+
+
+def _number_of(text: str) -> int:
+    name = text.upper().removeprefix("SIG")
+    number = signal.Signals(int(text)) if text.isdecimal() else signal.Signals[f"SIG{name}"]
+    if number not in RELAYED:
+        raise ValueError(text)
+    return int(number)
 
 
 @click.command("exec", context_settings={"allow_interspersed_args": False}, epilog=(
@@ -24,9 +46,18 @@ __all__ = ["command"]
     is_flag=True,
     help="Let the command stay in this session and process group: it can read the terminal, and Ctrl-C reaches both.",
 )
+@click.option(
+    "--rewrite",
+    "-r",
+    metavar="SIGNAL:SIGNAL",
+    multiple=True,
+    callback=lambda context, parameter, pairs: dict(map(_rewrite_from, pairs)),
+    help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
+)
+@click.option("--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard.")
 @guard_options
 @ready_options
-def command(foreground: bool, **options: Any) -> int:
+def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
     job, stall, stop = with_ready(job_from(None, options), options), stall_from(options), stop_from(options)
@@ -48,6 +79,8 @@ def command(foreground: bool, **options: Any) -> int:
         create=not options["no_create"],
         quiet=options["quiet"],
         foreground=foreground,
+        verbose=verbose,
+        rewrite=rewrite,
         metrics=options["metrics"],
         metrics_linger_s=options["metrics_linger"],
         note=poll_note(stall, context.get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE),

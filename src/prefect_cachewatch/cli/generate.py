@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +188,7 @@ def run_flow(
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    with relayed_to_flow():
+    with relayed_to_flow() as received:
         token = show_output.set(show)
         view = ProgressLine(quiet or not show)
         view_token = live_view.set(view if view.live else None)
@@ -232,6 +233,8 @@ def run_flow(
     sys.stdout.flush()
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)
+    if state.is_cancelled():
+        return 128 + (received or [signal.SIGTERM])[0]
     return 0 if state.is_completed() else _failed_status(told.report)
 
 

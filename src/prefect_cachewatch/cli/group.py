@@ -42,7 +42,7 @@ def command_group(rows: Mapping[str, tuple[str, str]]) -> click.Group:
     """
 
     @click.group(cls=_Table, context_settings={"help_option_names": ["-h", "--help"]})
-    @click.version_option(__version__, prog_name="cachewatch")
+    @click.version_option(__version__, "-V", "--version", prog_name="cachewatch")
     def cachewatch() -> None:
         """Generate tensor caches under guard: stalls are seen by the bytes, stopped and explained."""
 

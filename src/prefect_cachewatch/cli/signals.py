@@ -12,16 +12,17 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from prefect_cachewatch.messages import signal_name
 from prefect_cachewatch.supervise.helper_client import HelperClient, running_clients
 
-__all__ = ["ENDING", "SignalRelay", "hold_back", "relayed_to_flow"]
+__all__ = ["ENDING", "RELAYED", "SignalRelay", "hold_back", "relayed_to_flow"]
 
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; of the others many may become one
-_FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT}) | _QUEUED
+_FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
 _SUSPENDING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset(
     {
@@ -31,6 +32,8 @@ ENDING = frozenset(
 )  # fmt: skip
 """All that end a process by default, but for USR1, USR2 and real-time signals; for what a crash of this very process
 sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and for SIGPIPE and SIGXFSZ, which Python makes errors of a write."""
+RELAYED = ENDING | _FORWARDED | _SUSPENDING
+"""All that a relay acts on."""
 # A second one of these is somebody's impatience; a closed terminal sends SIGHUP twice, a used-up limit SIGXCPU each second.
 _IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
 _SUSPEND_WITHIN_S = 1.0
@@ -49,14 +52,17 @@ def hold_back() -> None:
 class SignalRelay:
     """Acts on the signals that this process gets while it runs a generator.
 
-    USR1, USR2, WINCH, CONT and real-time signals go to the command's process group. TSTP, TTIN and TTOU stop the tree
-    and then this process; when it continues, so does the tree. The others cancel. What the caller ignores stays ignored.
+    USR1, USR2, WINCH, URG, CONT and real-time signals go to the command's process group. TSTP, TTIN and TTOU stop the
+    tree and then this process; when it continues, so does the tree. The others cancel, and the command gets them first.
+    What the caller ignores stays ignored.
 
     Args:
         clients: those who run a command now; their helpers know how to reach it.
         cancel: called with an ending signal, and whether it is to end the grace period; in the relay's thread.
         ending: which ones these are.
         before_start: called in the main thread with an ending signal, too, until `settle`; may raise.
+        rewrite: signals that are acted on as if another one had come, or none: number to number, or to 0.
+        tell: told in a sentence what is done about each signal.
     """
 
     def __init__(
@@ -66,10 +72,13 @@ class SignalRelay:
         *,
         ending: frozenset[int] = ENDING,
         before_start: Callable[[int], None] | None = None,
+        rewrite: Mapping[int, int] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.received: list[int] = []
         """The ending signals that have come, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
+        self._rewrite, self._tell = dict(rewrite or {}), tell or (lambda line: None)
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -115,7 +124,8 @@ class SignalRelay:
             self._write = -1
 
     def _end_early(self, number: int, frame: FrameType | None) -> None:
-        if self._before_start is not None:
+        number = self._rewrite.get(number, number)
+        if self._before_start is not None and number in self._ending:
             self._before_start(number)
 
     def _relay(self) -> None:
@@ -126,8 +136,8 @@ class SignalRelay:
                     with contextlib.suppress(Exception):  # whatever one of them meets, the next one is acted on
                         self._end(number)
             early = self._forward(_once([*early, *self._passed_on(numbers)]))
-            if _last_of(numbers, _SUSPENDING) > _last_of(numbers, {signal.SIGCONT}):
-                self._suspend()
+            if (last := _last_of(numbers, _SUSPENDING)) > _last_of(numbers, {signal.SIGCONT}):
+                self._suspend(numbers[last])
         os.close(self._read)
 
     def _take(self, timeout_s: float | None) -> list[int] | None:
@@ -137,13 +147,19 @@ class SignalRelay:
             data = os.read(self._read, 1 << 16)
             if not data:
                 return None
-            numbers += data
+            came = [self._rewrite.get(number, number) for number in data]
+            for number, taken_as in zip(data, came, strict=True):
+                self._tell(_said(number, taken_as, self._ending))
+            numbers += [number for number in came if number]
         return numbers
 
     def _end(self, number: int) -> None:
-        self.received.append(number)
-        if number == signal.SIGQUIT:  # as timeout does: a generator that dumps its stacks on it, or its core, still can
+        if not self.received:
+            for client in self._clients():
+                client.first_signal = number
+        elif number not in self.received:  # within the grace period
             self._forward([number])
+        self.received.append(number)
         self._cancel(number, number in _IMPATIENT and sum(each in _IMPATIENT for each in self.received) > 1)
 
     def _passed_on(self, numbers: list[int]) -> list[int]:
@@ -158,12 +174,12 @@ class SignalRelay:
         told = [client.signal(numbers) for client in self._clients() if numbers]  # all of them, whatever one answers
         return [] if any(told) else numbers
 
-    def _suspend(self) -> None:
+    def _suspend(self, number: int) -> None:
         clients = list(self._clients())
         with self._clock_lock:
             began_s = time.monotonic()
             for client in clients:
-                client.suspend(_SUSPEND_WITHIN_S)
+                client.suspend(_SUSPEND_WITHIN_S, number)
             # A SIGCONT that has come meanwhile was to continue us, and no other one may follow it.
             self._unread = self._take(0.0) or []
             if signal.SIGCONT not in self._unread:
@@ -177,34 +193,48 @@ class SignalRelay:
 
 
 @contextlib.contextmanager
-def relayed_to_flow() -> Iterator[None]:
+def relayed_to_flow() -> Iterator[list[int]]:
     """Pass on and suspend while a flow runs in this process; what else ends a process becomes the SIGTERM that cancels the run.
 
+    Yields:
+        The signals that have come and become a SIGTERM, live.
+
     Raises:
-        SystemExit: with 128+N, once the run has been cancelled by a signal.
+        SystemExit: with 128+N, for a signal outside of the flow.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are not this thread's
+        yield []  # signals are not this thread's
         return
 
     def cancel(number: int, at_once: bool) -> None:
         if len(relay.received) == 1:  # a second one would break off what the first one's cancellation still writes
             os.kill(os.getpid(), signal.SIGTERM)
+        elif at_once:
+            for client in running_clients():
+                client.stop(0.0)
 
     def end(number: int, frame: FrameType | None) -> None:
         # Prefect sends itself SIGTERM again when it has cancelled the run.
         raise SystemExit(128 + (relay.received or [number])[0])
 
-    relay = SignalRelay(running_clients, cancel, ending=ENDING - {signal.SIGINT, signal.SIGTERM})
+    relay = SignalRelay(running_clients, cancel, ending=ENDING - {signal.SIGTERM})
     relay.begin()
     before = signal.getsignal(signal.SIGTERM)
     if before != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, end)
     try:
-        yield
+        yield relay.received
     finally:
         relay.close()
         signal.signal(signal.SIGTERM, before)
+
+
+def _said(number: int, taken_as: int, ending: frozenset[int]) -> str:
+    came = signal_name(number) + (
+        "" if taken_as == number else f", taken as {signal_name(taken_as)}," if taken_as else ""
+    )
+    what = "ends the run" if taken_as in ending else "suspends it" if taken_as in _SUSPENDING else "is passed on"
+    return f"{came} {what if taken_as else 'is ignored'}"
 
 
 def _once(numbers: list[int]) -> list[int]:

@@ -120,6 +120,8 @@ class Warden:
                     self._release()
                 elif kind == "stop":
                     self.why, grace_s = "stop", float(command.get("grace_s", self.grace_s))
+                    if (first := command.get("first")) and self.running is not None:
+                        self.running.signal(first)
             if self.why or self.running is None:
                 continue
             if self.running.ended():

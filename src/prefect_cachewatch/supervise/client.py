@@ -56,6 +56,8 @@ class GuardClient(HelperClient):
         super().__init__("guard", launch.cookie, launch.grace_s)
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
+        self._no_reaper = 0
+        self._tell = launch.tell or (lambda line: None)
         self._state_path: str | None = None
         self._files, self._has_state = launch.files, launch.has_state
         self._seen: dict[tuple[int, int], None] = {}  # who was there when the guards were given up
@@ -72,6 +74,7 @@ class GuardClient(HelperClient):
             "flow_pid": os.getpid(),
             "foreground": os.getpgrp() if launch.foreground else None,
             "signals": inherited_signals(),
+            "says_reaped": launch.tell is not None,
         }
 
     def start(self) -> None:
@@ -112,6 +115,12 @@ class GuardClient(HelperClient):
         if not self._started.wait(_START_TIMEOUT_S):
             self.close()
             raise GuardError(f"the guard process did not start the command within {_START_TIMEOUT_S:.0f} s")
+        if self._no_reaper:
+            self.close()
+            raise GuardError(
+                f"the guard may not take in orphans ({os.strerror(self._no_reaper)} for prctl, a sandbox?): what the command "
+                "leaves behind could be neither reaped nor stopped, and nothing was started"
+            )
         if self.pid is None and self._failure is None:
             self.close()
             raise GuardError("the guard process ended before it had started the command")
@@ -178,14 +187,24 @@ class GuardClient(HelperClient):
             self._tended = [Tended(pid) for pid in self.root_pids]
             self._start_ticks = message["start_ticks"]
             self._started.set()
+            self._tell(f"the command was started as pid {self.pid}")
         elif event == "exec_failed":
             self._failure = (message["errno"], message["step"])
             self._started.set()
+        elif event == "no_reaper":
+            self._no_reaper = message["errno"]
+            self._started.set()
+        elif event == "reaped":
+            self._tell(f"an orphan with pid {message['pid']} {_how(message['status'])} and was reaped")
         elif event == "exited":
             self.leader_exit = exit_of(message["status"])
+            self._tell(f"pid {self.pid} {_how(message['status'])}; {message['left']} of its tree are left")
         elif event == "released":
             self._has_ended(StopReport("released", None, None, 0.0))
+        elif event == "stopping" and message["why"] != "exited":
+            self._tell(f"the tree is stopped ({message['why']}); grace period {message['grace_s']:g} s")
         elif event == "gone":
+            self._tell("some of the tree could not be killed" if message["survivors"] else "the tree has gone")
             code, number = exit_of(message.pop("status"))
             self._has_ended(StopReport(exit_code=code, signal=number, **message))
         else:
@@ -238,6 +257,11 @@ class GuardClient(HelperClient):
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def _how(status: int) -> str:
+    code, number = exit_of(status)
+    return f"ended with exit code {code}" if number is None else f"was ended by signal {number}"
 
 
 def _read_start(path: str) -> bytes:

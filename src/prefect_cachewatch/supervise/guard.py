@@ -8,8 +8,9 @@ On one path alone the tree goes on without them: the living flow process asks fo
 `Guard.release`). Standard library only. It knows nothing of caches and growth.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
-or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "release"}.
-Out: started, exec_failed, exited, frozen, suspended, released, stopping, gone.
+or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend", "number": n}, {"cmd": "resume"},
+{"cmd": "release"}. A stop may name the signal that it is for: {"cmd": "stop", "first": n}.
+Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended, released, stopping, gone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ __all__ = ["main"]
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
 _HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; without a flow process
+_YIELD_S = 0.2  # for what the command does on Ctrl-Z before it is stopped by force
 _RELEASED = 64  # exit status of an inner guard that has let go
+_OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -63,7 +66,7 @@ class Guard:
         self._strays: set[tuple[int, int]] = set()
         self._stray_sought = False
         self._kill_by_s = math.inf
-        self.foreground = False
+        self.foreground = self.says_reaped = False
         self._suspended: dict[int, ProcessStat] = {}
         self._heard = b""
         self._heard_all = False
@@ -101,6 +104,8 @@ class Guard:
                 return True
             if pid == self.leader:
                 self.status = status
+            elif self.says_reaped:
+                self.say("reaped", pid=pid, status=status)
 
     def _look(self) -> dict[int, ProcessStat]:
         """Reap what has ended; list the living, those too that were found by the cookie alone."""
@@ -136,7 +141,7 @@ class Guard:
         elif command["cmd"] == "signal":
             self.forward(command["numbers"])
         elif command["cmd"] == "suspend":
-            self.suspend()
+            self.suspend(int(command.get("number", 0)))
         elif command["cmd"] == "resume":
             self.resume()
 
@@ -158,10 +163,22 @@ class Guard:
             except OSError:
                 continue  # it has just ended
 
-    def suspend(self) -> None:
-        """SIGSTOP the whole tree; `resume` continues those that were not stopped before."""
-        stopped = {pid: found for pid, found in _freeze().items() if found.state not in "Tt"}
-        self._suspended.update(stopped)
+    def suspend(self, number: int = 0) -> None:
+        """SIGSTOP the whole tree; `resume` continues those that were not stopped before.
+
+        Args:
+            number: what asks for it: the command in the foreground gets that first, and a moment to leave its terminal
+                in order.
+        """
+        if self.foreground and self.status is None and number:
+            self._tell_leader(number)
+            until_s = time.monotonic() + _YIELD_S
+            while time.monotonic() < until_s and (found := read_stat(self.leader)) and found.state not in "TtZ":
+                time.sleep(0.005)
+        for pid, found in _freeze().items():
+            # Ctrl-Z has stopped the command in the foreground before us.
+            if found.state not in "Tt" or (self.foreground and pid == self.leader):
+                self._suspended[pid] = found
         self.say("suspended")
 
     def resume(self) -> None:
@@ -170,8 +187,35 @@ class Guard:
             send_signal(pid, found.start_ticks, signal.SIGCONT)
         self._suspended.clear()
 
+    def _tell_leader(self, number: int) -> None:
+        """Signal the command in the foreground, unless its terminal has done so: that one signals the whole group."""
+        try:
+            with open(f"/proc/{self.leader}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+            if fields[2] != fields[5] or number not in _OF_TERMINALS:  # process group, and that of its terminal
+                os.kill(self.leader, number)
+        except OSError:
+            return  # it has just ended
+
+    def _tell_first(self, number: int, until_s: float) -> None:
+        """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
+        if self.foreground and self.status is None:
+            self._tell_leader(number)
+        else:
+            self.forward([number])
+        while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0 and self._is_caught(number):
+            self._nap_in_grace(min(left_s, 0.02))
+
+    def _is_caught(self, number: int) -> bool:
+        """Whether anybody in the command's process group who can run has a handler of a signal."""
+        living = self._look()
+        group = [self.leader] if self.foreground else living
+        return any(
+            pid in living and living[pid].state not in "TtZ" and _catches(pid, number, self.leader) for pid in group
+        )
+
     def _nap(self, seconds: float) -> float:
-        """Wait; returns the deadline of a further stop that came meanwhile, else never."""
+        """Wait, and pass on what comes; returns the deadline of a further stop that came meanwhile, else never."""
         if self._heard_all or not select.select([self.control], [], [], seconds)[0]:
             time.sleep(seconds if self._heard_all else 0)
             return math.inf
@@ -179,15 +223,21 @@ class Guard:
         self._heard_all = not data
         self._heard += data
         *lines, self._heard = self._heard.split(b"\n")
-        stops = [command for line in lines if line and (command := json.loads(line))["cmd"] == "stop"]
+        commands = [json.loads(line) for line in lines if line]
+        for command in commands:
+            if command["cmd"] == "signal":
+                self.forward(command["numbers"])
+        stops = [command for command in commands if command["cmd"] == "stop"]
         return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
-    def stop(self, why: str, grace_s: float) -> None:
-        """Stop the tree and report it as gone."""
+    def stop(self, why: str, grace_s: float, first: int = 0) -> None:
+        """Stop the tree and report it as gone; `first` is the signal that the run ends of."""
         began = time.monotonic()
         self.say("stopping", why=why, grace_s=grace_s)
         tree, self._kill_by_s = TreeStop(self._look), began + grace_s
         if grace_s > 0:
+            if first not in (0, signal.SIGTERM):
+                self._tell_first(first, began + grace_s / 2)
             tree.terminate(self._kill_by_s, self._nap_in_grace)
         give_up_s = time.monotonic() + KILL_DEADLINE_S
         survivors: list[dict[str, Any]] = []
@@ -209,6 +259,17 @@ class Guard:
             killed=tree.killed,
             survivors=survivors,
         )
+
+
+def _catches(pid: int, number: int, group: int) -> bool:
+    try:
+        if pid != group and os.getpgid(pid) != group:
+            return False
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = file.read().partition(b"SigCgt:")[2].split(maxsplit=1)[0]
+        return bool(int(mask, 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        return False  # it has just ended
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:
@@ -435,7 +496,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
     poll = select.poll()
     for fd in (guard.control, flow_fd, outer_fd, wake_read):
         poll.register(fd, select.POLLIN)
-    grace_s, why, buffer = float(configuration["grace_s"]), "", b""
+    grace_s, why, buffer, first = float(configuration["grace_s"]), "", b"", 0
     said_exit = release_asked = False
     while not why:
         for fd, _ in poll.poll():
@@ -456,6 +517,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
                     command = json.loads(line)
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
+                        first = first or int(command.get("first", 0))
                     elif command["cmd"] == "release":
                         release_asked = True
                     else:
@@ -472,7 +534,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
         if release_asked and not why and _is_alive(flow_fd) and _is_alive(outer_fd):
             release_asked = False
             guard.release(oom_score)
-    guard.stop(why, grace_s)
+    guard.stop(why, grace_s, first)
     _leave(0)
 
 
@@ -515,13 +577,20 @@ def main(control: int) -> None:
         control: descriptor of the connected control socket; the configuration is read from it.
     """
     _prctl(_PR_SET_NAME, b"cachewatch-guard")
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    no_reaper = 0
+    try:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    except OSError as error:
+        no_reaper = error.errno or errno.EINVAL
     # Who stops the guards and kills the flow process wakes them with that: the kernel continues them.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     os.chdir("/")  # never pin the file system that is being watched
     os.set_inheritable(control, False)
     configuration = _read_configuration(control)
     if configuration is None:
+        os._exit(97)
+    if no_reaper:
+        Guard(control).say("no_reaper", errno=no_reaper)
         os._exit(97)
     flow_fd = os.pidfd_open(configuration["flow_pid"])
     if os.getppid() != configuration["flow_pid"]:
@@ -534,6 +603,7 @@ def main(control: int) -> None:
     found = read_stat(os.getpid())
     guard.cookie, guard.since_ticks = configuration["cookie"], found.start_ticks if found else 0
     guard.foreground = configuration["foreground"] is not None
+    guard.says_reaped = configuration["says_reaped"]
     # The outer guard outlives a SIGTERM to everybody, since the inner one needs its grace period: like every helper
     # it was started deaf to signals (`spawn_helper`).
     outer = os.getpid()

@@ -66,6 +66,8 @@ class HelperClient:
         self._frozen, self._answered, self._suspended = threading.Event(), threading.Event(), threading.Event()
         self._frozen_pids: list[int] = []
         self._kept = ""
+        self.first_signal = 0
+        """What the run is ended by, if a signal: the command gets it before SIGTERM."""
         self._grace_s = grace_s
         self._tended: list[Tended] = []
         self._stop_command: dict[str, Any] | None = None
@@ -90,7 +92,9 @@ class HelperClient:
         Args:
             grace_s: overrides the grace period.
         """
-        command = {"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s})
+        command: dict[str, Any] = {"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s})
+        if self.first_signal:
+            command["first"] = self.first_signal
         left_s = (self._grace_s if grace_s is None else grace_s) + self.stop_takes_s
         self._stop_left_s = left_s if self._stop_command is None else min(self._stop_left_s, left_s)
         self._stop_command = command
@@ -124,15 +128,16 @@ class HelperClient:
             return True
         return self._may_speak() and self._send_now({"cmd": "signal", "numbers": list(numbers)})
 
-    def suspend(self, timeout_s: float) -> None:
+    def suspend(self, timeout_s: float, number: int = 0) -> None:
         """Have all of it stopped, as by Ctrl-Z, until `resume`.
 
         Args:
             timeout_s: the longest wait for it.
+            number: the signal that asks for it; a command in the foreground gets it first.
         """
         if self._may_speak():
             self._suspended.clear()
-            self._send_now({"cmd": "suspend"})
+            self._send_now({"cmd": "suspend", "number": number})
             self._suspended.wait(timeout_s)
 
     def resume(self) -> None:

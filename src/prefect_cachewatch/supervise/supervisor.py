@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -31,6 +31,7 @@ class Launch:
         foreground: whether it stays in this process's session and process group, with its terminal.
         files: who removes and reads state files in this process's stead.
         has_state: whether there is to be a state file; not where its directory does not answer.
+        tell: told in a sentence of each step of a guard, orphans that it reaps among them; in a thread of its own.
     """
 
     argv: Sequence[str]
@@ -45,6 +46,7 @@ class Launch:
     foreground: bool = False
     files: Files = field(default_factory=InPlace, repr=False)
     has_state: bool = True
+    tell: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)

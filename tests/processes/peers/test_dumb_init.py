@@ -1,11 +1,10 @@
-"""The checks of dumb-init's tests, as cases of `cachewatch exec`; its two debug modes are no difference here."""
+"""The checks of dumb-init's tests, as cases of `cachewatch exec`; its two debug modes are `--verbose` or not, which changes nothing else."""
 
 from __future__ import annotations
 
 import os
 import pty
 import re
-import shlex
 import signal
 import sys
 import termios
@@ -13,8 +12,9 @@ import time
 
 import pytest
 from tests.processes.peers.checks import QUIET, each, guarded, lacking, peer, refuse
-from tests.processes.test_signals import listening, state
+from tests.processes.test_signals import LISTENER, listening, state
 
+from prefect_cachewatch.cli.signals import ENDING
 from support import (
     CACHEWATCH,
     PATIENCE_S,
@@ -32,11 +32,13 @@ DUMB_INIT = "dumb-init"
 ONE = (
     "a signal is meant for the process group, and an end for the whole tree: there is no mode in which the rest goes on"
 )
-REWRITE = "signals are not rewritten: there is no -r"
-VERBOSE = "the report says what happened; there is no -v"
+VERBOSE = "-v is for a container's volumes, as with docker; --verbose says each step"
 NORMAL = sorted(set(range(1, 32)) - {9, 17, 19, 20, 21, 22})
-PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT}
+PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}
 CRASHES = {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
+
+# DUMB_INIT_SETSID=1 and 0: what the peer's suite checks in both modes holds only if it does in both of ours.
+MODES = pytest.mark.parametrize("mode", [(), ("--foreground",)], ids=["setsid", "foreground"])
 
 # Child processes
 
@@ -91,39 +93,65 @@ def test_who_is_left_is_ended_whatever_the_mode(tmp_path):
 
 
 @each(
-    DUMB_INIT, {"child_processes: no such program": False, "child_processes: no such program after --": True}, "dashes"
+    DUMB_INIT,
+    {
+        "child_processes: no such program": [],
+        "child_processes: no such program after --": ["--"],
+        "child_processes: no such program with -c": ["--foreground"],
+        "child_processes: no such program with --single-child": ["--foreground", "--"],
+    },
+    "before",
 )
-def test_a_program_that_is_not_there_is_said(tmp_path, dashes):
-    argv = [*CACHEWATCH, "exec", "--cache-dir", str(tmp_path / "cache"), *(["--"] if dashes else []), "/doesnotexist"]
-    ran = run(argv)
+def test_a_program_that_is_not_there_is_said(tmp_path, before):
+    ran = run([*CACHEWATCH, "exec", "--cache-dir", str(tmp_path / "cache"), *before, "/doesnotexist"])
     assert (ran.status, ran.stderr) == (127, "cachewatch: command '/doesnotexist' does not exist: check the path\n")
+
+
+WRONG = (
+    (), ("",), ("herp",), ("herp:derp",), ("15",), ("15::12",), ("15:derp",), ("15:12", None), ("15:12", "0"), ("15:12", "1:32"),
+)  # fmt: skip
+
+
+@each(
+    DUMB_INIT,
+    {f"cli: a wrong {' -r '.join(['', *(pair or repr('') for pair in pairs if pair is not None)]).strip() or '-r'}"
+     + " -r" * (None in pairs): pairs for pairs in WRONG},
+    "pairs",
+)  # fmt: skip
+@MODES
+def test_a_wrong_rewrite_is_refused_with_its_form(tmp_path, mode, pairs):
+    words = [word for pair in pairs for word in (("-r",) if pair is None else ("-r", pair))] or ["-r"]
+    complete = None not in pairs and len(pairs) > 0
+    rest = ["--", "touch", str(tmp_path / "ran")] if complete else []
+    ran = run([*CACHEWATCH, "exec", "--cache-dir", str(tmp_path / "cache"), *mode, *words, *rest])
+    assert (ran.status, ran.stdout, ran.stderr.count("\n")) == (125, "", 1)
+    assert "is not SIGNAL:SIGNAL: two names or numbers" in ran.stderr or "'-r' requires an argument" in ran.stderr
+    assert ("SIGNAL:SIGNAL" in ran.stderr) == complete
+    assert not (tmp_path / "ran").exists()
+
+
+@each(
+    DUMB_INIT,
+    {
+        "cli: --verbose": [],
+        "cli: --verbose -c": ["--foreground"],
+        "cli: --verbose --single-child": ["--foreground"],
+    },
+    "options",
+)
+def test_each_step_is_said(tmp_path, options):
+    ran = guarded(tmp_path, "echo", "oh,", "hi", options=("--verbose", *options))
+    assert (ran.status, ran.stdout) == (0, "oh, hi\n")
+    pattern = (
+        r"cachewatch: the command was started as pid (\d+)\n"
+        r"cachewatch: pid \1 ended with exit code 0; 0 of its tree are left\ncachewatch: the tree has gone\n"
+    )
+    assert re.fullmatch(pattern, ran.stderr), ran.stderr
 
 
 @lacking(
     DUMB_INIT,
-    {
-        "child_processes: no such program with -c": (ONE, "-c"),
-        "child_processes: no such program with --single-child": (ONE, "--single-child"),
-        "cli: -v": (VERBOSE, "-v"),
-        "cli: --verbose": (VERBOSE, "--verbose"),
-        "cli: -v -c": (VERBOSE, "-v", "-c"),
-        "cli: -v --single-child": (VERBOSE, "-v", "--single-child"),
-        "cli: --verbose -c": (VERBOSE, "--verbose", "-c"),
-        "cli: --verbose --single-child": (VERBOSE, "--verbose", "--single-child"),
-        **{
-            f"cli: a wrong {' '.join(words) or '-r'}": (REWRITE, *words)
-            for words in (
-                ("-r",), ("-r", "''"), ("-r", "herp"), ("-r", "herp:derp"), ("-r", "15"), ("-r", "15::12"), ("-r", "15:derp"),
-                ("-r", "15:12", "-r"), ("-r", "15:12", "-r", "0"), ("-r", "15:12", "-r", "1:32"),
-            )
-        },
-        "signals: rewrites, none": ("of TERM, QUIT, CONT and INT all but CONT end the run here", "-r", "0:0"),
-        "signals: rewrites, one": (REWRITE, "-r", "15:2"),
-        "signals: rewrites, some": (REWRITE, "-r", "15:2", "-r", "2:15", "-r", "3:3"),
-        "signals: rewrites, the lowest and highest": (REWRITE, "-r", "1:31", "-r", "31:1"),
-        "signals: rewrites of TSTP, TTIN and TTOU": (REWRITE, "-r", "20:1"),
-        "signals: signals rewritten to 0": (REWRITE, "-r", "15:3", "-r", "2:0"),
-    },
+    {name: (VERBOSE, *name.removeprefix("cli: ").split()) for name in ("cli: -v", "cli: -v -c", "cli: -v --single-child")},
 )  # fmt: skip
 def test_there_is_no_such_option(tmp_path, option):
     refuse(option, tmp_path)
@@ -151,21 +179,17 @@ def test_help_says_what_it_is_for(option):
     assert "Usage: cachewatch exec" in ran.stdout
 
 
-@peer(DUMB_INIT, "cli: --version")
-def test_the_version():
-    ran = run([*CACHEWATCH, "--version"])
+@each(DUMB_INIT, {"cli: --version": "--version", "cli: -V": "-V"}, "option")
+def test_the_version(option):
+    ran = run([*CACHEWATCH, option])
     assert ran.status == 0
     assert re.fullmatch(r"cachewatch, version \S+\n", ran.stdout)
 
 
-@peer(DUMB_INIT, "cli: -V", "only --version")
-def test_there_is_no_short_option_for_the_version():
-    assert run([*CACHEWATCH, "-V"]).status == 125
-
-
 @peer(DUMB_INIT, "cwd: the command's is ours, its parent's is /")
-def test_the_commands_parent_holds_on_to_no_directory(tmp_path):
-    ran = guarded(tmp_path, "sh", "-c", "readlink /proc/$PPID/cwd && readlink /proc/$$/cwd", cwd="/tmp")
+@MODES
+def test_the_commands_parent_holds_on_to_no_directory(tmp_path, mode):
+    ran = guarded(tmp_path, "sh", "-c", "readlink /proc/$PPID/cwd && readlink /proc/$$/cwd", options=mode, cwd="/tmp")
     assert (ran.status, ran.stdout) == (0, "/\n/tmp\n")
 
 
@@ -173,17 +197,19 @@ def test_the_commands_parent_holds_on_to_no_directory(tmp_path):
 
 
 @each(DUMB_INIT, {f"exit_status: {status}": status for status in (0, 1, 2, 32, 64, 127, 254, 255)}, "status")
-def test_the_exit_status_is_the_commands(tmp_path, status):
-    assert guarded(tmp_path, "sh", "-c", f"exit {status}").status == status
+@MODES
+def test_the_exit_status_is_the_commands(tmp_path, mode, status):
+    assert guarded(tmp_path, "sh", "-c", f"exit {status}", options=mode).status == status
 
 
 @each(
     DUMB_INIT, {f"exit_status: ended by {name}": name for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")}, "name"
 )
-def test_the_exit_status_of_a_command_that_a_signal_ended(tmp_path, name):
+@MODES
+def test_the_exit_status_of_a_command_that_a_signal_ended(tmp_path, mode, name):
     number = int(getattr(signal, name))
     source = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {number})"
-    assert guarded(tmp_path, sys.executable, "-c", source).status == 128 + number
+    assert guarded(tmp_path, sys.executable, "-c", source, options=mode).status == 128 + number
 
 
 # Signals
@@ -194,46 +220,29 @@ def _named(number: int) -> str:
 
 
 @each(DUMB_INIT, {_named(number): number for number in NORMAL if number in PASSED_ON}, "number")
-def test_a_signal_is_passed_on(tmp_path, number):
-    with listening(tmp_path) as run_:
+@MODES
+def test_a_signal_is_passed_on(tmp_path, mode, number):
+    with listening(tmp_path, *mode) as run_:
         run_.process.send_signal(number)
         assert eventually(lambda: run_.lines()[-1] == str(number))
         assert run_.end() == 0
 
 
-@each(DUMB_INIT, {_named(signal.SIGQUIT): signal.SIGQUIT, _named(signal.SIGTERM): signal.SIGTERM}, "number")
-def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, number):
-    with listening(tmp_path) as run_:
+@each(DUMB_INIT, {_named(number): number for number in NORMAL if number in ENDING}, "number")
+@MODES
+def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, mode, number):
+    with listening(tmp_path, *mode) as run_:
         run_.process.send_signal(number)
-        assert eventually(lambda: str(number) in run_.lines())
+        assert eventually(lambda: run_.lines()[1:2] == [str(number)])
         assert run_.process.wait(PATIENCE_S) == 128 + number
 
 
-ENDS = "it ends the run: the tree gets SIGTERM, and what is left after the grace period SIGKILL"
 STAYS = "an error of a write in Python, which ignores it; and the command gets one of its own"
 
 
 @pytest.mark.parametrize(
     "number",
-    [
-        pytest.param(number, marks=peer(DUMB_INIT, _named(number), ENDS), id=signal.Signals(number).name)
-        for number in NORMAL
-        if number not in {*PASSED_ON, *CRASHES, 3, 13, 15, 23, 25}
-    ],
-)
-def test_a_signal_that_ends_the_run_reaches_the_command_as_sigterm(tmp_path, number):
-    with listening(tmp_path) as run_:
-        run_.process.send_signal(number)
-        assert run_.process.wait(PATIENCE_S) == 128 + number
-        assert run_.lines()[1:] == ["15"] or run_.lines()[1:] == ["15", "18"]
-
-
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(pytest.param(n, marks=peer(DUMB_INIT, _named(n), STAYS), id=signal.Signals(n).name) for n in (13, 25)),
-        pytest.param(23, marks=peer(DUMB_INIT, _named(23), "of sockets, and ignored by default"), id="SIGURG"),
-    ],
+    [pytest.param(n, marks=peer(DUMB_INIT, _named(n), STAYS), id=signal.Signals(n).name) for n in (13, 25)],
 )
 def test_a_signal_that_stays_with_us_changes_nothing(tmp_path, number):
     with listening(tmp_path) as run_:
@@ -258,6 +267,60 @@ def test_a_crash_of_ours_leaves_nobody(tmp_path, number):
         assert_none_left(run_.tag)
 
 
+@each(
+    DUMB_INIT,
+    {
+        "signals: rewrites, the lowest and highest": (["1:31", "31:1"], [1, 31], [31, 1]),
+        "signals: signals rewritten to 0": (["TERM:QUIT", "INT:0", "WINCH:0"], [15, 2, 28, 1], [3, 1]),
+    },
+    "case",
+)
+@MODES
+def test_signals_are_rewritten_or_ignored(tmp_path, mode, case):
+    pairs, sent, expected = case
+    # The first one ends the run: the others come within its grace period.
+    options = [word for pair in pairs for word in ("-r", pair)]
+    with listening(tmp_path, *mode, "--grace", "60s", *options) as run_:
+        for at, number in enumerate(sent):
+            run_.process.send_signal(number)
+            assert eventually(lambda at=at: at > 0 or run_.lines()[1:] == [str(expected[0])])
+        assert eventually(lambda: run_.lines()[1:] == list(map(str, expected)))
+        run_.end()
+        assert run_.process.wait(PATIENCE_S) == 128 + expected[0]
+
+
+ENDS_IT = "after TERM, INT or QUIT the next one of them ends the grace period, since somebody is impatient"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "first"),
+    [
+        pytest.param([], 15, marks=peer(DUMB_INIT, "signals: rewrites, none", ENDS_IT)),
+        pytest.param(["15:2"], 2, marks=peer(DUMB_INIT, "signals: rewrites, one", ENDS_IT)),
+        pytest.param(["15:2", "2:15", "3:3"], 2, marks=peer(DUMB_INIT, "signals: rewrites, some", ENDS_IT)),
+    ],
+)
+def test_the_second_of_term_int_and_quit_ends_the_grace_period(tmp_path, pairs, first):
+    options = [word for pair in pairs for word in ("-r", pair)]
+    with listening(tmp_path, "--grace", "60s", *options) as run_:
+        run_.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: run_.lines()[1:2] == [str(first)])
+        run_.process.send_signal(signal.SIGQUIT)
+        assert run_.process.wait(PATIENCE_S) == 128 + first
+
+
+@peer(
+    DUMB_INIT,
+    "signals: rewrites of TSTP, TTIN and TTOU",
+    "what is rewritten is acted on as the other signal: TSTP as HUP ends the run, and suspends nobody",
+)
+def test_ctrl_z_rewritten_is_no_ctrl_z(tmp_path):
+    with listening(tmp_path, "-r", "TSTP:HUP") as run_:
+        run_.process.send_signal(signal.SIGTSTP)
+        assert run_.process.wait(PATIENCE_S) == 129
+        assert run_.lines()[1] == "1"
+
+
 @each(DUMB_INIT, {f"shell_background: SIG{name}": name for name in ("TSTP", "TTIN", "TTOU")}, "name")
 def test_it_is_suspended_with_its_command(tmp_path, name):
     with listening(tmp_path) as run_:
@@ -270,20 +333,16 @@ def test_it_is_suspended_with_its_command(tmp_path, name):
         assert run_.end() == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=peer(DUMB_INIT, f"shell_background: SIG{name} without setsid", "the tree is stopped by SIGSTOP, which nobody in it can miss"))
-        for name in ("TSTP", "TTIN", "TTOU")
-    ],
-)  # fmt: skip
-def test_it_is_suspended_with_its_command_in_the_foreground(tmp_path, name):
+@each(DUMB_INIT, {f"shell_background: SIG{name} without setsid": name for name in ("TSTP", "TTIN", "TTOU")}, "name")
+def test_it_is_suspended_after_its_command_was_told_in_the_foreground(tmp_path, name):
+    number = getattr(signal, f"SIG{name}")
     with listening(tmp_path, "--foreground") as run_:
-        (pid,) = tagged(run_.tag)
-        run_.process.send_signal(getattr(signal, f"SIG{name}"))
-        assert eventually(lambda: state(run_.process.pid) == state(pid) == "T")
+        run_.process.send_signal(number)
+        assert eventually(lambda: run_.lines()[-1] == str(int(number)))
+        assert eventually(lambda: state(run_.process.pid) == "T")
         run_.process.send_signal(signal.SIGCONT)
         assert eventually(lambda: run_.lines()[-1] == "18")
+        assert eventually(lambda: state(run_.process.pid) in "SR")
         assert run_.end() == 0
 
 
@@ -328,15 +387,20 @@ def test_a_shell_in_the_foreground_has_job_control(tmp_path):
     assert b"m" in found[1]
 
 
-@peer(
-    DUMB_INIT,
-    "tty: the hand-off of a session leader's terminal",
-    "the command gets no terminal handed over, so that nothing is to be ignored",
-)
-def test_a_session_leader_gets_no_hangup_from_its_own_start(tmp_path):
-    script = f"{shlex.join(exec_argv(tmp_path / 'cache', *QUIET, command=['sleep', '0.5']))}"
-    status, shown = _typed(["bash", "-c", f"exec {script}"], "")
-    assert (status, shown) == (0, b"")
+@peer(DUMB_INIT, "tty: the hand-off of a session leader's terminal")
+@pytest.mark.parametrize("options", [(), ("--foreground",)])
+def test_a_session_leaders_command_gets_the_hangup_that_is_sent_and_no_other(tmp_path, options):
+    heard = tmp_path / "heard"
+    command = [*program(LISTENER, new_tag()), str(heard)]
+    pid, fd = pty.fork()
+    if pid == 0:
+        argv = exec_argv(tmp_path / "cache", *QUIET, *options, command=command)
+        os.execv(argv[0], argv)
+    assert eventually(lambda: heard.exists() and heard.read_text() == "ready\n")
+    os.kill(pid, signal.SIGHUP)
+    assert eventually(lambda: heard.read_text().split()[1:2] == ["1"])
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    os.close(fd)
 
 
 @peer(DUMB_INIT, "test-zombies: none is left")

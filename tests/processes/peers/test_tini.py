@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 from tests.processes.peers.checks import QUIET, each, guarded, lacking, peer, refuse
 
-from support import PATIENCE_S, eventually, exec_argv, new_tag, program, running, tagged
+from support import PATIENCE_S, eventually, exec_argv, new_tag, program, run, running, tagged
 
 TINI = "tini"
 LIFE_S = 100
@@ -21,19 +22,48 @@ def test_every_exit_code_is_the_commands(tmp_path):
 @lacking(
     TINI,
     {
-        "exit codes that become 0 (-e)": ("an exit code that is none of the command's own would hide how it ended", "-e", "3"),
-        "reaped processes are said (-w)": ("that a process was left to the guards and reaped is no news of a generator", "-w"),
-        "a signal when the parent dies (-p)": ("what started us may die: the run goes on, and a report is written", "-p", "SIGUSR1"),
+        "exit codes that become 0 (-e)": (
+            "an exit code that is none of the command's own would hide how it ended",
+            "-e",
+            "3",
+        )
     },
-)  # fmt: skip
+)
 def test_there_is_no_such_option(tmp_path, option):
     refuse(option, tmp_path)
+
+
+ORPHANED = """
+    import os, pathlib, signal, sys, time
+    signal.signal(signal.SIGUSR1, lambda *_: (pathlib.Path(sys.argv[2] + "/told").touch(), sys.exit(0)))
+    pathlib.Path(sys.argv[2] + "/up").touch()
+    time.sleep(100)
+"""
+
+
+@peer(TINI, "a signal when the parent dies (-p)")
+def test_the_signal_that_a_parents_death_sends_reaches_the_command(tmp_path):
+    # `tini -p SIGUSR1 -- COMMAND` is `setpriv --pdeathsig USR1 cachewatch exec -- COMMAND`: execve keeps the setting.
+    tag = new_tag()
+    argv = exec_argv(tmp_path / "cache", *QUIET, command=[*program(ORPHANED, tag), str(tmp_path)])
+    parent = f"""
+        import ctypes, os, signal, sys, time
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(1, {int(signal.SIGUSR1)})
+            os.execv(sys.argv[2], sys.argv[2:])
+        time.sleep(100)
+    """
+    with running([*program(parent, new_tag()), *argv]) as process:
+        assert eventually((tmp_path / "up").exists)
+        process.kill()
+        assert eventually((tmp_path / "told").exists)
+    assert eventually(lambda: tagged(tag) == [])
 
 
 REAPING = """
     import os, subprocess, sys, time
     subprocess.run([sys.executable, "-I", "-S", "-c",
-        "import subprocess, sys\\nfor i in range(100): subprocess.Popen(['sleep', str(1 + i % 2 / 2)])", sys.argv[1]])
+        "import subprocess, sys\\nfor i in range(100): subprocess.Popen(['sleep', str(3 + i % 2 / 2)])", sys.argv[1]])
     def below(pid):
         found = []
         for name in os.listdir("/proc"):
@@ -58,14 +88,34 @@ def test_a_hundred_orphans_are_reaped_while_the_command_runs(tmp_path):
     assert guarded(tmp_path, *program(REAPING, tag)).status == 0
 
 
-@peer(
-    TINI,
-    "a warning where orphans cannot be reaped",
-    "the guards are subreapers wherever they run, and Linux 5.3 is asked for: there is no such case",
-)
-def test_orphans_are_reaped_below_a_session_that_is_nobodys_init(tmp_path):
-    ran = guarded(tmp_path, "sh", "-c", "(sleep 0.1 &) ; sleep 0.5", start_new_session=True)
-    assert (ran.status, ran.stderr) == (0, "")
+@peer(TINI, "reaped processes are said (-w)")
+def test_an_orphan_that_is_reaped_is_said(tmp_path):
+    ran = guarded(tmp_path, "sh", "-c", "(sleep 0.1 &) ; sleep 0.5", options=("--verbose",))
+    assert ran.status == 0
+    assert re.search(r"^cachewatch: an orphan with pid \d+ ended with exit code 0 and was reaped$", ran.stderr, re.M)
+
+
+NO_REAPER = """
+    import ctypes, os, struct, sys
+    libc = ctypes.CDLL(None)
+    prctl = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
+    # A sandbox in which prctl(PR_SET_CHILD_SUBREAPER) fails with EPERM.
+    code = [(0x20, 0, 0, 0), (0x15, 0, 3, prctl), (0x20, 0, 0, 16), (0x15, 0, 1, 36), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+    filter_ = b"".join(struct.pack("HBBI", *one) for one in code)
+    buffer = ctypes.create_string_buffer(filter_)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0
+    assert libc.prctl(22, 2, struct.pack("HxxxxxxP", len(code), ctypes.addressof(buffer))) == 0
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@peer(TINI, "a warning where orphans cannot be reaped")
+def test_where_orphans_cannot_be_reaped_it_is_said_and_nothing_is_started(tmp_path):
+    argv = exec_argv(tmp_path / "cache", *QUIET, command=["touch", str(tmp_path / "ran")])
+    ran = run([*program(NO_REAPER, new_tag()), *argv])
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
+    assert "what the command leaves behind could be neither reaped nor stopped, and nothing was started" in ran.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 SLEEPS = f"""
