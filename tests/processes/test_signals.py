@@ -195,8 +195,87 @@ def test_every_other_signal_that_ends_a_process_cancels_with_a_report(tmp_path, 
         assert run.process.wait(PATIENCE_S) == 128 + number
         assert run.told()["outcome"] == "cancelled"
         assert error.splitlines()[-1].startswith(f"Tensor cache generation was cancelled (SIG{name}); ")
+        assert run.lines()[1] == str(int(number))  # who dumps its stacks on SIGQUIT, or tidies up on SIGINT, still can
         assert "15" in run.lines()
-        assert ("3" in run.lines()) == (name == "QUIT")  # who dumps its stacks on it still can
+
+
+TIDY = f"""
+    import pathlib, sys, time
+    pathlib.Path(sys.argv[2] + "/up").touch()
+    try:
+        time.sleep({LIFE_S})
+    except KeyboardInterrupt:
+        time.sleep(1)
+        pathlib.Path(sys.argv[2] + "/tidy").touch()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--foreground",)])
+def test_who_catches_what_ends_the_run_has_half_the_grace_period_before_sigterm(tmp_path, options):
+    command = [*program(TIDY, new_tag()), str(tmp_path)]
+    with running(exec_argv(tmp_path / "cache", *WELL, "--grace", "200s", *options, command=command)) as process:
+        assert eventually((tmp_path / "up").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert (tmp_path / "tidy").exists()
+
+
+def test_who_does_not_catch_it_gets_sigterm_at_once(tmp_path):
+    script = f"trap '' INT; touch {tmp_path}/up; exec sleep {LIFE_S}"
+    with running(exec_argv(tmp_path / "cache", *WELL, "--grace", "1000s", command=["sh", "-c", script])) as process:
+        assert eventually((tmp_path / "up").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+
+
+def test_a_signal_within_the_grace_period_reaches_the_command(tmp_path):
+    with listening(tmp_path, "--grace", "200s") as run:
+        run.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: "15" in run.lines())
+        for number in (signal.SIGUSR1, signal.SIGHUP):
+            run.process.send_signal(number)
+            assert eventually(lambda number=number: str(int(number)) in run.lines())
+        assert run.end() == 143
+
+
+def test_exec_killed_within_the_grace_period_leaves_nobody(tmp_path):
+    with listening(tmp_path, "--grace", "1s") as run:
+        run.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: "15" in run.lines())
+        run.process.kill()
+        run.process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_what_ends_the_run_before_the_generator_exists_starts_nothing(tmp_path, name):
+    source = f"""
+        import os, signal, sys, time
+        sys.argv = ["cachewatch", *{exec_argv(tmp_path / "cache", *WELL, command=["touch", str(tmp_path / "ran")])[3:]!r}]
+        import prefect_cachewatch.site as site
+        real = site.CacheSite.begin
+        def begin(self):
+            os.kill(os.getpid(), signal.SIG{name})
+            return real(self)
+        site.CacheSite.begin = begin
+        from prefect_cachewatch.cli.main import main
+        main()
+    """
+    with running([sys.executable, "-c", textwrap.dedent(source)]) as process:
+        error = process.stderr.read()
+        assert process.wait(PATIENCE_S) == 128 + getattr(signal, f"SIG{name}")
+    assert error == f"cachewatch: SIG{name} before the generator was started\n"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_rewritten_signal_ends_the_run_as_the_other_one(tmp_path):
+    command = [*program(TIDY, new_tag()), str(tmp_path)]
+    options = ("--grace", "200s", "--rewrite", "SIGTERM:int", "--rewrite", "hup:0")
+    with running(exec_argv(tmp_path / "cache", *WELL, *options, command=command)) as process:
+        assert eventually((tmp_path / "up").exists)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 130
+    assert (tmp_path / "tidy").exists()
 
 
 def test_no_signal_changes_the_exit_status_at_the_very_end(tmp_path):

@@ -178,7 +178,8 @@ def test_ctrl_c_reaches_a_command_in_the_foreground_itself(tmp_path):
     source = f"""
         import signal, time
         def heard(number, frame):
-            open({str(tmp_path)!r} + f"/got.{{number}}", "w").close()
+            with open({str(tmp_path)!r} + f"/got.{{number}}", "a") as out:
+                out.write("x")
         signal.signal(2, heard)
         signal.signal(15, heard)
         open({str(tmp_path / "started")!r}, "w").close()
@@ -191,6 +192,9 @@ def test_ctrl_c_reaches_a_command_in_the_foreground_itself(tmp_path):
         shell.type("\x03")
         assert eventually((tmp_path / "got.2").exists)
         assert eventually((tmp_path / "got.15").exists)
+        assert (
+            tmp_path / "got.2"
+        ).read_text() == "x"  # of the terminal: a second one would break off what it tidies up
         assert_none_left(tag)
         shell.type("echo status-is-$?\n")
         assert eventually(lambda: b"status-is-130" in shell.shown), shell.shown

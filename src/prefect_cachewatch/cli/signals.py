@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
-from prefect_cachewatch.messages import signal_name
 from prefect_cachewatch.supervise.helper_client import HelperClient, running_clients
 
 __all__ = ["ENDING", "RELAYED", "SignalRelay", "hold_back", "relayed_to_flow"]
@@ -78,7 +77,7 @@ class SignalRelay:
         self.received: list[int] = []
         """The ending signals that have come, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
-        self._rewrite, self._tell = dict(rewrite or {}), tell or (lambda line: None)
+        self._rewrite, self._tell = dict(rewrite or {}), tell
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -148,7 +147,7 @@ class SignalRelay:
             if not data:
                 return None
             came = [self._rewrite.get(number, number) for number in data]
-            for number, taken_as in zip(data, came, strict=True):
+            for number, taken_as in zip(data, came, strict=True) if self._tell is not None else ():
                 self._tell(_said(number, taken_as, self._ending))
             numbers += [number for number in came if number]
         return numbers
@@ -230,6 +229,8 @@ def relayed_to_flow() -> Iterator[list[int]]:
 
 
 def _said(number: int, taken_as: int, ending: frozenset[int]) -> str:
+    from prefect_cachewatch.messages import signal_name  # noqa: PLC0415 - loaded by then, and only for who asks
+
     came = signal_name(number) + (
         "" if taken_as == number else f", taken as {signal_name(taken_as)}," if taken_as else ""
     )

@@ -202,7 +202,8 @@ class GuardClient(HelperClient):
         elif event == "released":
             self._has_ended(StopReport("released", None, None, 0.0))
         elif event == "stopping" and message["why"] != "exited":
-            self._tell(f"the tree is stopped ({message['why']}); grace period {message['grace_s']:g} s")
+            after = f"SIGTERM ({message['why']}), SIGKILL after {message['grace_s']:g} s"
+            self._tell(f"the tree gets {after if message['grace_s'] else 'SIGKILL'}")
         elif event == "gone":
             self._tell("some of the tree could not be killed" if message["survivors"] else "the tree has gone")
             code, number = exit_of(message.pop("status"))

@@ -171,7 +171,8 @@ class Guard:
                 in order.
         """
         if self.foreground and self.status is None and number:
-            self._tell_leader(number)
+            if not _is_terminals_group(self.leader):
+                self.forward([number])
             until_s = time.monotonic() + _YIELD_S
             while time.monotonic() < until_s and (found := read_stat(self.leader)) and found.state not in "TtZ":
                 time.sleep(0.005)
@@ -187,32 +188,40 @@ class Guard:
             send_signal(pid, found.start_ticks, signal.SIGCONT)
         self._suspended.clear()
 
-    def _tell_leader(self, number: int) -> None:
-        """Signal the command in the foreground, unless its terminal has done so: that one signals the whole group."""
-        try:
-            with open(f"/proc/{self.leader}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
-            if fields[2] != fields[5] or number not in _OF_TERMINALS:  # process group, and that of its terminal
-                os.kill(self.leader, number)
-        except OSError:
-            return  # it has just ended
+    def _group(self) -> dict[int, ProcessStat]:
+        """The living of the command's process group; in the foreground the command alone."""
+        living, group = self._look(), dict[int, ProcessStat]()
+        for pid, found in living.items():
+            try:
+                if pid == self.leader or (not self.foreground and os.getpgid(pid) == self.leader):
+                    group[pid] = found
+            except OSError:
+                continue  # it has just ended
+        return group
+
+    def _tell_catching(self, number: int, *, first: bool) -> None:
+        """Pass on a signal of a run that ends, but to nobody who would die of it while tidying up on SIGTERM.
+
+        Args:
+            first: whether it is what ends the run: who catches neither this one nor SIGTERM gets it too.
+        """
+        if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
+            return  # the terminal has told them
+        for pid, found in self._group().items():
+            caught = _caught_by(pid)
+            dumps = number == signal.SIGQUIT or not _has(caught, signal.SIGTERM)
+            if _has(caught, number) or (first and dumps):
+                send_signal(pid, found.start_ticks, number)
 
     def _tell_first(self, number: int, until_s: float) -> None:
         """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
-        if self.foreground and self.status is None:
-            self._tell_leader(number)
-        else:
-            self.forward([number])
-        while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0 and self._is_caught(number):
+        self._tell_catching(number, first=True)
+        while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0:
+            if not any(
+                found.state not in "TtZ" and _has(_caught_by(pid), number) for pid, found in self._group().items()
+            ):
+                return
             self._nap_in_grace(min(left_s, 0.02))
-
-    def _is_caught(self, number: int) -> bool:
-        """Whether anybody in the command's process group who can run has a handler of a signal."""
-        living = self._look()
-        group = [self.leader] if self.foreground else living
-        return any(
-            pid in living and living[pid].state not in "TtZ" and _catches(pid, number, self.leader) for pid in group
-        )
 
     def _nap(self, seconds: float) -> float:
         """Wait, and pass on what comes; returns the deadline of a further stop that came meanwhile, else never."""
@@ -225,8 +234,8 @@ class Guard:
         *lines, self._heard = self._heard.split(b"\n")
         commands = [json.loads(line) for line in lines if line]
         for command in commands:
-            if command["cmd"] == "signal":
-                self.forward(command["numbers"])
+            for number in command["numbers"] if command["cmd"] == "signal" else ():
+                self._tell_catching(number, first=False)
         stops = [command for command in commands if command["cmd"] == "stop"]
         return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
@@ -261,15 +270,27 @@ class Guard:
         )
 
 
-def _catches(pid: int, number: int, group: int) -> bool:
+def _caught_by(pid: int) -> int:
+    """The bit mask of the signals that a process has handlers of."""
     try:
-        if pid != group and os.getpgid(pid) != group:
-            return False
         with open(f"/proc/{pid}/status", "rb") as file:
-            mask = file.read().partition(b"SigCgt:")[2].split(maxsplit=1)[0]
-        return bool(int(mask, 16) >> (number - 1) & 1)
-    except (OSError, ValueError, IndexError):
-        return False  # it has just ended
+            return int(file.read().partition(b"SigCgt:")[2].split(maxsplit=1)[0], 16)
+    except (OSError, IndexError):
+        return 0  # it has just ended
+
+
+def _has(mask: int, number: int) -> bool:
+    return bool(mask >> (number - 1) & 1)
+
+
+def _is_terminals_group(pid: int) -> bool:
+    """Whether a process is of its terminal's foreground group, to which Ctrl-C and Ctrl-Z go."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[2] == fields[5]
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:

@@ -29,11 +29,14 @@ _SEND_S, _HANG_UP_S = 5.0, 2.0
 
 
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
+_made_lock = threading.Lock()  # a signal may look for them in its own thread while one is being made
 
 
 def running_clients() -> list[HelperClient]:
     """List those of this process's clients whose helpers run something, or are about to."""
-    return [client for client in list(_made) if not client.gone.is_set()]
+    with _made_lock:
+        made = list(_made)
+    return [client for client in made if not client.gone.is_set()]
 
 
 class HelperClient:
@@ -50,7 +53,6 @@ class HelperClient:
     stop_takes_s = 30.0  # at most, beyond the grace period
 
     def __init__(self, helper: str, cookie: str, grace_s: float = 0.0) -> None:
-        _made.add(self)
         self.cookie = cookie
         self.pid: int | None = None
         self.root_pids: list[int] = []
@@ -74,6 +76,8 @@ class HelperClient:
         self._stop_left_s = 0.0  # what is left of the time for a stop; counted only while this process runs
         self._tended_at_s = 0.0
         self._given_up = False
+        with _made_lock:  # last: whoever finds it finds it whole
+            _made.add(self)
 
     def wait(self, timeout_s: float) -> StopReport | None:
         """Wait until nothing is left.
