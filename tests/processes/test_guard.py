@@ -15,6 +15,7 @@ import pytest
 
 from prefect_cachewatch.errors import CommandError
 from prefect_cachewatch.supervise.client import GuardClient
+from prefect_cachewatch.supervise.helper_client import running_clients
 from prefect_cachewatch.supervise.proc import (
     children,
     command_line,
@@ -447,3 +448,17 @@ def test_processes_are_found_by_the_cookie_they_were_started_with():
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_signal_that_comes_while_a_client_is_being_made_is_kept_and_breaks_nothing(monkeypatch):
+    # The thread that acts on signals died of it, and every later signal was lost.
+    told = []
+
+    def look():
+        told.extend(client.signal([signal.SIGUSR1]) for client in running_clients())
+        return {"ignored": [], "blocked": []}
+
+    monkeypatch.setattr("prefect_cachewatch.supervise.client.inherited_signals", look)
+    client = GuardClient(Launch(["true"], {}, None, (0, 1, 2), 1.0, uuid.uuid4().hex))
+    assert told[-1:] == [False]  # nobody takes it yet: it is sent again
+    assert client in running_clients()

@@ -147,8 +147,9 @@ class SignalRelay:
             if not data:
                 return None
             came = [self._rewrite.get(number, number) for number in data]
-            for number, taken_as in zip(data, came, strict=True) if self._tell is not None else ():
-                self._tell(_said(number, taken_as, self._ending))
+            if (tell := self._tell) is not None:
+                for number, taken_as in zip(data, came, strict=True):
+                    tell(_said(number, taken_as, self._ending))
             numbers += [number for number in came if number]
         return numbers
 

@@ -172,7 +172,7 @@ class GuardClient(HelperClient):
 
     def _may_speak(self) -> bool:
         # Before the command has started, a line would be read as a part of the configuration.
-        return self._started.is_set() and super()._may_speak()
+        return super()._may_speak() and self._started.is_set()  # in this order: it may still be in the making
 
     def _read(self) -> None:
         self._listen()
