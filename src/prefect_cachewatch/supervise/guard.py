@@ -284,13 +284,17 @@ def _has(mask: int, number: int) -> bool:
 
 
 def _is_terminals_group(pid: int) -> bool:
-    """Whether a process is of its terminal's foreground group, to which Ctrl-C and Ctrl-Z go."""
+    """Whether a process of this session is of its terminal's foreground group, to which Ctrl-C and Ctrl-Z go."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # it has none
+    try:
+        return os.tcgetpgrp(fd) == os.getpgid(pid)
     except OSError:
         return False
-    return fields[2] == fields[5]
+    finally:
+        os.close(fd)
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:
