@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPoli
 from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.examination import LATE_MODULES, Examiner
+from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.output import OutputPump
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
-show_output: ContextVar[bool] = ContextVar("show_output", default=False)
+show_output: ContextValue[bool] = ContextValue("show_output", False)
 
 #: What a helper has loaded that reads and writes for a run, since no file may be readable later.
 ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.rundir", "prefect_cachewatch.runhistory")
@@ -80,7 +80,7 @@ class View(Protocol):
 
 
 # What shows an attempt in a terminal while it runs; the command sets it.
-live_view: ContextVar[View | None] = ContextVar("live_view", default=None)
+live_view: ContextValue[View | None] = ContextValue("live_view", None)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ of which nothing was started.
 # annotations that are strings find no names to mean, and every run fails.
 
 import contextlib
-from collections.abc import Sequence
-from contextvars import ContextVar
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +30,7 @@ from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import plan_of_jobs, read_jobs_file
 from prefect_cachewatch.fleet.outcome import count_rows, fleet_end
 from prefect_cachewatch.fleet.rows import JobRow
+from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.fleet_crew import Crew, Fleet
 from prefect_cachewatch.flows.fleet_loop import SHOWN, FleetLoop, FleetView
 from prefect_cachewatch.flows.fleet_processes import LocalCrew
@@ -46,7 +46,7 @@ from prefect_cachewatch.text import for_terminal
 __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
 
 # What shows the fleet in a terminal while it runs; the command sets it.
-fleet_view: ContextVar[FleetView | None] = ContextVar("fleet_view", default=None)
+fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)
 
 
 class JobResult(BaseModel):
@@ -141,7 +141,7 @@ def _run_fleet(
     fleet = Fleet(client, plan.name, run_id, held.path, plan.policy.poll_s, files)
     crew: Crew = WorkerCrew(fleet, deployments) if over_workers else LocalCrew(fleet)
     loop = FleetLoop(fleet, jobs, plan.policy, crew, logger, fleet_view.get())
-    loop.take_up()
+    loop.take_up(lambda done: _gone(done, over_workers, logger))
     if not over_workers:
         # Over workers the store may be another one than this host sees under the same path: the job's own run looks.
         _skip_whole(loop, jobs)
@@ -182,10 +182,7 @@ def _skip_completed(
     """Leave out what an earlier run completed and is still there, of the jobs without a store: others have a manifest."""
     names = {job.digest: job.name for job in jobs if job.publish is None}
     completed = completed_before(client, fleet, generate_fleet.name, list(names))
-    asked = [job for job in jobs if job.digest in completed and job.publish is None]
-    missing = missing_caches(asked, elsewhere=over_workers)
-    for name, why in missing.items():
-        logger.warning("%s was completed before and is run again: %s", for_terminal(name, 100), for_terminal(why, 300))
+    missing = _gone([job for job in jobs if job.digest in completed and job.publish is None], over_workers, logger)
     for digest, run in completed.items():
         if names[digest] in missing:
             continue
@@ -194,3 +191,11 @@ def _skip_completed(
             f"completed {ended} UTC by an unfinished run of this fleet; without a store nothing says it is still whole"
         )
         loop.skip(names[digest], JobRow(names[digest], "Skipped", "done", cause=cause, run_id=str(run.id)))
+
+
+def _gone(done: Sequence[FleetJob], over_workers: bool, logger: AnyLogger) -> Collection[str]:
+    """Say whose cache has gone since, of the jobs that are recorded as completed."""
+    missing = missing_caches(done, elsewhere=over_workers)
+    for name, why in missing.items():
+        logger.warning("%s was completed before and is run again: %s", for_terminal(name, 100), for_terminal(why, 300))
+    return missing

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
@@ -93,25 +93,32 @@ class FleetLoop:
         """How the jobs stand now."""
         return [self._live(slot) for slot in self._slots]
 
-    def take_up(self) -> None:
-        """Find what an earlier process of this very run had started, after a restart or the UI's Retry."""
+    def take_up(self, gone: Callable[[Sequence[FleetJob]], Collection[str]]) -> None:
+        """Find what an earlier process of this very run had started, after a restart or the UI's Retry.
+
+        Args:
+            gone: of jobs that Prefect has recorded as completed, the names of those that are to be run again.
+        """
         by_tag: dict[str, list[FlowRun]] = {}
         for run in children_of(self._fleet.client, self._fleet.run_id):
             for tag in run.tags:
                 by_tag.setdefault(tag, []).append(run)
-        ended: list[tuple[_Slot, FlowRun | None]] = []
+        done: list[tuple[_Slot, FlowRun]] = []
         for slot in self._slots:
             runs = by_tag.get(job_tag(slot.job.digest), [])
             if not runs:
                 continue
             last, slot.number = runs[-1], len(runs) + 1
             if last.state is not None and last.state.is_completed():
-                slot.run_id = last.id
-                ended.append((slot, last))
+                done.append((slot, last))
             elif last.state is None or not last.state.is_final():
                 self._crew.adopt(last.id)
                 if self._crew.outlives:
                     self._run(slot, last.id)
+        missing = gone([slot.job for slot, _ in done])
+        ended = [(slot, run) for slot, run in done if slot.job.name not in missing]
+        for slot, run in ended:
+            slot.run_id = run.id
         if by_tag:
             self._logger.info(
                 "%d jobs were done and %d under way when this run began again", len(ended), len(self._running)

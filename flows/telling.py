@@ -6,8 +6,8 @@ The flow notes what it does; whoever runs it in its own process may read that, a
 from __future__ import annotations
 
 import time
-from contextvars import ContextVar
 
+from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.report import Report
 from prefect_cachewatch.watch import Watch
 
@@ -44,7 +44,7 @@ class Telling:
 
 
 # Set by whoever wants to know; a worker does not.
-whom_to_tell: ContextVar[Telling | None] = ContextVar("whom_to_tell", default=None)
+whom_to_tell: ContextValue[Telling | None] = ContextValue("whom_to_tell", None)
 
 
 def note_work(watch: Watch | None = None, attempts_left: int | None = None) -> None:

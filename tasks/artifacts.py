@@ -52,7 +52,7 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     slug = slugify(report.name)
     makers: dict[str, Callable[[str], Any]] = {
         f"cachewatch-{slug}-listing": lambda key: create_table_artifact(
-            listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, newest first"
+            listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, what grew last first"
         ),
         f"cachewatch-{slug}-report": lambda key: create_markdown_artifact(
             report_markdown(report), key=key, description=for_markdown(report.message, 1000)

@@ -17,9 +17,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from prefect_cachewatch.advice import next_step
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
+from prefect_cachewatch.emptiness import holds_nothing
 from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.messages import describe_growth, describe_stall
+from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.monitor import GrowthMonitor
 from prefect_cachewatch.site import CacheSite
 from prefect_cachewatch.stall import StallRule
@@ -125,6 +128,7 @@ def monitor_cache(
     stall: StallPolicy | None = None,
     on_stall: Callable[[str], None] | None = None,
     ignore: Sequence[str] = DEFAULT_IGNORE,
+    allow_empty: bool = False,
 ) -> State[Any]:
     """Watch directories that somebody else's task writes to, until that work has finished.
 
@@ -134,10 +138,11 @@ def monitor_cache(
         stall: when silence is a stall.
         on_stall: called once with the message, in this task's thread: stop the work here.
         ignore: globs of files that never count.
+        allow_empty: whether directories that were empty may be empty at the end.
 
     Returns:
-        Completed with the growth in the message; or Failed, named `StallDetected`. A stall is said
-        within its window + one scan.
+        Completed with the growth in the message; or Failed: named `StallDetected`, which is said within its window +
+        one scan; or `NothingWritten`, where directories that were empty are empty when the work has finished.
 
     Raises:
         CacheDirectoryError: a directory cannot be watched.
@@ -145,9 +150,13 @@ def monitor_cache(
     policy = stall or StallPolicy()
     with CacheSite([Path(path) for path in cache_dirs], ignore=ignore, lock=False) as site:
         baseline = site.begin()
+        began_empty = holds_nothing(Growth(**baseline["growth"]))
         monitor = GrowthMonitor(site, StallRule(policy, time.monotonic()), time.monotonic, baseline)
         verdict = monitor.run(finished.wait, finished.is_set)
         growth = describe_growth(monitor.growth.bytes_present, monitor.growth.files_present, monitor.last_path)
+        if not verdict.final and not allow_empty and began_empty and holds_nothing(monitor.growth):
+            told = describe_nothing(site.paths, monitor.growth.bytes_written)
+            return Failed(name="NothingWritten", message=f"{told}. {next_step('nothing_written', None)}")
         if not verdict.final:
             return Completed(message=f"{growth}; no stall.")
         message = describe_stall(verdict, site.paths, growth, problem=monitor.problem, touched=monitor.touched_in_pause)

@@ -182,7 +182,7 @@ class AttachedWatch(Watch):
         except ScanError:
             return False
         # A file's time is the clock of some milliseconds ago.
-        return bool(newest) and newest[0]["modified_ns"] / 1e9 > self.subject.began_at - _CLOCK_ERROR_S
+        return bool(newest) and newest[0]["changed_ns"] / 1e9 > self.subject.began_at - _CLOCK_ERROR_S
 
     def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)

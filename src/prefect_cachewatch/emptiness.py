@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,13 @@ from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.proc import descendants
 from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.writers import directories_written
+from prefect_cachewatch.writers import NO_CACHE, directories_written, is_no_cache, own_files
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.supervise.supervisor import Supervisor
 
-__all__ = ["Emptiness"]
+__all__ = ["Emptiness", "holds_nothing"]
 
 _LOOKS_OFTEN, _OFTEN_S, _SELDOM_S = 40, 0.4, 5.0
 _PROCESSES_MAX = 64
@@ -65,10 +66,10 @@ class Emptiness:
         self._markers = (
             sum(name is not None for name in (job.markers.started, job.markers.completed)) if job.markers else 0
         )
-        found = baseline["growth"]
-        self._began = self._is_none(int(found["files_present"]), int(found["bytes_present"]))
+        self._began = holds_nothing(Growth(**baseline["growth"]), self._markers)
         self._seen: Counter[str] = Counter()
         self._looks = 0
+        self._ours = own_files(())
 
     def is_empty(self, growth: Growth) -> bool:
         """Say whether there was nothing at the start and is nothing now, markers of ours left out.
@@ -79,7 +80,7 @@ class Emptiness:
         Returns:
             Whether it is so.
         """
-        return self._began and self._is_none(growth.files_present, growth.bytes_present)
+        return self._began and holds_nothing(growth, self._markers)
 
     def watch_over(
         self, wait: Callable[[float], bool], growth: Callable[[], Growth], supervisor: Supervisor
@@ -117,7 +118,7 @@ class Emptiness:
         Returns:
             Sentences.
         """
-        seen = [path for path, _ in self._seen.most_common(_SHOWN_MAX)]
+        seen = sorted((path for path, _ in self._seen.most_common()), key=_is_scratch)[:_SHOWN_MAX]
         told = [f"It had files open for writing in {_names(seen)}."] if seen else []
         new = [path for path in self._new_files(started_at) if os.path.dirname(path) not in seen][:_SHOWN_MAX]
         if new:
@@ -135,17 +136,15 @@ class Emptiness:
         roots = list(supervisor.root_pids)
         with contextlib.suppress(OSError):
             found = dict.fromkeys(pid for root in roots for pid in descendants(root))
+            self._ours |= own_files(found)  # at the end they may be closed
             # Guards are roots too, and write into files of ours.
             pids = [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
             for path in directories_written(pids[:_PROCESSES_MAX]):
                 if not self._is_ours(path):
                     self._seen[path] += 1
 
-    def _is_none(self, files: int, size: int) -> bool:
-        return files == 0 or (files <= self._markers and size <= _MARKERS_BYTES)
-
     def _is_ours(self, path: str) -> bool:
-        return any(path == own or path.startswith(own + "/") for own in self._paths)
+        return path in self._ours or any(path == own or path.startswith(own + "/") for own in self._paths)
 
     def _places(self) -> list[str]:
         """Directories that the command points to: its words, its environment, where it runs, beside its cache."""
@@ -172,11 +171,11 @@ class Emptiness:
                 break
             scanner = DirectoryScanner()
             try:
-                answer = scanner.request("begin", left_s, roots=[place], ignore=self._job.ignore)
+                answer = scanner.request("begin", left_s, roots=[place], ignore=[*self._job.ignore, *NO_CACHE])
                 if answer["roots"][0]["missing"] or answer["roots"][0]["error"]:
                     continue
                 left_s = max(0.1, end_s - time.monotonic())
-                newest = scanner.request("listing", left_s, limit=20, by_change=True)["entries"]
+                newest = scanner.request("listing", left_s, limit=20)["entries"]
             except ScanError:
                 continue
             finally:
@@ -184,9 +183,32 @@ class Emptiness:
             found = [
                 entry["path"]
                 for entry in newest
-                if entry["changed_ns"] / 1e9 >= started_at - _CLOCK_ERROR_S and not self._is_ours(entry["path"])
+                if entry["changed_ns"] / 1e9 >= started_at - _CLOCK_ERROR_S
+                and not (self._is_ours(entry["path"]) or is_no_cache(entry["path"]))
             ]
         return found
+
+
+def holds_nothing(growth: Growth, markers: int = 0) -> bool:
+    """Say whether there is no cache: no file but markers of ours.
+
+    Args:
+        growth: of a scan.
+        markers: how many files beside the cache there may be.
+
+    Returns:
+        Whether it is so.
+
+    Example:
+        >>> holds_nothing(Growth()), holds_nothing(Growth(files_present=1, bytes_present=2))
+        (True, False)
+    """
+    return growth.files_present == 0 or (growth.files_present <= markers and growth.bytes_present <= _MARKERS_BYTES)
+
+
+def _is_scratch(path: str) -> bool:
+    """Whether a directory lies where programs keep what they throw away: such ones are named last."""
+    return f"{path}/".startswith(("/tmp/", "/var/tmp/", f"{os.path.realpath(tempfile.gettempdir())}/"))  # noqa: S108
 
 
 def _names(paths: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from prefect_cachewatch.stall import Verdict
 from prefect_cachewatch.text import for_terminal
 from prefect_cachewatch.units import format_bytes, format_duration
 
-__all__ = ["describe_growth", "describe_stall", "signal_name"]
+__all__ = ["describe_growth", "describe_nothing", "describe_stall", "signal_name"]
 
 
 def signal_name(number: int) -> str:
@@ -38,6 +38,18 @@ def describe_growth(bytes_present: int, files_present: int, last_path: str | Non
     if last_path:
         text += f"; last growth {for_terminal(last_path.rsplit('/', 1)[-1], 120)}"
     return text
+
+
+def describe_nothing(paths: Sequence[str], bytes_written: int) -> str:
+    """Say that a cache was empty and stayed so; how the work ended comes after it.
+
+    Example:
+        >>> describe_nothing(["/mnt/cache"], 0)
+        'Tensor cache generation wrote nothing: /mnt/cache was empty before it and is empty now, and it ended'
+    """
+    where = ", ".join(for_terminal(path) for path in paths)
+    wrote = "kept nothing of what it wrote" if bytes_written else "wrote nothing"
+    return f"Tensor cache generation {wrote}: {where} was empty before it and is empty now, and it ended"
 
 
 def describe_stall(

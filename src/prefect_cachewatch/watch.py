@@ -19,7 +19,7 @@ from prefect_cachewatch.emptiness import Emptiness
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.marking import write_completed, write_started
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.messages import describe_growth, describe_stall, signal_name
+from prefect_cachewatch.messages import describe_growth, describe_nothing, describe_stall, signal_name
 from prefect_cachewatch.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.output import OutputPump
 from prefect_cachewatch.site import CacheSite
@@ -388,9 +388,7 @@ class Watch:
         return self._emptiness is not None and state.problem is None and self._emptiness.is_empty(state.growth)
 
     def _describe_nothing(self, state: GrowthMonitor) -> str:
-        where = ", ".join(for_terminal(path) for path in state.site.paths)
-        wrote = "kept nothing of what it wrote" if state.growth.bytes_written else "wrote nothing"
-        return f"Tensor cache generation {wrote}: {where} was empty before it and is empty now, and it ended"
+        return describe_nothing(state.site.paths, state.growth.bytes_written)
 
     def _running(self) -> Supervisor:
         assert self.supervisor is not None, "start() comes first"

@@ -10,11 +10,46 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE, compile_ignore
 from prefect_cachewatch.postmortem.procdetails import list_open_files
+from prefect_cachewatch.rundir import state_home
+from prefect_cachewatch.supervise.proc import descendants
 
-__all__ = ["directories_written", "writers_below"]
+__all__ = ["NO_CACHE", "directories_written", "is_no_cache", "own_files", "writers_below"]
+
+#: Names of files that are plainly no cache: logs, locks, what Python and version control write by themselves.
+NO_CACHE = (*DEFAULT_IGNORE, "*.pyc", "*.pyc.*", "*.pyo", "*.pid", "*.sock", ".git/*", "*/.git/*")
 
 _NOT_CACHES = ("/dev/", "/proc/", "/sys/", "/memfd:", "/run/", "/SYSV")
+_ignored = compile_ignore(NO_CACHE)
+
+
+def is_no_cache(path: str) -> bool:
+    """Say whether a file is plainly of no cache: noise by its name, no file on a disk, or state of ours.
+
+    Args:
+        path: absolute.
+
+    Returns:
+        Whether it is so.
+
+    Example:
+        >>> [is_no_cache(path) for path in ("/a/__pycache__/m.cpython-311.pyc", "/proc/7/fd", "/a/layer0.bin")]
+        [True, True, False]
+    """
+    directory, _, name = path.rpartition("/")
+    noise = _ignored is not None and _ignored(name, directory[1:] + "/")
+    return noise or path.startswith((*_NOT_CACHES, f"{os.path.realpath(state_home())}/"))
+
+
+def own_files(leave_out: Collection[int]) -> set[str]:
+    """List the files that this process and its helpers have open for writing: the log, the trace, the report.
+
+    Args:
+        leave_out: pids below this process that are somebody else's.
+    """
+    pids = {os.getpid(), *descendants(os.getpid())} - {*leave_out}
+    return {file.target for pid in pids for file in list_open_files(pid, ())[0] if file.access in ("w", "rw")}
 
 
 def directories_written(pids: Iterable[int]) -> list[str]:
@@ -37,7 +72,7 @@ def directories_written(pids: Iterable[int]) -> list[str]:
         for file in list_open_files(pid, ())[0]:
             gone = file.target.endswith(" (deleted)")
             if file.fd > 2 and file.kind == "file" and file.access in ("w", "rw") and not gone:  # output is no cache
-                found[os.path.dirname(file.target)] += not file.target.startswith(_NOT_CACHES)
+                found[os.path.dirname(file.target)] += not is_no_cache(file.target)
     return [path for path, count in found.most_common() if count]
 
 

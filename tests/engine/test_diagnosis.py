@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_cachewatch.postmortem.diagnosis import CATEGORIES, diagnose
+from prefect_cachewatch.postmortem.fsprobe import probe_directory, probe_file
 from prefect_cachewatch.postmortem.model import (
     Evidence,
     FilesystemFacts,
@@ -75,7 +77,7 @@ CASES = {
     "writing_elsewhere": evidence(
         process(
             io_in_window=IoCounters(write_chars=10**9),
-            files=(OpenFile(5, "/tmp/x.bin", "file", "w", size_bytes=10**9, modified_age_s=1.0),),
+            files=(OpenFile(5, "/tmp/x.bin", "file", "w", size_bytes=10**9, changed_age_s=1.0),),
         )
     ),
     "reading_checkpoint": evidence(
@@ -178,7 +180,7 @@ NEAR_MISSES = {
         evidence(
             process(
                 io_in_window=IoCounters(write_chars=10**5),
-                files=(OpenFile(5, "/tmp/run.log", "file", "w", size_bytes=10**5, modified_age_s=1.0),),
+                files=(OpenFile(5, "/tmp/run.log", "file", "w", size_bytes=10**5, changed_age_s=1.0),),
             )
         ),
     ),
@@ -333,7 +335,7 @@ files = st.builds(
     in_cache=st.booleans(),
     inode=st.none() | st.integers(0, 9),
     size_bytes=st.none() | numbers,
-    modified_age_s=st.none() | st.floats(0, 1e6),
+    changed_age_s=st.none() | st.floats(0, 1e6),
 )
 counters = st.builds(IoCounters, numbers, numbers, numbers, numbers)
 processes = st.builds(
@@ -386,3 +388,13 @@ def test_any_evidence_gets_one_known_category_always_the_same(facts):
     assert found.confidence in ("high", "medium", "low")
     assert len(found.evidence) <= 20
     assert found.summary == for_terminal(found.summary, 10_000)
+
+
+@pytest.mark.parametrize("date", [0, 13_000_000_000])
+def test_when_a_file_was_written_goes_by_no_date_that_it_was_given(tmp_path, date):
+    file = tmp_path / "layer0.bin"
+    file.write_bytes(b"x")
+    os.utime(file, (date, date))
+    os.utime(tmp_path, (date, date))
+    assert abs(probe_file(str(file))["changed_at"] - file.stat().st_ctime) < 1e-3
+    assert probe_directory(str(tmp_path), "", 0)["changed_age_s"] < 600

@@ -2,9 +2,15 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+
+import pytest
 
 from prefect_cachewatch.fleet.finished import missing_caches
 from prefect_cachewatch.fleet.jobs import FleetJob
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.runhistory import PastRun, history_path
 
 
@@ -31,3 +37,34 @@ def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatc
 def test_a_directory_of_another_host_is_not_judged_from_here(tmp_path):
     assert missing_caches([job("/nowhere/at/all")], elsewhere=True) == {}
     assert "c" in missing_caches([job(tmp_path / "cache")], elsewhere=True), "its storage is seen from here"
+
+
+def test_an_empty_directory_is_there_where_it_may_be_empty_and_a_volume_is_not_seen(tmp_path):
+    assert missing_caches([job(tmp_path, allow_empty=True)], elsewhere=False) == {}
+    container = {"image": "x", "mounts": [{"source": "caches", "target": "/mnt"}]}
+    assert missing_caches([job("volume:caches/llama", container=container)], elsewhere=False) == {}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_published_cache_is_there_while_its_manifest_says_so(tmp_path, elsewhere):
+    def missing(force=False):
+        publish = {"store": str(tmp_path), "force": force}
+        done = FleetJob(name="c", command=["gen", "{cache_dir}"], publish=publish)
+        return missing_caches([done], elsewhere=elsewhere).get("c")
+
+    assert missing() == "no whole build of it is current"
+    store, policy = CacheStore(tmp_path), PublishPolicy(store=tmp_path)
+    with store.begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+        Path(build.path, "a.bin").write_bytes(b"x")
+        build.publish(policy, findings=build.check(policy))
+    assert missing() == "no whole build of it is current"
+    store.activate("c", build.build_id)
+    assert missing() is None and missing(force=True) is None
+    Path(build.path, "a.bin").unlink()
+    assert missing() == "no whole build of it is current"
+
+
+def test_a_store_that_is_not_seen_from_here_is_not_judged(tmp_path):
+    done = FleetJob(name="c", command=["gen", "{cache_dir}"], publish={"store": str(tmp_path / "elsewhere")})
+    assert missing_caches([done], elsewhere=True) == {}
+    assert "does not exist" in missing_caches([done], elsewhere=False)["c"]

@@ -230,6 +230,16 @@ def test_a_small_append_to_what_stood_there_is_progress_once_and_counts_as_what_
     assert [(*counters(g), g.overwriting_ns) for g in (one, two)] == [(10, 10, 2), (20, 20, None)]
 
 
+def test_what_is_newest_goes_by_what_was_seen_and_by_no_date_that_a_generator_gives():
+    ahead = 4 * 10**18
+    disk = Disk({f"/c/old{n}": File(n, 10, st_mtime_ns=ahead + n, st_ctime_ns=n) for n in range(1, 9)})
+    assert [file.name for file in disk.ledger.newest(2)] == ["old8", "old7"]
+    old = {f"/c/old{n}": File(n, 10, st_mtime_ns=ahead + n, st_ctime_ns=999) for n in range(1, 9)}  # chmod -R
+    disk.scan(old | {"/c/one": File(20, 10, st_mtime_ns=-5, st_ctime_ns=100)})
+    disk.scan(old | {"/c/one": File(20, 10, st_mtime_ns=-5, st_ctime_ns=100), "/c/two": File(21, 9, st_ctime_ns=200)})
+    assert [file.name for file in disk.ledger.newest(3)][:2] == ["two", "one"]
+
+
 ODD_TIMES = (10**9 * 1_700_000_000_000, -(2**80), -(2**63) - 1, -1, 0, 2**63, 2**64, 2**64 + 5, 2**90)
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,32 @@ def test_a_fleet_that_is_killed_takes_its_jobs_along_and_a_retry_runs_what_is_le
         ("quick", "COMPLETED")
     ]
     assert sorted(child["state_type"] for child in found if child["name"] == "slow")[-1] == "COMPLETED"
+
+
+@pytest.mark.parametrize("deployment", [None, "generate-cache/one"])
+def test_a_retry_looks_whether_what_was_done_is_still_there(
+    workers: Server, tmp_path: Path, deployment: str | None
+) -> None:
+    tag, mended, store = new_tag(), tmp_path / "mended", tmp_path / "store"
+    store.mkdir()
+    broken = f"import os, sys\nif not os.path.exists({str(mended)!r}): sys.exit(4)\n" + GROWS
+    published = {"publish": {"store": str(store)}}
+    jobs = [job(name, tag, tmp_path) for name in ("kept", "gone")]
+    jobs += [job(name, tag, tmp_path, **published) for name in ("kept-build", "gone-build")]
+    path = write_jobs(tmp_path, tag, [*jobs, job("broken", tag, tmp_path, broken)])
+    run_id = start_fleet(workers, path, deployment=deployment)
+    assert workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)["state_name"] == "PartlyFailed"
+    mended.touch()
+    shutil.rmtree(tmp_path / "gone")
+    shutil.rmtree(store / "gone-build")
+    workers.set_state(run_id, "SCHEDULED", "AwaitingRetry")
+    until(lambda: workers.flow_run(run_id)["state_type"] not in ("FAILED", "SCHEDULED", "PENDING"))
+    run = workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    found = workers.request("POST", "/flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [run_id]}})
+    made = Counter(child["name"] for child in found)
+    assert made == {"kept": 1, "kept-build": 1, "gone": 2, "gone-build": 2, "broken": 2}
+    assert any((tmp_path / "gone").iterdir()) and (store / "gone-build" / "current").is_dir()
 
 
 def test_a_fleet_over_workers_that_is_killed_finds_its_jobs_again(workers: Server, tmp_path: Path) -> None:

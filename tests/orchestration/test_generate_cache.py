@@ -334,6 +334,38 @@ def test_the_monitor_watches_work_that_another_task_does(tmp_path: Path) -> None
     assert "no disk write activity detected for 1.5 s" in message
 
 
+@pytest.mark.parametrize(
+    ("before", "during", "allowed", "name"),
+    [
+        (None, None, False, "NothingWritten"),
+        (None, None, True, "Completed"),
+        (None, "layer0.bin", False, "Completed"),
+        (None, "run.log", False, "NothingWritten"),
+        ("warm.bin", None, False, "Completed"),
+    ],
+)
+def test_a_watched_cache_that_was_and_is_empty_is_no_success(
+    tmp_path: Path, before: str | None, during: str | None, allowed: bool, name: str
+) -> None:
+    if before is not None:
+        (tmp_path / before).write_bytes(b"x")
+
+    @flow
+    def somebody_elses_flow() -> Any:
+        finished = threading.Event()
+        watch = monitor_cache.submit([tmp_path], finished, QUICK, allow_empty=allowed)
+        time.sleep(1)  # the first scan is the start
+        if during is not None:
+            (tmp_path / during).write_bytes(b"x")
+        finished.set()
+        watch.wait()
+        return watch.state.name, watch.state.message
+
+    found, message = somebody_elses_flow()
+    assert found == name, message
+    assert ("wrote nothing" in message and "--cache-dir" in message) == (name == "NothingWritten")
+
+
 def test_a_storage_without_a_limit_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     state = run(job(tmp_path / "cache", WRITES), storage="nowhere")
     assert (state.type, state.name) == ("FAILED", "Refused")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.emptiness import Emptiness
 from support import CACHEWATCH, Ran, run_exec, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--no-bundle")
@@ -83,6 +85,57 @@ def test_new_files_are_looked_for_where_the_command_points_to(cache: Path, tmp_p
         options = ("--env", f"OUT={right}")
     message = told(run_exec(cache, *WELL, *options, command=["sh", "-c", script, "sh", *words]))
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
+
+
+def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> None:
+    """Bytecode, logs, what the run itself writes, devices: the directory with the bytes is named, and no other."""
+    work = tmp_path / "here"
+    right = work / "right"
+    right.mkdir(parents=True)
+    (work / "helper.py").write_text("X = 1\n")
+    script = (
+        "import os, sys, time\nsys.path.insert(0, '.')\nimport helper\nos.mkdir('.git')\n"
+        "held = [open(n, 'wb') for n in ('run.log', '__pycache__/x.cpython-311.pyc.7', '/dev/null', '/proc/self/comm')]\n"
+        "held.append(open('.git/index', 'wb')); held[-1].write(b'x'); held[-1].flush()\n"
+        "cache = open('right/layer0.bin', 'wb')\nfor n in range(4): cache.write(bytes(9999)); cache.flush(); time.sleep(0.4)"
+    )
+    options = (
+        "--cwd",
+        str(work),
+        "--env",
+        "PYTHONDONTWRITEBYTECODE=",
+        "--log",
+        str(work / "output.txt"),
+        "--record",
+        str(work / "growth.trace"),
+    )
+    message = told(run_exec(cache, *WELL, *options, command=[sys.executable, "-c", script]))
+    assert f"open for writing in {right}" in message
+    for noise in ("__pycache__", "run.log", "/proc", "/dev", ".git", "output.txt", "growth.trace", f"in {work}."):
+        assert noise not in message
+    fast = tmp_path / "fast"
+    fast.mkdir()
+    (fast / "helper.py").write_text("X = 1\n")
+    script = "import sys; sys.path.insert(0, '.'); import helper"
+    options = (
+        "--cwd",
+        str(fast),
+        "--env",
+        "PYTHONDONTWRITEBYTECODE=",
+        "--log",
+        str(fast / "output.txt"),
+        "--record",
+        str(fast / "growth.trace"),
+    )
+    message = told(run_exec(cache, *WELL, *options, command=[sys.executable, "-c", script]))
+    assert "Where else it wrote was not seen." in message
+
+
+def test_a_scratch_directory_is_named_after_the_others() -> None:
+    job = CacheJob(name="x", command=["true"], cache_dirs=[Path("/mnt/x")])
+    emptiness = Emptiness(job, ["/mnt/x"], "/", {"growth": {"files_present": 0, "bytes_present": 0}})
+    emptiness._seen.update({"/tmp/scratch": 40, "/mnt/right": 3})
+    assert "open for writing in /mnt/right, /tmp/scratch." in emptiness.describe(time.time())
 
 
 def test_where_nothing_was_seen_that_is_said(cache: Path, tmp_path: Path) -> None:

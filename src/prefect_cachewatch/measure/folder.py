@@ -214,6 +214,11 @@ class Folder:
         """When a file was modified."""
         return self.facts[3 * len(self) + index] if self.modified is None else self.modified[index]
 
+    def last_seen(self, index: int) -> tuple[int, int]:
+        """The scan that saw a file grow last, -1 where none did, and its change time."""
+        code = self.codes if isinstance(self.codes, int) else self.codes[index]
+        return max(code, -1), self.facts[3 * len(self) + index]
+
     @classmethod
     def of_records(cls, listing: Listing, records: Sequence[FileRecord], linked: bool) -> Folder:
         """Make one from records in the listing's order."""

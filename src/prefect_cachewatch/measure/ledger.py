@@ -297,12 +297,11 @@ class Ledger:
             last_path=newest.path if newest else None,
         )
 
-    def newest(self, limit: int, by_change: bool = False) -> list[FileRecord]:
-        """Say which files were modified last.
+    def newest(self, limit: int) -> list[FileRecord]:
+        """Say which files grew last, as scans saw it, and then by change times; modification times anybody may set.
 
         Args:
             limit: the most that are given.
-            by_change: go by change times, which nobody can set.
 
         Returns:
             Their records, the last first.
@@ -310,13 +309,9 @@ class Ledger:
         folders = list(self._folders.values())
         found = heapq.nlargest(
             limit,
-            (
-                (folder.facts[3 * len(folder) + i] if by_change else folder.modified_ns(i), n, i)
-                for n, folder in enumerate(folders)
-                for i in range(len(folder))
-            ),
+            ((*folder.last_seen(i), n, i) for n, folder in enumerate(folders) for i in range(len(folder))),
         )
-        return [folders[n].record(i, folders[n].name_at(i)) for _, n, i in found]
+        return [folders[n].record(i, folders[n].name_at(i)) for _, _, n, i in found]
 
     def _part_of(self, directory: str) -> int:
         """Say how many parts of a directory have come in this scan."""

@@ -112,9 +112,9 @@ class ScanServer:
         answer["scan_s"] = time.perf_counter() - began
         return answer
 
-    def listing(self, limit: int, by_change: bool = False) -> dict[str, Any]:
+    def listing(self, limit: int) -> dict[str, Any]:
         folders = list(self.ledger.files.folders())
-        newest = self.ledger.newest(limit, by_change)
+        newest = self.ledger.newest(limit)
         rest: dict[str, tuple[int, int]] = {}
         total = allocated = 0
         for folder in folders:

@@ -394,7 +394,7 @@ def _with_answer(file: OpenFile, answer: Mapping[str, Any] | None, secrets: Sequ
         # What lies under /dev stays a device, whatever serves it (a FIFO or a FUSE file stands in for one).
         kind=file.kind if file.kind == "device" else answer["kind"],
         size_bytes=answer["size_bytes"],
-        modified_age_s=max(0.0, time.time() - answer["modified_at"]),
+        changed_age_s=max(0.0, time.time() - answer["changed_at"]),
     )
 
 

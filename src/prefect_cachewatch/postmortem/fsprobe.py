@@ -40,7 +40,7 @@ def probe_directory(path: str, quota_source: str, uid: int) -> dict[str, Any]:
         "owner_uid": facts.st_uid,
         "owner_gid": facts.st_gid,
         "mode": stat.S_IMODE(facts.st_mode),
-        "modified_age_s": max(0.0, time.time() - facts.st_mtime),
+        "changed_age_s": max(0.0, time.time() - facts.st_ctime),
     }
     if quota_source:
         answer.update(_quota(quota_source, uid))
@@ -65,7 +65,7 @@ def probe_file(path: str) -> dict[str, Any]:
         kind = "pipe"
     elif stat.S_ISCHR(facts.st_mode):
         kind = "device"
-    return {"kind": kind, "size_bytes": facts.st_size, "modified_at": facts.st_mtime}
+    return {"kind": kind, "size_bytes": facts.st_size, "changed_at": facts.st_ctime}
 
 
 def _quota(source: str, uid: int) -> dict[str, Any]:

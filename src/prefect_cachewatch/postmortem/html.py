@@ -187,7 +187,7 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
         'placeholder="part of a path or a flag"></label> <output id="matches"></output></p>'
     )
     return (
-        f"<section><h2>Files</h2><p>{total}{shown}; most recently modified first. A click on a column's head sorts.</p>"
+        f"<section><h2>Files</h2><p>{total}{shown}; what grew last first. A click on a column's head sorts.</p>"
         f"{controls}{table}{more}</section>"
     )
 

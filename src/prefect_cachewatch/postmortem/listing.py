@@ -1,4 +1,4 @@
-"""The listing of a cache directory as a report shows it: newest first, bounded, flagged. Pure."""
+"""The listing of a cache directory as a report shows it: what grew last first, bounded, flagged. Pure."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DirectoryTotal:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of the cache directories, most recently modified first."""
+    """The files of the cache directories: what grew last first, as it was seen, then what changed last."""
 
     #: All files, listed or not; a hard-linked file once.
     total_files: int

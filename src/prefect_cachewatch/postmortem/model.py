@@ -66,7 +66,7 @@ class ProcessFacts:
 class FilesystemFacts:
     """The file system of one cache directory; `responded` is False when it did not answer in time.
 
-    `modified_age_s` is the time since an entry was made, renamed or removed in the directory itself.
+    `changed_age_s` is the time since an entry was made, renamed or removed in the directory itself.
     """
 
     path: str
@@ -84,7 +84,7 @@ class FilesystemFacts:
     owner_uid: int | None = None
     owner_gid: int | None = None
     mode: int | None = None
-    modified_age_s: float | None = None
+    changed_age_s: float | None = None
     quota_limit_bytes: int | None = None
     quota_used_bytes: int | None = None
 

@@ -96,7 +96,7 @@ class OpenFile:
     in_cache: bool = False
     inode: int | None = None
     size_bytes: int | None = None
-    modified_age_s: float | None = None
+    changed_age_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -220,9 +220,7 @@ def churning(view: View) -> Diagnosis | None:
     """Bytes are written and removed again; nothing stays."""
     growth = view.evidence.growth
     # Files that live for less than a poll are in no scan; the directory's own time tells of them.
-    stirred = any(
-        f.modified_age_s is not None and f.modified_age_s <= _recent_s(view) for f in view.evidence.filesystems
-    )
+    stirred = any(f.changed_age_s is not None and f.changed_age_s <= _recent_s(view) for f in view.evidence.filesystems)
     hidden = stirred and (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES and not _written_lately(view, in_cache=False)
     if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes and not hidden:
         return None
@@ -354,7 +352,7 @@ def _written_lately(view: View, in_cache: bool) -> list[OpenFile]:
         for file in process.files
         if file.kind == "file" and "w" in file.access and file.in_cache is in_cache
         if file.fd > 2 or in_cache
-        if file.modified_age_s is not None and file.modified_age_s <= recent_s
+        if file.changed_age_s is not None and file.changed_age_s <= recent_s
         if not any(fnmatch(file.target.rsplit("/", 1)[-1], glob) for glob in DEFAULT_IGNORE)
     }
     return sorted(found.values(), key=lambda file: -(file.size_bytes or 0))

@@ -17,7 +17,7 @@ from typing import Any
 
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.builds import read_unfinished, require_whole
-from prefect_cachewatch.publish.durable import read_small_file, switch_link, write_durably
+from prefect_cachewatch.publish.durable import read_record, switch_link, write_durably
 from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold_switch, read_current
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.status import clear_status, mark_build, read_statuses
@@ -185,21 +185,8 @@ def read_history(folder: CacheFolder) -> History:
     Raises:
         StoreError: if the file was cut or edited.
     """
-    try:
-        body: Any = json.loads(read_small_file(folder.fd, _HISTORY, _LIMIT_BYTES))
-        released = {str(build): float(at) for build, at in body["released"].items()}
-        return History(tuple(str(build) for build in body["history"]), tuple(released.items()))
-    except FileNotFoundError:
-        return History()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        path = f"{folder.path}/{_HISTORY}"
-        raise StoreError(
-            f"{for_terminal(path, 1000)} was cut short or edited: move it away (the way back is lost then, no build is), "
-            "then activate the build you want",
-            path=path,
-        ) from None
-    except OSError as error:
-        raise StoreError(f"cannot read {folder.path}/{_HISTORY}: {os.strerror(error.errno or 0)}") from None
+    lost = "(the way back is lost then, no build is), then activate the build you want"
+    return read_record(folder.fd, _HISTORY, _LIMIT_BYTES, _decode, path=folder.path, lost=lost) or History()
 
 
 def verify_build(
@@ -230,6 +217,11 @@ def verify_build(
         with contextlib.suppress(OSError, StoreError), hold_switch(folder, "note a build that is whole"):
             clear_status(folder, build_id)
     return found
+
+
+def _decode(body: Any) -> History:
+    released = {str(build): float(at) for build, at in body["released"].items()}
+    return History(tuple(str(build) for build in body["history"]), tuple(released.items()))
 
 
 def _require_good(folder: CacheFolder, build_id: str, verify: str, now_s: float) -> Manifest:

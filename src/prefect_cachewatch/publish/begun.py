@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from prefect_cachewatch.common.removal import Entry, Removed, list_entries, look, make_stamp, remove_judged, walk
 from prefect_cachewatch.errors import StoreError
@@ -28,7 +29,7 @@ from prefect_cachewatch.measure.creation import (
     read_line,
     sort,
 )
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_small_file, write_durably
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, write_durably
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.text import for_terminal
 
@@ -214,23 +215,23 @@ def read_begun(meta_fd: int) -> Begun | None:
     Args:
         meta_fd: descriptor of cachewatch's own directory.
     """
-    try:
-        found = json.loads(read_small_file(meta_fd, BEGUN, 1 << 16))
-        begun = Begun(str(found["key"]), str(found["build_id"]))
-        if found.get("since_ns") is None:
-            return begun  # an earlier version's
-        until_ns, directory = found["until_ns"], found["directory"]
-        return replace(
-            begun,
-            since_ns=int(found["since_ns"]),
-            until_ns=None if until_ns is None else int(until_ns),
-            grace_s=float(found["grace_s"]),
-            boot_id=str(found["boot_id"]),
-            directory=(int(directory[0]), directory[1]),
-            doubts=tuple(Doubt(int(since), None if until is None else int(until)) for since, until in found["doubts"]),
-        )
-    except (OSError, StoreError, ValueError, TypeError, LookupError, RecursionError):
-        return None
+    return read_note(meta_fd, BEGUN, 1 << 16, _decode)
+
+
+def _decode(found: Any) -> Begun:
+    begun = Begun(str(found["key"]), str(found["build_id"]))
+    if found.get("since_ns") is None:
+        return begun  # an earlier version's
+    until_ns, directory = found["until_ns"], found["directory"]
+    return replace(
+        begun,
+        since_ns=int(found["since_ns"]),
+        until_ns=None if until_ns is None else int(until_ns),
+        grace_s=float(found["grace_s"]),
+        boot_id=str(found["boot_id"]),
+        directory=(int(directory[0]), directory[1]),
+        doubts=tuple(Doubt(int(since), None if until is None else int(until)) for since, until in found["doubts"]),
+    )
 
 
 def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str | None) -> tuple[Doubt, ...]:

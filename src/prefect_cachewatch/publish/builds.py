@@ -7,14 +7,14 @@ Reads only, but for the record of what is known against builds; what changes a b
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_small_file
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, read_small_file
 from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirectory, read_current
 from prefect_cachewatch.publish.locks import HeldLock, hold_shared, is_locked
 from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
@@ -260,11 +260,11 @@ def read_unfinished(folder: CacheFolder) -> frozenset[str]:
     Returns:
         Ids; none where the record is missing or was cut: then a build is judged by what lies in it alone.
     """
-    try:
-        body = json.loads(read_small_file(folder.fd, UNFINISHED, 1 << 20))
-        return frozenset(check_build_id(str(build_id)) for build_id in body["builds"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError):
-        return frozenset()
+    return read_note(folder.fd, UNFINISHED, 1 << 20, _decode_unfinished) or frozenset()
+
+
+def _decode_unfinished(body: Any) -> frozenset[str]:
+    return frozenset(check_build_id(str(build_id)) for build_id in body["builds"])
 
 
 def has_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> bool:

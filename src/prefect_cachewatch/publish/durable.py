@@ -7,9 +7,12 @@ meanwhile is followed. What the names mean is known above.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import stat
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from prefect_cachewatch.common.files import rename_entry, write_entry
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, remove_tree
@@ -24,12 +27,16 @@ __all__ = [
     "is_leftover",
     "move_entry",
     "move_to_trash",
+    "read_note",
+    "read_record",
     "read_small_file",
     "remove_leftovers",
     "switch_link",
     "sync_directory",
     "write_durably",
 ]
+
+T = TypeVar("T")
 
 # Names of this form are half-done work of a process that died; nobody reads them.
 _LEFTOVER = ".cachewatch-new-"
@@ -244,6 +251,54 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
         if status.st_size > limit_bytes:
             raise StoreError(f"'{for_terminal(name)}' is larger than {limit_bytes} bytes: cachewatch did not write it")
         return file.read(limit_bytes + 1)
+
+
+def read_record(
+    directory_fd: int, name: str, limit_bytes: int, decode: Callable[[Any], T], *, path: str, lost: str
+) -> T | None:
+    """Read a JSON file of the store's own, which is believed as a whole or not at all.
+
+    Args:
+        directory_fd: descriptor of the directory.
+        name: the file's name.
+        limit_bytes: a larger file is refused.
+        decode: makes a value of what JSON gave; whatever it misses it raises as a dict or a list does.
+        path: of the directory, for messages.
+        lost: what moving the file away costs and what to do then, for the message.
+
+    Returns:
+        The value; None where there is no such file.
+
+    Raises:
+        StoreError: if it was cut or edited, or cannot be read.
+    """
+    shown = for_terminal(f"{path}/{name}", 1000)
+    try:
+        return decode(json.loads(read_small_file(directory_fd, name, limit_bytes)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise StoreError(f"{shown} was cut short or edited: move it away {lost}", path=f"{path}/{name}") from None
+    except OSError as error:
+        raise StoreError(f"cannot read {shown}: {os.strerror(error.errno or 0)}", path=f"{path}/{name}") from None
+
+
+def read_note(directory_fd: int, name: str, limit_bytes: int, decode: Callable[[Any], T]) -> T | None:
+    """Read a JSON file of the store's own whose loss costs time and nothing else.
+
+    Args:
+        directory_fd: descriptor of the directory.
+        name: the file's name.
+        limit_bytes: a larger file is none.
+        decode: as for `read_record`.
+
+    Returns:
+        The value; None where there is none, or it was cut or edited, or cannot be read.
+    """
+    try:
+        return read_record(directory_fd, name, limit_bytes, decode, path="", lost="")
+    except StoreError:
+        return None
 
 
 def _remove(directory_fd: int, name: str) -> None:

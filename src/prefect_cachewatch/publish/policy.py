@@ -103,7 +103,7 @@ class PublishPolicy(BaseModel):
     suspects: Literal["remove", "keep"] = Field(
         default="remove",
         description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
-        "the last modified, and what grew in its last window.",
+        "the last changed, and what grew in its last window.",
     )
     accept: _Globs = Field(
         default_factory=list,

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
-from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import read_small_file, write_durably
+from prefect_cachewatch.publish.durable import read_record, write_durably
 from prefect_cachewatch.publish.layout import CacheFolder
-from prefect_cachewatch.text import for_terminal, redact
+from prefect_cachewatch.text import redact
 
 __all__ = ["BuildStatus", "Status", "clear_status", "mark_build", "merge_status", "read_statuses"]
 
@@ -73,20 +72,8 @@ def read_statuses(folder: CacheFolder) -> dict[str, BuildStatus]:
     Raises:
         StoreError: if the file was cut or edited: a damaged build must not pass for a good one by that.
     """
-    try:
-        body: Any = json.loads(read_small_file(folder.fd, _RECORD, _LIMIT_BYTES))
-        return {str(build): _decode(entry) for build, entry in body["builds"].items()}
-    except FileNotFoundError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        path = f"{folder.path}/{_RECORD}"
-        raise StoreError(
-            f"{for_terminal(path, 1000)} was cut short or edited: move it away (what was known against builds is lost "
-            "then), and verify the builds with cachewatch store verify",
-            path=path,
-        ) from None
-    except OSError as error:
-        raise StoreError(f"cannot read {folder.path}/{_RECORD}: {os.strerror(error.errno or 0)}") from None
+    lost = "(what was known against builds is lost then), and verify the builds with cachewatch store verify"
+    return read_record(folder.fd, _RECORD, _LIMIT_BYTES, _decode_all, path=folder.path, lost=lost) or {}
 
 
 def mark_build(folder: CacheFolder, build_id: str, status: Status, why: str, now_s: float) -> BuildStatus:
@@ -137,6 +124,10 @@ def _write(folder: CacheFolder, statuses: Mapping[str, BuildStatus]) -> None:
     builds = {build: asdict(status) for build, status in sorted(statuses.items()) if build in there}
     body = {"schema_version": 1, "builds": builds}
     write_durably(folder.fd, _RECORD, json.dumps(body, indent=1).encode("ascii") + b"\n")
+
+
+def _decode_all(body: Any) -> dict[str, BuildStatus]:
+    return {str(build): _decode(entry) for build, entry in body["builds"].items()}
 
 
 def _decode(entry: Mapping[str, Any]) -> BuildStatus:

@@ -31,7 +31,7 @@ from prefect_cachewatch.publish.builds import (
     read_own_manifest,
 )
 from prefect_cachewatch.publish.collection import Collected, collect_builds, prune_quarantine
-from prefect_cachewatch.publish.durable import read_small_file, remove_leftovers, sync_directory, write_durably
+from prefect_cachewatch.publish.durable import read_note, remove_leftovers, sync_directory, write_durably
 from prefect_cachewatch.publish.layout import (
     CURRENT,
     CacheFolder,
@@ -390,16 +390,12 @@ def _is_at(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
 
 def _read_staging(folder: CacheFolder) -> dict[str, Any]:
     # A record that was cut or edited costs a resume, never a build.
-    try:
-        record = json.loads(read_small_file(folder.fd, STAGING_RECORD, 65536))
-        check_build_id(str(record["build_id"]))
-        return {
-            "build_id": str(record["build_id"]),
-            "key": str(record["key"]),
-            "started_s": float(record["started_s"]),
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError):
-        return {}
+    return read_note(folder.fd, STAGING_RECORD, 65536, _decode_staging) or {}
+
+
+def _decode_staging(record: Any) -> dict[str, Any]:
+    build_id, key = check_build_id(str(record["build_id"])), str(record["key"])
+    return {"build_id": build_id, "key": key, "started_s": float(record["started_s"])}
 
 
 def _writing(folder: CacheFolder) -> str | None:

@@ -29,6 +29,7 @@ from prefect_cachewatch.publish.digests import digest_build
 from prefect_cachewatch.publish.durable import (
     entry_exists,
     holds_change_times,
+    read_note,
     read_small_file,
     remove_leftovers,
     sync_directory,
@@ -216,11 +217,7 @@ class BuildTarget(ABC):
             return f"{GROWTH_MARK} cannot be read: {why}"
 
     def _read_reported(self, record_fd: int) -> list[str]:
-        try:
-            found = json.loads(read_small_file(record_fd, REPORTED, 1 << 24))
-            return [str(path) for path in found["paths"]]
-        except (OSError, StoreError, ValueError, KeyError, TypeError, RecursionError):
-            return []
+        return read_note(record_fd, REPORTED, 1 << 24, lambda found: [str(path) for path in found["paths"]]) or []
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
         """Check what the generator left; nothing is changed.

@@ -1,0 +1,91 @@
+"""Every flow can be served: it is pickled into each run's process, as `flow.serve` does it."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import httpx
+import pytest
+from prefect import Flow
+from prefect.flow_engine import run_flow
+from prefect.utilities.callables import cloudpickle_wrapped_call
+from tests.orchestration.conftest import Server, end
+from tests.orchestration.test_fleet import children, job, new_tag, write_jobs
+
+import prefect_cachewatch.flows
+
+MODULES = [
+    importlib.import_module(f"prefect_cachewatch.flows.{module.name}")
+    for module in pkgutil.iter_modules(prefect_cachewatch.flows.__path__)
+]
+FLOWS = {
+    f"{module.__name__.rpartition('.')[2]}.{name}": value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, Flow) and value.fn.__module__ == module.__name__
+}
+LOADS = """
+import pickle, sys, cloudpickle
+fn, args, options = cloudpickle.loads(pickle.load(sys.stdin.buffer).args[0])
+print(options["flow"].name, sorted(options["flow"].parameters.properties)[0])
+"""
+
+
+def test_all_flows_are_looked_at() -> None:
+    assert {flow.name for flow in FLOWS.values()} == {
+        "generate-cache", "deploy-cache", "watch-cache", "generate-fleet", "follow-up-stall", "plan-capacity",
+        "check-capacity",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_flow_is_pickled_for_the_process_of_a_run(name: str, by_value: bool) -> None:
+    """By value is how Prefect takes along modules which are not installed: a checkout's, or a copy of ours."""
+    flow: Any = FLOWS[name]
+    for module in MODULES if by_value else []:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        call = pickle.dumps(cloudpickle_wrapped_call(run_flow, flow=flow))
+    finally:
+        for module in MODULES if by_value else []:
+            cloudpickle.unregister_pickle_by_value(module)
+    done = subprocess.run([sys.executable, "-c", LOADS], input=call, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [flow.name, min(flow.parameters.properties)]
+
+
+@pytest.mark.fleet
+@pytest.mark.timeout(300)
+def test_a_served_fleet_runs_its_jobs(server: Server, tmp_path: Path) -> None:
+    script, tag = tmp_path / "serve.py", new_tag()
+    script.write_text(
+        "from prefect_cachewatch.flows.fleet import generate_fleet\n"
+        "if __name__ == '__main__':\n"
+        "    generate_fleet.serve(name='served', pause_on_shutdown=False)\n"
+    )
+    path = write_jobs(tmp_path, tag, [job("one", tag, tmp_path), job("two", tag, tmp_path)])
+    with (tmp_path / "serve.log").open("wb") as log:
+        serving = subprocess.Popen([sys.executable, script], env=server.env, cwd=tmp_path, stdout=log, stderr=log)
+        deadline = time.monotonic() + 90
+        try:
+            while True:
+                try:
+                    run_id = server.start_run("generate-fleet/served", {"jobs": str(path)})
+                    break
+                except httpx.HTTPError:
+                    assert time.monotonic() < deadline, (tmp_path / "serve.log").read_text()
+                    time.sleep(0.3)
+            run = server.wait_for_state(run_id, "COMPLETED", "FAILED", "CRASHED", timeout_s=120)
+        finally:
+            end(serving)
+    assert run["state_type"] == "COMPLETED", run["state"]["message"]
+    assert sorted(children(server, run_id)) == ["one", "two"]
