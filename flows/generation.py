@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.delivery import Delivery
-from prefect_cachewatch.errors import CacheDirectoryError, CachewatchError, InputError
+from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.flows.attempts import (
     ASIDE_MODULES,
@@ -256,18 +256,18 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             return Failed(name=_state_name(outcome), message=f"{outcome.message} {problem}")
         if outcome.stop is not None and outcome.stop.survivors:
             site.note_end(failed=True)  # they may have written until a moment ago
-        if retry.on_retry == "clean":
-            try:
+        try:
+            if retry.on_retry == "clean":
                 _log_cleaned(site.clean(), logger)
-            except CacheDirectoryError as error:
-                message = f"{outcome.message} No further attempt: {error.message}."
-                logger.error("no further attempt: %s", error.message)
-                write_reports(inputs, replace(report, message=message), f"report-{number}.json")
-                if inputs.delivery is not None:
-                    leave_build(inputs.delivery, report, site)
-                return Failed(name=_state_name(outcome), message=message)
-        if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
-            prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
+            if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
+                prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
+        except InputError as error:  # beside what may be cut and cannot be removed nothing is generated
+            message = f"{outcome.message} No further attempt: {error.message}."
+            logger.error("no further attempt: %s", error.message)
+            write_reports(inputs, replace(report, message=message), f"report-{number}.json")
+            if inputs.delivery is not None:
+                leave_build(inputs.delivery, report, site)
+            return Failed(name=_state_name(outcome), message=message)
         left_s = max(0.0, due_s - time.monotonic())
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))
         time.sleep(left_s)

@@ -65,6 +65,30 @@ def states(store, name="c"):
 # -- publish
 
 
+def test_clean_up_between_publishing_and_activating_takes_no_build_of_a_live_publisher(store):
+    publish(store)
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store, "other")) as build:
+        write(build, {"a.bin": b"abc"})
+        build.publish(policy, findings=build.check(policy))
+        assert not store.gc("c", keep=1, grace_s=0).removed
+        store.activate("c", build.build_id)
+    assert len(store.gc("c", keep=1, grace_s=0).removed) == 1
+    assert store.verify("c").whole
+
+
+def test_a_record_with_numbers_that_no_clock_shows_is_none(store):
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.bin": b"abc"})
+        build.note_growth()
+    record = {"build_id": build.build_id, "key": "k", "started_s": 10**400}
+    Path(store.root, "c", ".staging.json").write_text(json.dumps(record))
+    Path(store.root, "c", ".activations.json").write_text(json.dumps({"history": [], "released": {"x": 10**400}}))
+    assert states(store) == {build.build_id: "abandoned"}
+    with pytest.raises(StoreError, match="was cut short or edited: move it away"):
+        store.gc("c", keep=1, grace_s=0)
+
+
 def test_a_published_build_is_current_and_its_manifest_lists_every_file(store):
     build = publish(store)
     current = Path(store.current_path("c"))

@@ -6,6 +6,8 @@ import hashlib
 import http.server
 import json
 import os
+import shutil
+import subprocess
 import sys
 import threading
 import uuid
@@ -255,6 +257,71 @@ def test_a_clean_retry_keeps_nothing(store: CacheStore, tmp_path: Path) -> None:
     clean = AGAIN.model_copy(update={"on_retry": "clean"})
     assert run(job(CUTS, str(mark)), policy(store), retry=clean).name == "Completed"
     assert mark.read_text() == "[]"
+
+
+# As a container does: some files are another user's, one whole and one cut when the generator hangs.
+STRANGERS = """
+import os, subprocess, sys, time
+cache, mark, fixed = sys.argv[1:]
+def theirs(name, size):
+    path = os.path.join(cache, name)
+    if not os.path.exists(path):
+        open(path, "wb").write(bytes(size))
+        os.chown(path, 65534, 65534)
+first = not os.path.exists(mark)
+theirs("early.bin", 50_000)
+for n in range(3):
+    open(os.path.join(cache, f"layer{n}.bin"), "wb").write(bytes([n]) * 50_000)
+    time.sleep(0.4)
+theirs("late.bin", 20_000 if first else 50_000)
+if first:
+    if fixed == "fixed":
+        subprocess.run(["chattr", "+i", os.path.join(cache, "late.bin")], check=True)
+    open(mark, "w").close()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
+    store: CacheStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clean = AGAIN.model_copy(update={"on_retry": "clean"})
+    state = run(job(STRANGERS, str(tmp_path / "mark"), "free"), policy(store, suspect_window_s=0), retry=clean)
+    assert state.name == "Completed", state.message
+    current = Path(store.current_path("llama"))
+    assert {file.name: file.stat().st_size for file in current.glob("*.bin")} == dict.fromkeys(
+        ("early.bin", "late.bin", "layer0.bin", "layer1.bin", "layer2.bin"), 50_000
+    )
+    said = caplog.text
+    assert (
+        "2 files that came during the attempt are not known to be its own, and stay: " in said and "early.bin" in said
+    )
+    assert "removed 1 files that may be cut, before resuming: late.bin" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
+@pytest.mark.parametrize("on_retry", ["clean", "resume"])
+def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_retries(
+    store: CacheStore, tmp_path: Path, on_retry: str
+) -> None:
+    probe, report = tmp_path / "probe", tmp_path / "report.json"
+    probe.touch()
+    if shutil.which("chattr") is None or subprocess.run(["chattr", "+i", probe], check=False).returncode:
+        pytest.skip("no immutable files here")
+    subprocess.run(["chattr", "-i", probe], check=True)
+    again = AGAIN.model_copy(update={"on_retry": on_retry})
+    given: dict[str, Any] = {"retry": again, "report": report}
+    try:
+        state = run(job(STRANGERS, str(tmp_path / "mark"), "fixed"), policy(store, suspect_window_s=0), **given)
+        (cut,) = Path(store.root).glob("llama/builds/*/late.bin")
+        assert (state.type, state.name) == ("FAILED", "Stalled")
+        assert "No further attempt: cannot remove late.bin before the retry" in str(state.message)
+        assert json.loads(report.read_text())["message"] == state.message
+        assert cut.stat().st_size == 20_000 and not Path(store.current_path("llama")).exists()
+    finally:
+        for cut in Path(store.root).glob("llama/builds/*/late.bin"):
+            subprocess.run(["chattr", "-i", cut], check=True)
 
 
 @pytest.mark.parametrize("code", [CUTS, LIES], ids=["cuts", "lies"])

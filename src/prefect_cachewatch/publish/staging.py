@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from prefect_cachewatch.common.removal import empty_directory
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, open_build, read_unfinished
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, open_build, pin_build, read_unfinished
 from prefect_cachewatch.publish.checks import Finding
 from prefect_cachewatch.publish.durable import (
     OPEN_DIRECTORY,
@@ -131,6 +131,8 @@ class StagedBuild(BuildTarget):
     def _write_manifest(self, build_fd: int, meta_fd: int, data: bytes) -> None:
         sync_directory(self._folder.builds_fd)
         super()._write_manifest(build_fd, meta_fd, data)
+        # Until it is closed, which is after the activation: a clean-up in between would take it for one that nobody uses.
+        self._resources.callback(pin_build(build_fd).release)
 
     def _check_meta(self, build_fd: int) -> list[Finding]:
         found = _foreign_meta(build_fd)
