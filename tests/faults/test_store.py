@@ -158,6 +158,59 @@ def test_clean_up_never_reaches_into_a_mount(tmp_path: Path, fault: Fault, where
     row.measured.append((where, "the mount is whole"))
 
 
+LAYERS = """
+import os, subprocess, sys
+from pathlib import Path
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+above = Path(sys.argv[1])
+lower, upper, merged = (above / name for name in ("lower", "upper", "merged"))
+def publish(root):
+    store, policy = CacheStore(root), PublishPolicy(store=root)
+    with store.begin("c", BuildRecipe.of(["g"], policy)) as build:
+        Path(build.path, "a.bin").write_text("abc")
+        build.publish(policy, findings=build.check(policy))
+    store.activate("c", build.build_id)
+    return build.build_id
+for path in (lower, upper, merged):
+    path.mkdir()
+old = publish(lower)
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", upper], check=True)
+(upper / "u").mkdir(), (upper / "w").mkdir()
+layers = f"lowerdir={lower},upperdir={upper}/u,workdir={upper}/w,redirect_dir=off"
+if subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, merged], check=False).returncode:
+    sys.exit(77)
+newer, newest = publish(merged), publish(merged)
+store = CacheStore(merged)
+done = store.gc("c", keep=1, grace_s=0)
+assert [decision.build_id for decision in done.removed] == [newer], done
+assert len(done.problems) == 1 and old in done.problems[0] and "lower layer" in done.problems[0], done.problems
+assert store.verify("c").whole and store.verify("c", old).whole
+subprocess.run(["mount", "-o", "remount,ro", merged], check=True)
+assert store.verify("c").whole and len(store.list_builds("c")) == 2
+with store.open_current("c") as build:
+    assert build.build_id == newest
+"""
+
+
+def test_clean_up_of_a_store_in_two_layers(tmp_path: Path, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "a store in two layers",
+        "a store of an image seen through an overlay whose upper layer is another file system; then mounted read-only",
+        "`gc` names the build that cannot be moved, removes the others, and all that is left is whole and can be read",
+    )
+    if os.geteuid() != 0:
+        unavailable("needs root to mount a file system")
+    argv = [*in_namespace(None, "--bind", str(tmp_path)), sys.executable, "-c", LAYERS, str(tmp_path)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode == 77:
+        unavailable("no overlay can be mounted here")
+    assert done.returncode == 0, done.stderr
+    row.measured.append(("overlay", "one named, the others gone"))
+
+
 def test_a_suspect_that_cannot_be_removed_is_never_published(
     own_sandbox: Sandbox, server: dict[str, str], fault: Fault
 ) -> None:

@@ -7,6 +7,7 @@ system that keeps them, and from the store's own history.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from prefect_cachewatch.publish.locks import hold_exclusive
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.retention import Candidate, GcDecision, plan_collection, surplus_quarantined
 from prefect_cachewatch.publish.tree import scan_build
+from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Collected", "collect_builds", "prune_quarantine"]
 
@@ -86,11 +88,13 @@ def collect_builds(
             grace_s=grace_s,
             rollback_order=[b for b in rollback_order(history.entries, current) if b not in statuses],
         )
+        problems: list[str] = []
         if not dry_run:
-            decisions = [_move_aside(folder, decision) for decision in decisions]
+            decisions = [_move_aside(folder, decision, problems) for decision in decisions]
     freed = sum(decision.size_bytes for decision in decisions if decision.remove)
     # Without the lock: removing 100 GB takes minutes, and nobody can reach it any more.
-    problems = [] if dry_run else _empty_trash(folder.builds_fd, folder.quarantine_fd)
+    if not dry_run:
+        problems += _empty_trash(folder.builds_fd, folder.quarantine_fd)
     return Collected(tuple(decisions), freed, dry_run, tuple(problems))
 
 
@@ -113,11 +117,16 @@ def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -
         path = folder.quarantine_path(build_id)
         with contextlib.suppress(StoreError), open_subdirectory(folder.quarantine_fd, build_id, path) as fd:
             sizes.append((build_id, scan_build(fd).total_bytes))
+    problems = []
     with hold_switch(folder, "remove refused builds"):
         for build_id in surplus_quarantined(sizes, keep, max_bytes):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 move_to_trash(folder.quarantine_fd, build_id)
-    return _empty_trash(folder.quarantine_fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problems.append(_cannot_remove(folder.quarantine_path(build_id), error))
+    return problems + _empty_trash(folder.quarantine_fd)
 
 
 def _file_system_now(folder: CacheFolder, now_s: float) -> float:
@@ -144,7 +153,7 @@ def _candidate(folder: CacheFolder, build: BuildInfo, released_s: float, skew_s:
     return Candidate(build.build_id, build.state, idle_s, size, build.pinned, build.status is not None)
 
 
-def _move_aside(folder: CacheFolder, decision: GcDecision) -> GcDecision:
+def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) -> GcDecision:
     if not decision.remove:
         return decision
     try:
@@ -159,7 +168,18 @@ def _move_aside(folder: CacheFolder, decision: GcDecision) -> GcDecision:
     except StoreBusy:
         # A reader came between the listing and now.
         return replace(decision, remove=False, reason="pinned")
+    except OSError as error:
+        # The others are not to stay for one that cannot go: it keeps its name and is whole.
+        of = folder.quarantine_path if decision.state == "quarantined" else folder.build_path
+        problems.append(_cannot_remove(of(decision.build_id), error))
+        return replace(decision, remove=False)
     return decision
+
+
+def _cannot_remove(path: str, error: OSError) -> str:
+    # What lies in a lower layer of an overlay is not moved in one step, and nobody is to see it half removed.
+    layer = " (it may lie in a lower layer of an overlay)" if error.errno == errno.EXDEV else ""
+    return f"cannot remove {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}{layer}"
 
 
 def _empty_trash(*directory_fds: int) -> list[str]:
