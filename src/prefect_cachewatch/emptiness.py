@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -208,7 +207,7 @@ def holds_nothing(growth: Growth, markers: int = 0) -> bool:
 
 def _is_scratch(path: str) -> bool:
     """Whether a directory lies where programs keep what they throw away: such ones are named last."""
-    return f"{path}/".startswith(("/tmp/", "/var/tmp/", f"{os.path.realpath(tempfile.gettempdir())}/"))  # noqa: S108
+    return f"{path}/".startswith(("/tmp/", "/var/tmp/", f"{os.path.realpath(os.environ.get('TMPDIR') or '/tmp')}/"))  # noqa: S108
 
 
 def _names(paths: Sequence[str]) -> str:

@@ -5,12 +5,13 @@ Reads /proc alone, never a file system that may hang; a process of another user 
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE, compile_ignore
+from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE, IgnoreTest, compile_ignore
 from prefect_cachewatch.postmortem.procdetails import list_open_files
 from prefect_cachewatch.rundir import state_home
 from prefect_cachewatch.supervise.proc import descendants
@@ -21,7 +22,11 @@ __all__ = ["NO_CACHE", "directories_written", "is_no_cache", "own_files", "write
 NO_CACHE = (*DEFAULT_IGNORE, "*.pyc", "*.pyc.*", "*.pyo", "*.pid", "*.sock", ".git/*", "*/.git/*")
 
 _NOT_CACHES = ("/dev/", "/proc/", "/sys/", "/memfd:", "/run/", "/SYSV")
-_ignored = compile_ignore(NO_CACHE)
+
+
+@functools.cache
+def _no_cache() -> IgnoreTest | None:  # made when it is asked for: most runs never do
+    return compile_ignore(NO_CACHE)
 
 
 def is_no_cache(path: str) -> bool:
@@ -38,7 +43,8 @@ def is_no_cache(path: str) -> bool:
         [True, True, False]
     """
     directory, _, name = path.rpartition("/")
-    noise = _ignored is not None and _ignored(name, directory[1:] + "/")
+    ignored = _no_cache()
+    noise = ignored is not None and ignored(name, directory[1:] + "/")
     return noise or path.startswith((*_NOT_CACHES, f"{os.path.realpath(state_home())}/"))
 
 
