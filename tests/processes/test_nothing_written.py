@@ -116,6 +116,7 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
     fast = tmp_path / "fast"
     fast.mkdir()
     (fast / "helper.py").write_text("X = 1\n")
+    time.sleep(1.5)  # beyond what a clock may differ
     script = "import sys; sys.path.insert(0, '.'); import helper"
     options = (
         "--cwd",
