@@ -51,11 +51,11 @@ def command(directory: Path) -> int:
 
     _say("4. what the run page shows")
     shown = _print_artifacts("cachewatch-demo-frozen")
-    files = len(list((root / "healthy").glob("*.tensorbin")))
-    as_promised = (healthy, frozen, files, shown) == (0, 124, 4 * _LAYERS, 2)
+    tensors = len(list((root / "healthy").glob("*.tensorbin")))
+    as_promised = (healthy, frozen, tensors, shown) == (0, 124, 4 * _LAYERS, 2)
     _say("done" if as_promised else "this demo did not go as it should")
     print(
-        f"  demo-healthy   exit {healthy}: Completed, {files} tensors in {root / 'healthy'}\n"
+        f"  demo-healthy   exit {healthy}: Completed, {tensors} tensors in {root / 'healthy'}\n"
         f"  demo-frozen    exit {frozen}: {'Stalled, its process tree stopped' if frozen == 124 else 'not stopped'}\n"
         f"  reports        {root}/healthy.json, {root}/frozen.json\n"
         "  post-mortem    cachewatch report, cachewatch report --open\n"
