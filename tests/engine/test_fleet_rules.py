@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
 from prefect_cachewatch.cli.fleet_view import render_fleet, render_summary
+from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.hostcheck import check_host
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
@@ -167,15 +169,18 @@ def test_the_live_table_at_80_columns() -> None:
 
 
 def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:
+    def write(status: StatusFile) -> None:
+        data = json.dumps(asdict(JobStatus(1.0, 5, None, 2.0))).encode()
+        status._latest.put((InPlace(), data))
+        status._write_latest()
+
     path = tmp_path / "a.json"
-    StatusFile(path)._write(JobStatus(1.0, 5, None, 2.0))
+    write(StatusFile(path))
     assert read_status(path) == JobStatus(1.0, 5, None, 2.0)
     for text in ("", "{", "[]", '{"at_s": 1}', '{"x": 1}'):
         path.write_text(text)
         assert read_status(path) is None
-    StatusFile(tmp_path / "gone" / "a.json")._write(
-        JobStatus(1.0, 5, None, 2.0)
-    )  # a directory that is gone ends nothing
+    write(StatusFile(tmp_path / "gone" / "a.json"))  # a directory that is gone ends nothing
 
 
 def test_the_record_of_a_fleets_job_says_why_and_what_to_do() -> None:

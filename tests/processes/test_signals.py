@@ -195,8 +195,10 @@ def test_every_other_signal_that_ends_a_process_cancels_with_a_report(tmp_path, 
         assert run.process.wait(PATIENCE_S) == 128 + number
         assert run.told()["outcome"] == "cancelled"
         assert error.splitlines()[-1].startswith(f"Tensor cache generation was cancelled (SIG{name}); ")
-        assert run.lines()[1] == str(int(number))  # who dumps its stacks on SIGQUIT, or tidies up on SIGINT, still can
-        assert "15" in run.lines()
+        heard = [line for line in run.lines() if line.isdigit()]
+        assert "15" in heard
+        # Who dumps its stacks on SIGQUIT still can. Python and shells catch SIGINT unasked: SIGTERM's handler is the one.
+        assert heard[0] == ("15" if name == "INT" else str(int(number)))
 
 
 TIDY = f"""

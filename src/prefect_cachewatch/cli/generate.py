@@ -198,7 +198,8 @@ def run_flow(
         watchdog = ApiWatchdog(told, api_patience_s, _ended)
         watchdog.start()
         try:
-            state: Any = generate_cache(
+            hooks = [*generate_cache.on_crashed_hooks, _cancelled_if(received)]
+            state: Any = generate_cache.with_options(on_crashed=hooks)(
                 job,
                 stall=stall,
                 stop=stop,
@@ -236,6 +237,22 @@ def run_flow(
     if state.is_cancelled():
         return 128 + (received or [signal.SIGTERM])[0]
     return 0 if state.is_completed() else _failed_status(told.report)
+
+
+def _cancelled_if(received: list[int]) -> Callable[[Any, Any, Any], None]:
+    """Make a hook that tells Prefect of a cancellation, where a signal met Prefect's own code, which calls that Crashed."""
+
+    def tell(flow: Any, run: Any, state: Any) -> None:
+        if not received:
+            return
+        from prefect.client.orchestration import get_client  # noqa: PLC0415 - a second of imports
+        from prefect.states import Cancelled  # noqa: PLC0415
+
+        with get_client(sync_client=True) as client:
+            ended = Cancelled(message="Cancelled while no generator was running.")
+            client.set_flow_run_state(run.id, ended, force=True)
+
+    return tell
 
 
 def _is_of_the_api(error: BaseException | None) -> bool:

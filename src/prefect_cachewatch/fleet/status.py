@@ -70,11 +70,14 @@ class StatusFile:
 
     def _write(self) -> None:
         while True:
+            self._write_latest()
+
+    def _write_latest(self) -> None:
+        files, data = self._latest.get()
+        while not self._latest.empty():
             files, data = self._latest.get()
-            while not self._latest.empty():
-                files, data = self._latest.get()
-            with contextlib.suppress(OSError):
-                files.run(write_file, self._path, data, timeout_s=_WRITE_S)
+        with contextlib.suppress(OSError):
+            files.run(write_file, self._path, data, timeout_s=_WRITE_S)
 
 
 def read_status(path: Path) -> JobStatus | None:

@@ -199,27 +199,23 @@ class Guard:
                 continue  # it has just ended
         return group
 
-    def _tell_catching(self, number: int, *, first: bool) -> None:
-        """Pass on a signal of a run that ends, but to nobody who would die of it while tidying up on SIGTERM.
+    def _tell_catching(self, number: int) -> None:
+        """Pass on a signal of a run that ends to those who have a handler of it; SIGQUIT to all, for their core dumps.
 
-        Args:
-            first: whether it is what ends the run: who catches neither this one nor SIGTERM gets it too.
+        Python and shells catch SIGINT unasked, and would end of it without what they do on SIGTERM: who catches or
+        ignores that one gets that one alone.
         """
         if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
             return  # the terminal has told them
         for pid, found in self._group().items():
-            caught = _caught_by(pid)
-            dumps = number == signal.SIGQUIT or not _has(caught, signal.SIGTERM)
-            if _has(caught, number) or (first and dumps):
+            if number == signal.SIGQUIT or _is_for(pid, number):
                 send_signal(pid, found.start_ticks, number)
 
     def _tell_first(self, number: int, until_s: float) -> None:
         """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
-        self._tell_catching(number, first=True)
+        self._tell_catching(number)
         while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0:
-            if not any(
-                found.state not in "TtZ" and _has(_caught_by(pid), number) for pid, found in self._group().items()
-            ):
+            if not any(found.state not in "TtZ" and _is_for(pid, number) for pid, found in self._group().items()):
                 return
             self._nap_in_grace(min(left_s, 0.02))
 
@@ -235,7 +231,7 @@ class Guard:
         commands = [json.loads(line) for line in lines if line]
         for command in commands:
             for number in command["numbers"] if command["cmd"] == "signal" else ():
-                self._tell_catching(number, first=False)
+                self._tell_catching(number)
         stops = [command for command in commands if command["cmd"] == "stop"]
         return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
@@ -270,13 +266,14 @@ class Guard:
         )
 
 
-def _caught_by(pid: int) -> int:
-    """The bit mask of the signals that a process has handlers of."""
+def _is_for(pid: int, number: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
-            return int(file.read().partition(b"SigCgt:")[2].split(maxsplit=1)[0], 16)
+            text = file.read()
+        caught, ignored = (int(text.partition(name)[2].split(maxsplit=1)[0], 16) for name in (b"SigCgt:", b"SigIgn:"))
     except (OSError, IndexError):
-        return 0  # it has just ended
+        return False  # it has just ended
+    return _has(caught, number) and not (number == signal.SIGINT and _has(caught | ignored, signal.SIGTERM))
 
 
 def _has(mask: int, number: int) -> bool:

@@ -253,8 +253,8 @@ def descendants(root: int) -> dict[int, ProcessStat]:
         Pid to reading, as it was when it was found.
 
     Example:
-        >>> descendants(os.getpid())
-        {}
+        >>> os.getpid() in descendants(os.getppid())
+        True
     """
     seen: dict[int, ProcessStat] = {}
     # Kernels without CONFIG_PROC_CHILDREN, and gVisor, have no `children` files.

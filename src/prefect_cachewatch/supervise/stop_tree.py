@@ -41,9 +41,9 @@ class TreeStop:
 
     Example:
         >>> import subprocess
-        >>> from prefect_cachewatch.supervise.proc import descendants
+        >>> from prefect_cachewatch.supervise.proc import read_stats
         >>> with subprocess.Popen(["sleep", "30"]) as child:
-        ...     stop = TreeStop(lambda: {} if child.poll() is not None else descendants(os.getpid()))
+        ...     stop = TreeStop(lambda: {} if child.poll() is not None else read_stats([child.pid]))
         ...     stop.sweep(time.monotonic() + 10), [who["argv"] for who in stop.killed]
         ([], [['sleep', '30']])
     """
