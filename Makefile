@@ -6,7 +6,7 @@ TYPES := .venv-types
 # Markers of the slower tests, each with a target of its own.
 APART := generators or faults or slow or ui or deployments or fleet or containers or scale or peers
 
-.PHONY: demo test lint types bench test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
+.PHONY: demo test lint types bench size test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -45,6 +45,10 @@ types: $(VENV)/.installed
 $(VENV)/.peers: $(VENV)/.test
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
 	@touch $@
+
+# Lines of code and files of each room.
+size: $(VENV)/.installed
+	$(BIN)/python tests/size.py
 
 bench: $(VENV)/.peers
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -17,31 +17,31 @@ from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 
-from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import LineRedactor, secret_values, worth_hiding
+from prefect_cachewatch.common.statedir import open_run_directory
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.examination import LATE_MODULES, Examiner
 from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.output import OutputPump
-from prefect_cachewatch.outputs import check_outputs_ahead
-from prefect_cachewatch.placement import Placement, place_job
-from prefect_cachewatch.recorder import TraceRecorder, attempt_path, trace_path
-from prefect_cachewatch.report import Report, build_report, check_report_path, write_report_within
-from prefect_cachewatch.rundir import open_run_directory
-from prefect_cachewatch.runhistory import PastRun, history_path, past_runs, remember_run
-from prefect_cachewatch.site import CacheSite, check_command
-from prefect_cachewatch.stall import effective_poll_s
-from prefect_cachewatch.tasks.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
-from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
+from prefect_cachewatch.postmortem.examination import LATE_MODULES, Examiner
+from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, write_report_within
+from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
+from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.placement import Placement, place_job
+from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path, trace_path
+from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.reporter import LOG_EVERY_S, ExpectedSize, Reporter
-from prefect_cachewatch.units import format_duration
-from prefect_cachewatch.watch import Outcome, Watch
+from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
+from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.site import CacheSite, check_command
+from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
     "ASIDE_MODULES",
@@ -59,7 +59,7 @@ __all__ = [
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
 #: What a helper has loaded that reads and writes for a run, since no file may be readable later.
-ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.rundir", "prefect_cachewatch.runhistory")
+ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.common.statedir", "prefect_cachewatch.run.history")
 _HISTORY_S = 5.0
 _TASKS_END_S = 20.0
 # A cancelled run is killed 30 s after SIGTERM, and its grace period has passed already.

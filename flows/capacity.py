@@ -17,18 +17,18 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed
 from pydantic import Field
 
-from prefect_cachewatch.capacity.agreement import with_simulation
 from prefect_cachewatch.capacity.charts import latency_chart, shares_chart, small_files_chart
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.capacity.history_check import check_history, unplanned_history
 from prefect_cachewatch.capacity.markdown import check_markdown, plan_markdown, plan_rows
+from prefect_cachewatch.capacity.model.agreement import with_simulation
+from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
+from prefect_cachewatch.capacity.model.planning import plan
+from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
+from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan, as_json
 from prefect_cachewatch.capacity.planfile import PlanInput, read_plan, read_storage
-from prefect_cachewatch.capacity.planning import plan
-from prefect_cachewatch.capacity.probe import ProbeSettings, check_probe
-from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
-from prefect_cachewatch.capacity.results import HistoryCheck, LimitPlan, as_json
+from prefect_cachewatch.capacity.probe.run import ProbeSettings, check_probe
 from prefect_cachewatch.capacity.rollout import decide_limit
-from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit, slug
 

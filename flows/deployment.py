@@ -16,14 +16,14 @@ from prefect.states import Completed, Failed
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
-from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.site import check_command
+from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
-from prefect_cachewatch.tasks.logs import outlive_readers
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
+from prefect_cachewatch.watching.site import check_command
 
 __all__ = ["deploy_cache"]
 

@@ -26,10 +26,11 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.delivery import Delivery
+from prefect_cachewatch.config.profiles import complete_job
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.flows.attempts import (
     ASIDE_MODULES,
     Inputs,
@@ -50,21 +51,20 @@ from prefect_cachewatch.flows.publishing import (
     resume_build,
 )
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
-from prefect_cachewatch.profiles import complete_job
-from prefect_cachewatch.publication import Publication
+from prefect_cachewatch.postmortem.readyreport import ReadyReport, ready_section
+from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.readyreport import ReadyReport, ready_section
-from prefect_cachewatch.report import Report
-from prefect_cachewatch.retry import decide_retry
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.survivors import await_survivors, describe_survivors, still_there
-from prefect_cachewatch.tasks.admission import Admission
-from prefect_cachewatch.tasks.artifacts import AnyLogger
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
-from prefect_cachewatch.tasks.run_metrics import FlowMetrics
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
-from prefect_cachewatch.watch import Outcome
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.retry import decide_retry
+from prefect_cachewatch.supervise.survivors import await_survivors, describe_survivors, still_there
+from prefect_cachewatch.tasks.prefect_api.admission import Admission
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
+from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [
     "CacheGenerationError",
@@ -187,10 +187,10 @@ def generate_cache(
             state = Failed(name="Refused", message=error.message)
         except BaseException as error:
             run_metrics.abandon(error)
-            if (told := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
+            if (telling := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
                 raise
             # A signal to `cachewatch generate`: Prefect makes Crashed of what is raised, a fault that somebody has to see to.
-            last = told.report
+            last = telling.report
             note_end()
             ran = last is not None and last.outcome == "cancelled"
             return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")

@@ -14,13 +14,13 @@ from typing import Any
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
-from prefect_cachewatch.delivery import Delivery, describe_publication, growth_summary
 from prefect_cachewatch.errors import ScanError
+from prefect_cachewatch.postmortem.report import Report, cached_report, suspected_paths
 from prefect_cachewatch.publish.suspects import Suspect
-from prefect_cachewatch.report import Report, cached_report, suspected_paths
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.tasks.artifacts import AnyLogger
+from prefect_cachewatch.run.delivery import Delivery, describe_publication, growth_summary
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.publication import (
     collect_builds,
     emit_cache_event,
@@ -28,8 +28,8 @@ from prefect_cachewatch.tasks.publication import (
     publisher_of,
     verify_build,
 )
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.watch import Outcome
+from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = ["begin_build", "deliver_build", "find_cached", "leave_build", "prepare_retry", "resume_build"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from prefect_cachewatch.flows.context_values import ContextValue
-from prefect_cachewatch.report import Report
-from prefect_cachewatch.watch import Watch
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.watching.attempt import Watch
 
 __all__ = ["Telling", "note_end", "note_work", "whom_to_tell"]
 

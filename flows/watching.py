@@ -22,16 +22,16 @@ from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
-from prefect_cachewatch.report import Report
-from prefect_cachewatch.rundir import open_run_directory
-from prefect_cachewatch.tasks.artifacts import AnyLogger, publish_failure
-from prefect_cachewatch.tasks.events import describe_end, emit_generation_event
-from prefect_cachewatch.tasks.logs import drop_empty_tracebacks, outlive_readers
-from prefect_cachewatch.tasks.reporter import ExpectedSize, Reporter
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, publish_failure
+from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
 from prefect_cachewatch.tasks.watching import Observation, watch_process
 
 __all__ = ["WatchSummary", "watch_cache"]

@@ -1,4 +1,4 @@
-"""The engine as Prefect tasks: `generation` (the guarded attempt), `artifacts`, `reporter`."""
+"""The engine as Prefect tasks: `generation` (the guarded attempt) and its neighbours."""
 
 from prefect_cachewatch.tasks.generation import Attempt, monitor_cache, monitor_growth, run_generator
 

@@ -16,13 +16,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.variables import Variable
 
-from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, ProbeStep, run_probe
-from prefect_cachewatch.capacity.profile import StorageProfile
+from prefect_cachewatch.capacity.model.profile import StorageProfile
+from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, ProbeStep, run_probe
 from prefect_cachewatch.capacity.rollout import LimitDecision, weights_variable
 from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot, storage_weight
 from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, slug, store_run_record
-from prefect_cachewatch.tasks.storage_slots import storage_slot, storage_weight
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "LimitChange",
@@ -115,7 +115,7 @@ def measure_storage(
     Returns:
         The report and the profile.
     """
-    from prefect_cachewatch.capacity.probe_profile import (  # noqa: PLC0415 - yaml, where it is used
+    from prefect_cachewatch.capacity.probe.profile import (  # noqa: PLC0415 - yaml, where it is used
         profile_from_report,
         profile_yaml,
         write_atomically,

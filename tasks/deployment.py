@@ -8,13 +8,13 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.health import HealthCheck, HealthResult, check_health
-from prefect_cachewatch.publication import Publication
+from prefect_cachewatch.publish.health import HealthCheck, HealthResult, check_health
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.tasks.publication import emit_cache_event
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["activate_build", "check_deployment", "collect_surplus", "roll_back_build"]
 

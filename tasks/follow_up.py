@@ -22,9 +22,9 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.followup import PastEnd
-from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.run.followup import PastEnd
 
 __all__ = ["RERUN_TAG", "StalledRun", "read_stalled_run", "start_again"]
 

@@ -17,16 +17,16 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from prefect_cachewatch.advice import next_step
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
-from prefect_cachewatch.emptiness import holds_nothing
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.messages import describe_growth, describe_nothing, describe_stall
-from prefect_cachewatch.monitor import GrowthMonitor
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.stall import StallRule
-from prefect_cachewatch.watch import Watch
+from prefect_cachewatch.postmortem.advice import next_step
+from prefect_cachewatch.watching.attempt import Watch
+from prefect_cachewatch.watching.emptiness import holds_nothing
+from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
+from prefect_cachewatch.watching.monitor import GrowthMonitor
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.stall import StallRule
 
 __all__ = ["Attempt", "monitor_cache", "monitor_growth", "run_generator"]
 

@@ -17,13 +17,13 @@ from prefect.events import emit_event
 from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
-from prefect_cachewatch.delivery import Delivery, describe_publication, describe_refusal
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.checks import Finding, refusals
-from prefect_cachewatch.rundir import slugify
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.run.delivery import Delivery, describe_publication, describe_refusal
 
 __all__ = ["asset_key", "collect_builds", "emit_cache_event", "event_payload", "publisher_of", "verify_build"]
 

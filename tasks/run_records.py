@@ -26,8 +26,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "slug", "store_run_record", "stored_records"]
 

@@ -8,12 +8,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
 from prefect_cachewatch.publish.collection import Collected
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.verification import Verdict
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["activate_cache", "collect_cache", "list_cache", "roll_back_cache", "verify_cache"]
 

@@ -15,12 +15,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from prefect_cachewatch.attach_run import AttachedRun
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.report import Report
-from prefect_cachewatch.watch import Outcome
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.run.attached import AttachedRun
+from prefect_cachewatch.watching.attempt import Outcome
 
 __all__ = ["Observation", "watch_process"]
 

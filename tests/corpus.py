@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-from prefect_cachewatch.trace_rows import Trace, TraceRow
-from prefect_cachewatch.traces import read_trace
+from prefect_cachewatch.run.trace.files import read_trace
+from prefect_cachewatch.run.trace.rows import Trace, TraceRow
 
 __all__ = ["FAMILIES", "hang_point", "recorded_traces", "synthetic_trace", "write_times"]
 

@@ -18,8 +18,8 @@ from tests.benchmarks.measuring import row
 from tests.corpus import FAMILIES, hang_point, recorded_traces, synthetic_trace, write_times
 
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.replay import find_enough, replay_trace
-from prefect_cachewatch.trace_rows import Trace
+from prefect_cachewatch.run.trace.replay import find_enough, replay_trace
+from prefect_cachewatch.run.trace.rows import Trace
 
 __all__ = ["run"]
 

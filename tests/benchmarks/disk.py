@@ -27,9 +27,9 @@ from prefect_cachewatch.capacity import (
     StorageProfile,
     WorkloadClass,
 )
-from prefect_cachewatch.capacity.demands import Scenario
-from prefect_cachewatch.capacity.limits import ClassSearch
-from prefect_cachewatch.capacity.planning import rows_at
+from prefect_cachewatch.capacity.model.demands import Scenario
+from prefect_cachewatch.capacity.model.limits import ClassSearch
+from prefect_cachewatch.capacity.model.planning import rows_at
 
 JOB = Path(__file__).with_name("think_burst.py")
 CURVE_N = (1, 2, 4, 8, 16)

@@ -97,7 +97,7 @@ def _bursts_per_s() -> float:
 def _ciw_bursts_per_s() -> float | None:
     if find_spec("ciw") is None:
         return None
-    from tests.engine.capacity_peers import WARM_UP, ciw_network
+    from tests.engine.capacity.model.capacity_peers import WARM_UP, ciw_network
 
     until_s = 20_000.0
     started = time.perf_counter()

@@ -15,7 +15,7 @@ import pytest
 from prefect_cachewatch.containers.engine import find_engine
 from prefect_cachewatch.containers.volume_scanner import VolumeScanner
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.watching.site import CacheSite
 from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE, Engine, Service
 from tests.support import CACHEWATCH, eventually, exec_argv, run, run_exec, running
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.measure.ledger import AgeClock, Ledger
-from prefect_cachewatch.monitor import GrowthMonitor
-from prefect_cachewatch.stall import StallRule, Verdict, effective_poll_s
+from prefect_cachewatch.watching.monitor import GrowthMonitor
+from prefect_cachewatch.watching.stall import StallRule, Verdict, effective_poll_s
 
 SCANS = 1200  # a history, about
 LONGEST_PAUSE = 0.95  # of the window in force

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.watch import Watch, run_watch
+from prefect_cachewatch.watching.attempt import Watch, run_watch
+from prefect_cachewatch.watching.site import CacheSite
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, living
 

@@ -236,7 +236,7 @@ HOLDS = """
     import fcntl, os, subprocess, sys, time
     from prefect_cachewatch.common.aside import Aside
     from prefect_cachewatch.publish.locks import hold_exclusive
-    from prefect_cachewatch.site import CacheSite
+    from prefect_cachewatch.watching.site import CacheSite
     from prefect_cachewatch.supervise import client
     from prefect_cachewatch.supervise.supervisor import Launch
     tag, cache = sys.argv[1:]

@@ -17,8 +17,8 @@ from tests.support import new_tag, tagged
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
-from prefect_cachewatch.servers import list_servers, remove_record
-from prefect_cachewatch.stopping import stop_server
+from prefect_cachewatch.watching.servers.records import list_servers, remove_record
+from prefect_cachewatch.watching.servers.stopping import stop_server
 
 SERVER = str(Path(__file__).parents[1] / "processes" / "ready_server.py")
 QUICK = {"stall_after_s": 0.8, "first_write_within_s": 10, "poll_s": 0.2, "warmup_within_s": 30}

@@ -19,10 +19,10 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settin
 from prefect.variables import Variable
 
 from prefect_cachewatch.capacity.history import RunRecord
-from prefect_cachewatch.capacity.planning import plan
-from prefect_cachewatch.capacity.probe import ProbeSettings
-from prefect_cachewatch.capacity.profile import CurvePoint, LinkProfile, ServiceCurve, StorageProfile
-from prefect_cachewatch.capacity.workload import WorkloadClass
+from prefect_cachewatch.capacity.model.inputs import WorkloadClass
+from prefect_cachewatch.capacity.model.planning import plan
+from prefect_cachewatch.capacity.model.profile import CurvePoint, LinkProfile, ServiceCurve, StorageProfile
+from prefect_cachewatch.capacity.probe.run import ProbeSettings
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
 from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, store_run_record

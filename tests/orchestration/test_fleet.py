@@ -74,7 +74,7 @@ def workers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "  - {name: one, entrypoint: prefect_cachewatch.flows.generation.generate_cache, work_pool: {name: fleet}}\n"
         "  - {name: single, entrypoint: prefect_cachewatch.flows.generation.generate_cache, work_pool: {name: fleet},\n"
         "     concurrency_limit: {limit: 1, collision_strategy: CANCEL_NEW}}\n"
-        "  - {name: many, entrypoint: prefect_cachewatch.flows.fleet.generate_fleet, work_pool: {name: fleet}}\n"
+        "  - {name: many, entrypoint: prefect_cachewatch.flows.fleet.flow.generate_fleet, work_pool: {name: fleet}}\n"
     )
     for command in (
         ["work-pool", "create", "fleet", "--type", "process"],

@@ -28,8 +28,8 @@ from prefect.states import State
 from prefect_cachewatch.capacity.history import read_run_record
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
+from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.tasks import monitor_cache
-from prefect_cachewatch.traces import read_trace
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 

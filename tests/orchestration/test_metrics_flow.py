@@ -25,7 +25,7 @@ from tests.orchestration.conftest import BIN, free_port
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
-from prefect_cachewatch.tasks.run_metrics import FlowMetrics
+from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 

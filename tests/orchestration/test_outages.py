@@ -21,8 +21,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from tests.faults.prefect_server import Proxy
 
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.tasks.api_outage import ask_patiently, is_outage
-from prefect_cachewatch.tasks.storage_slots import require_limit, storage_slot
+from prefect_cachewatch.tasks.prefect_api.outage import ask_patiently, is_outage
+from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 LOGGER = logging.getLogger("test-outages")

@@ -81,7 +81,7 @@ def test_the_events_tell_the_story_in_order(
 ) -> None:
     seen: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     monkeypatch.setattr(
-        "prefect_cachewatch.tasks.events.emit_event",
+        "prefect_cachewatch.tasks.prefect_api.events.emit_event",
         lambda event, resource, payload: seen.append((event, resource, payload)),
     )
     run("Told 1", [tmp_path / "cache"], code)
@@ -97,5 +97,5 @@ def test_events_that_cannot_be_sent_change_nothing(tmp_path: Path, monkeypatch: 
     def broken(**_options: Any) -> None:
         raise ConnectionError("no server")
 
-    monkeypatch.setattr("prefect_cachewatch.tasks.events.emit_event", broken)
+    monkeypatch.setattr("prefect_cachewatch.tasks.prefect_api.events.emit_event", broken)
     assert run("Untold", [tmp_path / "cache"]).is_completed()

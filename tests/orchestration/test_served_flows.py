@@ -68,7 +68,7 @@ def test_a_flow_is_pickled_for_the_process_of_a_run(name: str, by_value: bool) -
 def test_a_served_fleet_runs_its_jobs(server: Server, tmp_path: Path) -> None:
     script, tag = tmp_path / "serve.py", new_tag()
     script.write_text(
-        "from prefect_cachewatch.flows.fleet import generate_fleet\n"
+        "from prefect_cachewatch.flows.fleet.flow import generate_fleet\n"
         "if __name__ == '__main__':\n"
         "    generate_fleet.serve(name='served', pause_on_shutdown=False)\n"
     )

@@ -23,7 +23,7 @@ from prefect.events.worker import EventsWorker
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.deployment import deploy_cache
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
-from prefect_cachewatch.health import HealthCheck
+from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe

@@ -641,7 +641,7 @@ def test_a_second_signal_ends_the_grace_period(cache):
 def test_a_signal_while_the_start_is_measured_starts_nothing(tmp_path):
     source = f"""
         import os, signal, sys
-        from prefect_cachewatch import site
+        from prefect_cachewatch.watching import site
         real = site.CacheSite.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIGTERM)

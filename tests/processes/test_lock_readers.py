@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.errors import CacheDirectoryBusy, StoreBusy
-from prefect_cachewatch.filelocks import find_holders
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
-from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.supervise.filelocks import find_holders
+from prefect_cachewatch.watching.site import CacheSite
 
 HOLDS = """
 import fcntl, os, sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.config import CacheJob
-from prefect_cachewatch.emptiness import Emptiness
+from prefect_cachewatch.watching.emptiness import Emptiness
 from support import CACHEWATCH, Ran, run_exec, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--no-bundle")

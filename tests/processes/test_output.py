@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.supervise.output import OutputPump
 from support import PATIENCE_S, eventually
 
 MIB = 1 << 20
@@ -181,7 +181,7 @@ def test_a_fifo_with_a_reader_gets_all_of_it(tmp_path):
 
 PASS = """
 import os, sys
-from prefect_cachewatch.output import OutputPump
+from prefect_cachewatch.supervise.output import OutputPump
 import subprocess
 pump = OutputPump(pass_through=True)
 out, error = pump.open_pipes()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.traces import read_trace
+from prefect_cachewatch.run.trace.files import read_trace
 from support import (
     CACHEWATCH,
     assert_none_left,

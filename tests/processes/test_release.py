@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from prefect_cachewatch.common.parked import park
-from prefect_cachewatch.servers import list_servers, make_record, remove_record, write_record
-from prefect_cachewatch.stopping import stop_server
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer
+from prefect_cachewatch.watching.servers.records import list_servers, make_record, remove_record, write_record
+from prefect_cachewatch.watching.servers.stopping import stop_server
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, tagged
 
 LIFE_S = 100

@@ -16,7 +16,7 @@ import pytest
 from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, ScanError, ScanTimeout
 from prefect_cachewatch.measure import scanner as scanner_module
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.site import CacheSite
+from prefect_cachewatch.watching.site import CacheSite
 from support import CACHEWATCH, PATIENCE_S, eventually, exec_argv, needs_root, run, unavailable
 
 HERE = Path(__file__).parent
@@ -382,7 +382,7 @@ def test_a_directory_that_hangs_at_the_start_is_refused_and_nothing_runs(tmp_pat
     start = tmp_path / "start.py"  # the command, with less patience than its 10 s
     start.write_text(
         "import os\n"
-        "from prefect_cachewatch import site\n"
+        "from prefect_cachewatch.watching import site\n"
         "from prefect_cachewatch.cli.main import main\n"
         "site._CHECK_TIMEOUT_S = 1.0\n"
         f"main(['exec', '--cache-dir', os.environ['M'] + '/cache', '--', 'touch', {str(tmp_path / 'ran')!r}])\n"

@@ -162,7 +162,7 @@ def test_a_signal_that_comes_before_the_command_is_started_waits_for_it(tmp_path
     source = f"""
         import os, signal, sys
         sys.argv = ["cachewatch", *{exec_argv(tmp_path / "cache", *WELL, command=["sleep", str(LIFE_S)])[3:]!r}]
-        import prefect_cachewatch.site as site
+        import prefect_cachewatch.watching.site as site
         real = site.CacheSite.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIGUSR2)
@@ -253,7 +253,7 @@ def test_what_ends_the_run_before_the_generator_exists_starts_nothing(tmp_path, 
     source = f"""
         import os, signal, sys, time
         sys.argv = ["cachewatch", *{exec_argv(tmp_path / "cache", *WELL, command=["touch", str(tmp_path / "ran")])[3:]!r}]
-        import prefect_cachewatch.site as site
+        import prefect_cachewatch.watching.site as site
         real = site.CacheSite.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIG{name})

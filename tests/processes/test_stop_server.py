@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
-from prefect_cachewatch.filelocks import find_holders
+from prefect_cachewatch.supervise.filelocks import find_holders
 from prefect_cachewatch.supervise.janitor import living_processes
 from prefect_cachewatch.supervise.proc import read_stat
 from support import assert_none_left, eventually, run_exec, tagged

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from tests.scale.arithmetic import work_out
 
 BEGIN, END = "<!-- figures: written by make scale -->", "<!-- end of figures -->"

@@ -14,20 +14,20 @@ from prefect_cachewatch.config import (
     StallPolicy,
     StopPolicy,
 )
+from prefect_cachewatch.config.profiles import Profile, TTInferenceServer, make_profile
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.deployment import deploy_cache
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
-from prefect_cachewatch.health import HealthCheck
-from prefect_cachewatch.profiles import Profile, TTInferenceServer, make_profile
+from prefect_cachewatch.postmortem.report import Report, build_report
+from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.report import Report, build_report
-from prefect_cachewatch.servers import list_servers, remove_record
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.stopping import stop_server
 from prefect_cachewatch.tasks import monitor_cache
-from prefect_cachewatch.watch import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.servers.records import list_servers, remove_record
+from prefect_cachewatch.watching.servers.stopping import stop_server
+from prefect_cachewatch.watching.site import CacheSite
 
 job = CacheJob(name="llama", command=["python3", "generate.py"], cache_dirs=[Path("/mnt/cache")], env={"A": "b"})
 stall: StallPolicy = StallPolicy(stall_after_s=300, first_write_within_s=1200, poll_s=15, progress="any")

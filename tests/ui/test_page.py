@@ -11,7 +11,8 @@ import pytest
 from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
 from prefect_cachewatch.postmortem.diagnosis import diagnose
 from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
-from prefect_cachewatch.postmortem.readings import IoCounters, OpenFile, ThreadFacts
+from prefect_cachewatch.postmortem.readings import IoCounters, ThreadFacts
+from prefect_cachewatch.supervise.open_files import OpenFile
 
 pytestmark = pytest.mark.ui
 OWN = "document.title='owned';window.owned=1"

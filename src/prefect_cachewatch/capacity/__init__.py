@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from prefect_cachewatch.capacity.results import ClassPrediction, HistoryCheck, LimitPlan
-from prefect_cachewatch.capacity.workload import (
+from prefect_cachewatch.capacity.model.inputs import (
     CodecProfile,
     CurvePoint,
     LinkProfile,
@@ -20,14 +19,15 @@ from prefect_cachewatch.capacity.workload import (
     UslFit,
     WorkloadClass,
 )
+from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.capacity.convolution import ClosedSolution, solve_closed
-    from prefect_cachewatch.capacity.curve import fit_usl
-    from prefect_cachewatch.capacity.planning import plan
-    from prefect_cachewatch.capacity.queueing import Bounds, bounds, erlang_b, erlang_c
-    from prefect_cachewatch.capacity.simulation import SimulationResult, simulate
+    from prefect_cachewatch.capacity.model.convolution import ClosedSolution, solve_closed
+    from prefect_cachewatch.capacity.model.planning import plan
+    from prefect_cachewatch.capacity.model.queueing import Bounds, bounds, erlang_b, erlang_c
+    from prefect_cachewatch.capacity.model.simulation import SimulationResult, simulate
+    from prefect_cachewatch.capacity.model.usl import fit_usl
 
 __all__ = [
     "Bounds",
@@ -54,16 +54,16 @@ __all__ = [
 ]
 
 _NUMERIC = {
-    "Bounds": "queueing",
-    "ClosedSolution": "convolution",
-    "SimulationResult": "simulation",
-    "bounds": "queueing",
-    "erlang_b": "queueing",
-    "erlang_c": "queueing",
-    "fit_usl": "curve",
-    "plan": "planning",
-    "simulate": "simulation",
-    "solve_closed": "convolution",
+    "Bounds": "model.queueing",
+    "ClosedSolution": "model.convolution",
+    "SimulationResult": "model.simulation",
+    "bounds": "model.queueing",
+    "erlang_b": "model.queueing",
+    "erlang_c": "model.queueing",
+    "fit_usl": "model.usl",
+    "plan": "model.planning",
+    "simulate": "model.simulation",
+    "solve_closed": "model.convolution",
 }
 
 

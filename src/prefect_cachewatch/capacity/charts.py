@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.results import LimitPlan
-from prefect_cachewatch.text import for_html
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.capacity.model.results import LimitPlan
+from prefect_cachewatch.common.text import for_html
+from prefect_cachewatch.common.units import format_bytes
 
 __all__ = ["latency_chart", "shares_chart", "small_files_chart"]
 

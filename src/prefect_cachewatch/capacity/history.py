@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_cachewatch.capacity.results import HourCheck
+from prefect_cachewatch.capacity.model.results import HourCheck
 from prefect_cachewatch.errors import InputError
 
 __all__ = [

@@ -20,8 +20,8 @@ from prefect_cachewatch.capacity.history import (
     overlap_s,
     suggest_stall_window,
 )
-from prefect_cachewatch.capacity.results import ClassPrediction, HistoryCheck, LimitPlan, Verdict
-from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan, Verdict
+from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["check_history", "unplanned_history"]
 

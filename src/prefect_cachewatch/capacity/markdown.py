@@ -9,9 +9,9 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefect_cachewatch.capacity.results import HistoryCheck, LimitPlan
-from prefect_cachewatch.text import for_markdown
-from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan
+from prefect_cachewatch.common.text import for_markdown
+from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["check_markdown", "data_uri", "plan_markdown", "plan_rows"]
 

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
+from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.presets import link_preset, storage_preset
-from prefect_cachewatch.capacity.profile import LinkProfile, StorageProfile
-from prefect_cachewatch.capacity.workload import Policy, WorkloadClass
+from prefect_cachewatch.common.inputs import nearest, validate
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.inputs import nearest, validate
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.yamlfile import read_yaml
 
 __all__ = ["PlanInput", "read_plan", "read_storage"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.profile import LinkProfile, ServiceCurve, StorageProfile
+from prefect_cachewatch.capacity.model.profile import LinkProfile, ServiceCurve, StorageProfile
+from prefect_cachewatch.common.inputs import nearest
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.inputs import nearest
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["LINKS", "STORAGES", "link_preset", "storage_preset"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.results import LimitPlan
+from prefect_cachewatch.capacity.model.results import LimitPlan
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["LimitDecision", "decide_limit", "weights_variable"]
 

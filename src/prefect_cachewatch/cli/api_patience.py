@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from prefect_cachewatch.bounded import Bounded
+from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.files import write_within
+from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal, redact
-from prefect_cachewatch.units import format_duration
 
 if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
-    from prefect_cachewatch.report import Report
+    from prefect_cachewatch.postmortem.report import Report
 
 __all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api"]
 

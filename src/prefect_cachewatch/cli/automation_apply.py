@@ -14,8 +14,8 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from pydantic import ValidationError
 
 from prefect_cachewatch.cli.automation_files import AutomationFile, is_reference
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Applied", "Change", "apply_automations"]
 

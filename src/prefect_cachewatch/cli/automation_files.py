@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.yamlfile import read_yaml
 
 __all__ = ["AutomationFile", "is_reference", "read_automations", "shipped_automations", "template_directory"]
 

@@ -9,8 +9,8 @@ import httpx
 
 from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
 from prefect_cachewatch.cli.automation_files import AutomationFile, read_automations
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["command"]
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch import demo_generator
-from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.cli import demo_generator
 from prefect_cachewatch.cli.generate import run_flow
 from prefect_cachewatch.cli.places import require_places
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.removal import remove_path
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["command"]
 

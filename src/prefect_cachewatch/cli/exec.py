@@ -14,31 +14,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.metrics import CommandMetrics
+from prefect_cachewatch.cli.options.metrics import CommandMetrics
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import SignalRelay
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.secrets import LineRedactor, secret_values
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.examination import Examiner
-from prefect_cachewatch.output import OutputPump
-from prefect_cachewatch.outputs import check_outputs_ahead
-from prefect_cachewatch.placement import Placement, place_job
-from prefect_cachewatch.report import build_report, check_report_path, write_report, write_report_within
+from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.postmortem.report import build_report, check_report_path, write_report, write_report_within
+from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.placement import Placement, place_job
 from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.watch import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from prefect_cachewatch.config import CacheJob
-    from prefect_cachewatch.recorder import TraceRecorder
+    from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
 __all__ = ["NOTHING_WRITTEN", "STOPPED", "exit_status", "run_exec"]
 
@@ -86,8 +86,8 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
-        importlib.import_module("prefect_cachewatch.serving")
-        importlib.import_module("prefect_cachewatch.handover")
+        importlib.import_module("prefect_cachewatch.watching.servers.serving")
+        importlib.import_module("prefect_cachewatch.watching.servers.handover")
     watches: list[Watch] = []
     relay = SignalRelay(
         lambda: _clients(watches),
@@ -211,7 +211,7 @@ def exit_status(outcome: Outcome, received: int | None = None) -> int:
 
 def _checked_recording(path: Path, job: CacheJob, files: Files) -> Callable[[], TraceRecorder]:
     """See that a run can be recorded; returns what begins the recording."""
-    from prefect_cachewatch.recorder import TraceRecorder, trace_path  # noqa: PLC0415 - most runs are not recorded
+    from prefect_cachewatch.run.trace.recorder import TraceRecorder, trace_path  # noqa: PLC0415 - most runs are not recorded
 
     where: Path = look_ahead(files, f"trace {path}", trace_path, path, job)
     return lambda: TraceRecorder(where, files)

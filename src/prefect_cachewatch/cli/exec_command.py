@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options import guard_options, job_from, poll_note, stall_from, stop_from
-from prefect_cachewatch.cli.readiness import ready_options, with_ready
+from prefect_cachewatch.cli.options.guard import guard_options, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options.ready import ready_options, with_ready
 from prefect_cachewatch.cli.signals import RELAYED
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["command"]
 

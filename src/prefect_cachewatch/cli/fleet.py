@@ -13,19 +13,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.exposure import check_exposure
 from prefect_cachewatch.fleet.hostcheck import check_host
 from prefect_cachewatch.fleet.jobs import FleetPlan
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
-from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.run.exposure import check_exposure
 
 __all__ = ["command"]
 
@@ -101,7 +101,7 @@ def _check(plan: FleetPlan, shown: str) -> None:
     check_api(60.0)
     from prefect.client.orchestration import get_client  # noqa: PLC0415
 
-    from prefect_cachewatch.tasks.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
+    from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
 
     logger = logging.getLogger("cachewatch.fleet")
     # A limit that the fleet would make is not missing, and is not made by a look.
@@ -130,8 +130,8 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
 
     if not quiet and not PREFECT_API_URL.value():
         print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
-    from prefect_cachewatch.flows.fleet import fleet_view, generate_fleet  # noqa: PLC0415
-    from prefect_cachewatch.flows.fleet_loop import SHOWN  # noqa: PLC0415
+    from prefect_cachewatch.flows.fleet.flow import fleet_view, generate_fleet  # noqa: PLC0415
+    from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415
 
     view = TerminalView(quiet)
     undo = view.guard_logging(SHOWN)

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from prefect_cachewatch.cli.live import LiveBlock, wants_colour
 from prefect_cachewatch.common.console import standard_error
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
 from prefect_cachewatch.fleet.table import describe_row
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["TerminalView", "render_fleet", "render_summary"]
 

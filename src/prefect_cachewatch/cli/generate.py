@@ -13,10 +13,8 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.ahead import look_ahead
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
-from prefect_cachewatch.cli.metrics import absolute_destination, check_metrics
-from prefect_cachewatch.cli.options import (
+from prefect_cachewatch.cli.options.guard import (
     DURATION,
     build_model,
     guard_options,
@@ -24,22 +22,24 @@ from prefect_cachewatch.cli.options import (
     stall_from,
     stop_from,
 )
+from prefect_cachewatch.cli.options.metrics import absolute_destination, check_metrics
+from prefect_cachewatch.cli.options.publish import policy_from, publish_options
+from prefect_cachewatch.cli.options.ready import ready_options, with_ready
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
-from prefect_cachewatch.cli.publishing import policy_from, publish_options
-from prefect_cachewatch.cli.readiness import ready_options, with_ready
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.exposure import check_exposure
-from prefect_cachewatch.outputs import check_outputs_ahead
-from prefect_cachewatch.placement import place_job
+from prefect_cachewatch.postmortem.report import Report, check_report_path
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.recorder import trace_path
-from prefect_cachewatch.report import Report, check_report_path
+from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.placement import place_job
+from prefect_cachewatch.run.trace.recorder import trace_path
 
 __all__ = ["command", "run_flow"]
 
@@ -198,7 +198,7 @@ def run_flow(
         watchdog = ApiWatchdog(told, api_patience_s, _ended)
         watchdog.start()
         try:
-            hooks = [*generate_cache.on_crashed_hooks, _cancelled_if(received)]
+            hooks: list[Any] = [*generate_cache.on_crashed_hooks, _cancelled_if(received)]
             state: Any = generate_cache.with_options(on_crashed=hooks)(
                 job,
                 stall=stall,
@@ -249,7 +249,7 @@ def _cancelled_if(received: list[int]) -> Callable[[Any, Any, Any], None]:
         from prefect.states import Cancelled  # noqa: PLC0415
 
         with get_client(sync_client=True) as client:
-            ended = Cancelled(message="Cancelled while no generator was running.")
+            ended: Any = Cancelled(message="Cancelled while no generator was running.")
             client.set_flow_run_state(run.id, ended, force=True)
 
     return tell

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.containers.janitor import ContainerReport, clear_containers, describe_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
-from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["command"]
 

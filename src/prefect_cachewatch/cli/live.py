@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from prefect_cachewatch.cli.plain import LiveState, remaining_text
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["LiveBlock", "render_live", "sparkline", "wants_colour"]
 

@@ -115,7 +115,7 @@ def _exec_apart(argv: Sequence[str]) -> int:
 
     def load() -> None:
         importlib.import_module("prefect_cachewatch.cli.exec")
-        pinned.append(PinnedModules(importlib.import_module("prefect_cachewatch.examination").LATE_MODULES))
+        pinned.append(PinnedModules(importlib.import_module("prefect_cachewatch.postmortem.examination").LATE_MODULES))
 
     settings = settings_from(read, load)
     if isinstance(settings, int):
@@ -162,7 +162,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except OSError as error:
-        from prefect_cachewatch.text import for_terminal  # noqa: PLC0415 - seldom
+        from prefect_cachewatch.common.text import for_terminal  # noqa: PLC0415 - seldom
 
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")

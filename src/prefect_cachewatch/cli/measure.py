@@ -8,10 +8,10 @@ import statistics
 
 import click
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import CacheDirectoryError, ScanError
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["command"]
 

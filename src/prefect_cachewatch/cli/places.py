@@ -6,9 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
-from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.rundir import state_home
+from prefect_cachewatch.common.statedir import state_home
 
 __all__ = ["require_places"]
 

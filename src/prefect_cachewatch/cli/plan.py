@@ -11,8 +11,8 @@ import click
 
 from prefect_cachewatch.cli.plan_show import lines_of
 from prefect_cachewatch.common.files import PUBLIC, write_file
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["command"]
 
@@ -50,19 +50,19 @@ def command(
         raise click.UsageError("give a PLAN.yaml, or --presets to see what can be planned for by name")
     # numpy takes a tenth of a second, which --help need not wait for.
     from prefect_cachewatch.capacity import plan  # noqa: PLC0415
+    from prefect_cachewatch.capacity.model.results import as_json  # noqa: PLC0415
     from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
-    from prefect_cachewatch.capacity.results import as_json  # noqa: PLC0415
 
     given = read_plan(plan_file)
     answer = plan(given.storage, given.link, given.workloads, given.policy)
     if simulated:
-        from prefect_cachewatch.capacity.agreement import with_simulation  # noqa: PLC0415
+        from prefect_cachewatch.capacity.model.agreement import with_simulation  # noqa: PLC0415
 
         answer = with_simulation(
             answer, given.storage, given.link, given.workloads, given.policy, events=events, seed=seed
         )
     if html is not None:
-        from prefect_cachewatch.capacity.report import html_page  # noqa: PLC0415
+        from prefect_cachewatch.capacity.page import html_page  # noqa: PLC0415
 
         page = html_page(answer, given.policy.max_slowdown, given.policy.stall_window_s)
         try:
@@ -83,7 +83,7 @@ def command(
 
 def _list_presets() -> None:
     from prefect_cachewatch.capacity.presets import LINKS, STORAGES  # noqa: PLC0415
-    from prefect_cachewatch.units import format_bytes  # noqa: PLC0415
+    from prefect_cachewatch.common.units import format_bytes  # noqa: PLC0415
 
     def shown(rates: tuple[float, float] | None) -> str:
         return "-" if rates is None else f"{format_bytes(rates[0])}/s, {format_bytes(rates[1])}/s"

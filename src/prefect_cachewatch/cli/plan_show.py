@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from prefect_cachewatch.capacity.report import bound_lines
-from prefect_cachewatch.capacity.results import ClassPrediction, LimitPlan
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.capacity.model.results import ClassPrediction, LimitPlan
+from prefect_cachewatch.capacity.page import bound_lines
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 
 __all__ = ["lines_of"]
 

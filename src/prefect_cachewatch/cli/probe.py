@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.capacity.codec import CODECS
-from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, check_probe, run_probe
-from prefect_cachewatch.capacity.probe_target import inspect_target, size_budget
+from prefect_cachewatch.capacity.probe.codec import CODECS
+from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, check_probe, run_probe
+from prefect_cachewatch.capacity.probe.target import inspect_target, size_budget
 from prefect_cachewatch.cli.probe_show import (
     WIDTH,
     announcement,
@@ -29,9 +29,9 @@ from prefect_cachewatch.cli.probe_show import (
     table,
 )
 from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration, parse_bytes, parse_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration, parse_bytes, parse_duration
 
 __all__ = ["command"]
 
@@ -139,7 +139,7 @@ def _probe_storage(
     path: Path, output: Path | None, as_json: bool, *, name: str | None, max_concurrency: int, size: float,
     time_s: float, repetitions: int, keep_free: float, engine: str, network_ok: bool, quiet: bool,
 ) -> int:  # fmt: skip
-    from prefect_cachewatch.capacity.probe_profile import (  # noqa: PLC0415 - yaml, after --help
+    from prefect_cachewatch.capacity.probe.profile import (  # noqa: PLC0415 - yaml, after --help
         profile_from_report,
         profile_yaml,
         write_atomically,

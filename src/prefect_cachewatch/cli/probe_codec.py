@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import yaml
 
-from prefect_cachewatch.capacity.codec import CodecMeasurement, CodecName, measure_codec
 from prefect_cachewatch.capacity.planfile import read_storage
-from prefect_cachewatch.capacity.probe_profile import profile_yaml, write_atomically
+from prefect_cachewatch.capacity.probe.codec import CodecMeasurement, CodecName, measure_codec
+from prefect_cachewatch.capacity.probe.profile import profile_yaml, write_atomically
 from prefect_cachewatch.cli.probe_show import WIDTH, check_output, exit_status, stopping
 from prefect_cachewatch.common.files import is_special
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 
 __all__ = ["run_codec"]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from prefect_cachewatch.capacity.probe import ProbeReport, ProbeSettings, ProbeStep, levels_up_to
+from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, ProbeStep, levels_up_to
 from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["WIDTH", "announcement", "check_output", "exit_status", "progress", "stopping", "table"]
 

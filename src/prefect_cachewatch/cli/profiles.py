@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.profile_choice import split_parameters
+from prefect_cachewatch.cli.options.profile_choice import split_parameters
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_duration
 
 __all__ = ["command"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prefect_cachewatch.cli.plain import LiveState, render_plain
 from prefect_cachewatch.common.console import standard_error
-from prefect_cachewatch.watch import Watch
+from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock

@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options import DURATION, SIZE, poll_note, stall_from, stall_options
+from prefect_cachewatch.cli.options.guard import DURATION, SIZE, poll_note, stall_from, stall_options
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.replay import Enough, Replay, find_enough, replay_trace
-from prefect_cachewatch.stall import effective_poll_s
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.trace_rows import Trace
-from prefect_cachewatch.traces import read_trace
-from prefect_cachewatch.units import format_bytes, format_duration
-from prefect_cachewatch.warmup import Warmup
+from prefect_cachewatch.run.trace.files import read_trace
+from prefect_cachewatch.run.trace.replay import Enough, Replay, find_enough, replay_trace
+from prefect_cachewatch.run.trace.rows import Trace
+from prefect_cachewatch.watching.servers.warmup import Warmup
+from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = ["command"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_report
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["command", "describe_bundle"]
 

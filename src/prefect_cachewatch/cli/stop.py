@@ -8,12 +8,18 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options import DURATION
+from prefect_cachewatch.cli.options.guard import DURATION
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.servers import FoundServer, ServerRecord, list_servers, remove_record, servers_directory
-from prefect_cachewatch.stopping import stop_server
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_duration
+from prefect_cachewatch.watching.servers.records import (
+    FoundServer,
+    ServerRecord,
+    list_servers,
+    remove_record,
+    servers_directory,
+)
+from prefect_cachewatch.watching.servers.stopping import stop_server
 
 __all__ = ["command"]
 

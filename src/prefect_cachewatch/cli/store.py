@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, parse_duration
 from prefect_cachewatch.errors import BuildDamaged
 from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, parse_duration
 
 __all__ = ["command"]
 

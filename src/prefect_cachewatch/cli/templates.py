@@ -8,8 +8,8 @@ import click
 
 from prefect_cachewatch.cli.automation_files import template_directory
 from prefect_cachewatch.common.files import PUBLIC, create_file
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["command"]
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.attach_run import AttachedRun, suggest_directories
 from prefect_cachewatch.cli.exec import NOTHING_WRITTEN, STOPPED
-from prefect_cachewatch.cli.options import (
+from prefect_cachewatch.cli.options.guard import (
     DURATION,
     SIZE,
     build_model,
@@ -23,12 +22,13 @@ from prefect_cachewatch.cli.options import (
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.config import DEFAULT_IGNORE, AttachJob
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.report import Report
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
 from prefect_cachewatch.supervise.adoptee import Adoptee
-from prefect_cachewatch.text import for_terminal, redact_argv
-from prefect_cachewatch.watch import Outcome
+from prefect_cachewatch.watching.attempt import Outcome
 
 __all__ = ["UNKNOWN_END", "command", "exit_status"]
 

@@ -1,7 +1,7 @@
 """A container that somebody else started, as a supervisor: its end and exit code are the engine's word.
 
 It starts nothing, pauses nothing and removes nothing; on demand it is stopped through the engine's API, and that is
-verified (see `stopping`).
+verified (see `containers.stopping`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.host_processes import start_ticks_of
@@ -24,7 +25,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.observed import Subject
 from prefect_cachewatch.supervise.observer import Observer
 from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["AdoptedContainer", "host_path"]
 

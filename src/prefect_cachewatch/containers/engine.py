@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.text import for_terminal, redact
 
 __all__ = ["EngineAddress", "engine_candidates", "engine_errors", "find_engine", "open_client", "sdk"]
 

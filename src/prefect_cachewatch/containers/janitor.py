@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import engine_candidates
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import (
@@ -34,7 +35,6 @@ from prefect_cachewatch.supervise.run_files import (
     pid_namespace,
     read_run_file,
 )
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["ContainerReport", "LeftContainer", "clear_containers", "describe_containers"]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerMount, ContainerSpec
 from prefect_cachewatch.containers.creation import covering_mount
 from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, find_engine, open_client, sdk
 from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, InputError
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["ContainerPlan", "plan_container"]
 

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk
 from prefect_cachewatch.containers.engine_http import EngineHttp
@@ -32,15 +35,12 @@ from prefect_cachewatch.containers.run_records import (
 )
 from prefect_cachewatch.containers.stopping import RunningContainer
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
-from prefect_cachewatch.measure.scanner import spawn_helper
-from prefect_cachewatch.rundir import slugify
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.proc import COOKIE
 from prefect_cachewatch.supervise.run_files import RunFileRefused
+from prefect_cachewatch.supervise.spawn import spawn_helper
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
 from prefect_cachewatch.supervise.tending import Tended
-from prefect_cachewatch.text import for_terminal, redact
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["WARDEN_TITLE", "ContainerSupervisor"]
 

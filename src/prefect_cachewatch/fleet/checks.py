@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import PurePath
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
-from prefect_cachewatch.delivery import check_delivery
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.run.delivery import check_delivery
 
 __all__ = ["check_jobs"]
 

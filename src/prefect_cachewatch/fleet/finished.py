@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.delivery import Delivery
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.measure.scan_process import measure
-from prefect_cachewatch.publication import Publication
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.runhistory import history_path, past_runs
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.history import history_path, past_runs
 
 __all__ = ["missing_caches", "whole_caches"]
 

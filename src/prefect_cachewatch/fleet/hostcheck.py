@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.site import check_command
-from prefect_cachewatch.text import for_terminal
+from prefect_cachewatch.watching.site import check_command
 
 __all__ = ["check_host"]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from prefect_cachewatch.common.inputs import nearest, validate
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.yamlfile import YamlFile, open_yaml
+from prefect_cachewatch.config.profiles import expand_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.checks import check_jobs
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy, check_deployment_name
-from prefect_cachewatch.inputs import nearest, validate
-from prefect_cachewatch.profiles import expand_profile
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.yamlfile import YamlFile, open_yaml
 
 __all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
 

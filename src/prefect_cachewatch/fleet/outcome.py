@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.fleet.jobs import FleetPolicy
 from prefect_cachewatch.fleet.rows import JobRow, by_need
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["FleetEnd", "Tally", "count_rows", "fleet_end", "what_now"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import write_file
-from prefect_cachewatch.watch import Watch
+from prefect_cachewatch.watching.attempt import Watch
 
 __all__ = ["JobStatus", "StatusFile", "read_status"]
 

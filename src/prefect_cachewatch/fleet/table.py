@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["ROWS_MAX", "describe_row", "table_rows"]
 

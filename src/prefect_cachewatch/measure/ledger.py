@@ -4,7 +4,7 @@ Per inode it keeps the high-water of apparent size and of allocated blocks. A re
 credit along, a hard link counts once, a deletion subtracts nothing, a path that is written anew
 counts only what goes beyond what was counted for it, and what was there at the start is no growth
 (though overwriting it is, once). A scan is of everything, or of some directories and files.
-It does not decide anything: see `prefect_cachewatch.stall`.
+It does not decide anything: see `prefect_cachewatch.watching.stall`.
 """
 
 from __future__ import annotations

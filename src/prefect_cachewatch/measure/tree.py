@@ -2,7 +2,7 @@
 
 A partial scan looks at the files that moved lately, stats the known directories and lists those
 that changed. It may miss what happens to other files until the next full scan, so no verdict
-rests on it (see `prefect_cachewatch.stall`); it never counts anything that a full scan would not.
+rests on it (see `prefect_cachewatch.watching.stall`); it never counts anything that a full scan would not.
 """
 
 from __future__ import annotations

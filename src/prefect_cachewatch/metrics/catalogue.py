@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from prefect_cachewatch.stall import Kind
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.watch import OutcomeName
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.watching.attempt import OutcomeName
+from prefect_cachewatch.watching.stall import Kind
 
 __all__ = [
     "ATTEMPT_OUTCOMES",

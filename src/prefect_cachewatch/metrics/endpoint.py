@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import HttpAddress
 from prefect_cachewatch.metrics.exposition import make_registry, render
 from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.metrics.server import Answer, PageServer
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Endpoint", "EndpointShare"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
 from prefect_cachewatch.metrics.run import RunMetrics
-from prefect_cachewatch.watch import Outcome, Watch
+from prefect_cachewatch.watching.attempt import Outcome, Watch
 
 __all__ = ["MetricsExporter", "Outlet", "check_destination", "open_metrics"]
 

@@ -23,7 +23,7 @@ from prefect_cachewatch.metrics.catalogue import (
     bounded,
     name_label,
 )
-from prefect_cachewatch.watch import Outcome, Watch
+from prefect_cachewatch.watching.attempt import Outcome, Watch
 
 __all__ = ["RunMetrics", "Series", "Snapshot"]
 

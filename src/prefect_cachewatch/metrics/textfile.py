@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prefect_cachewatch.ahead import look_ahead
+from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import write_entry
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import TextfileDirectory
 from prefect_cachewatch.metrics.exposition import read_counters, render_text
 from prefect_cachewatch.metrics.run import RunMetrics
-from prefect_cachewatch.rundir import slugify
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Textfile", "check_directory", "textfile_path"]
 

@@ -17,7 +17,7 @@ from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.filesystem import find_mount, parse_mountinfo
 from prefect_cachewatch.postmortem.model import FilesystemFacts
-from prefect_cachewatch.postmortem.proctree import read_proc
+from prefect_cachewatch.supervise.proc import read_proc
 
 __all__ = ["BundleRoot", "choose_bundle_root", "default_bundle_root", "find_bundles", "load_report", "prune_bundles"]
 

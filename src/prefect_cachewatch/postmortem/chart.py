@@ -9,7 +9,7 @@ import base64
 import math
 from collections.abc import Sequence
 
-from prefect_cachewatch.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["CHART_STYLE", "draw_growth", "svg_data_uri"]
 

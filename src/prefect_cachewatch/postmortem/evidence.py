@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.secrets import whole_lines
+from prefect_cachewatch.common.text import redact, redact_argv
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import (
     Evidence,
@@ -26,33 +27,20 @@ from prefect_cachewatch.postmortem.model import (
     ProcessFacts,
     PythonThread,
 )
-from prefect_cachewatch.postmortem.procdetails import (
-    find_cgroup,
-    list_open_files,
-    list_sockets,
-    read_cgroup,
-    read_locks,
-)
-from prefect_cachewatch.postmortem.proctree import (
-    find_descendants,
-    read_proc,
-    read_status,
-    read_threads,
-    sample_processes,
-)
+from prefect_cachewatch.postmortem.procdetails import find_cgroup, list_sockets, read_cgroup, read_locks
+from prefect_cachewatch.postmortem.proctree import find_descendants, read_status, read_threads, sample_processes
 from prefect_cachewatch.postmortem.readings import (
     CgroupFacts,
     LockWait,
-    OpenFile,
     ProcessReading,
     ProcessSample,
     SocketFacts,
     ThreadFacts,
 )
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
-from prefect_cachewatch.supervise.proc import read_memory_file, read_stat
+from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
+from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat
 from prefect_cachewatch.supervise.reading import read_each
-from prefect_cachewatch.text import redact, redact_argv
 
 __all__ = ["collect_evidence"]
 

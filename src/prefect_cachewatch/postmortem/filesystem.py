@@ -22,7 +22,7 @@ from typing import Any
 
 from prefect_cachewatch.postmortem.fsprobe import answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
-from prefect_cachewatch.postmortem.proctree import read_proc
+from prefect_cachewatch.supervise.proc import read_proc
 
 __all__ = ["FilesystemProbe", "find_mount", "parse_mountinfo"]
 

@@ -12,12 +12,12 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from prefect_cachewatch.common.text import for_html
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.pageparts import SCRIPT, STYLE
-from prefect_cachewatch.text import for_html
-from prefect_cachewatch.units import format_bytes, format_duration
 
 __all__ = ["render_page"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prefect_cachewatch.units import format_moment
+from prefect_cachewatch.common.units import format_moment
 
 __all__ = ["TEMPORARY_PATTERNS", "DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, OpenFile, SocketFacts, ThreadFacts
+from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, SocketFacts, ThreadFacts
+from prefect_cachewatch.supervise.open_files import OpenFile
 
 __all__ = [
     "Evidence",

@@ -1,4 +1,4 @@
-"""What a process holds: open files, sockets, locks it waits for, limits of its control group.
+"""What a process holds: sockets, locks it waits for, limits of its control group.
 
 Reads /proc and /sys/fs/cgroup only. Kinds and sizes of open files need their file systems,
 which may hang: `fsprobe` asks those in a process of its own and `evidence` joins the two.
@@ -12,39 +12,18 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from prefect_cachewatch.postmortem.proctree import read_proc
-from prefect_cachewatch.postmortem.readings import Access, CgroupFacts, FileKind, LockWait, OpenFile, SocketFacts
+from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
+from prefect_cachewatch.supervise.open_files import OpenFile
+from prefect_cachewatch.supervise.proc import read_proc
 
-__all__ = ["find_cgroup", "list_open_files", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
+__all__ = ["find_cgroup", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
 
-_PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "fuse")
-_TERMINALS = ("tty", "pts/", "ptmx", "console")
-_MEMORY_BELOW_DEV = ("shm/", "mqueue/", "hugepages/")
-_ACCESS: tuple[Access, ...] = ("r", "w", "rw", "")
 _TCP_STATES = {
     1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
     8: "CLOSE_WAIT", 9: "LAST_ACK", 10: "LISTEN", 11: "CLOSING", 12: "NEW_SYN_RECV",
 }  # fmt: skip
 _UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNECTING"}
 _NO_LIMIT = 1 << 60
-
-
-def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tuple[tuple[OpenFile, ...], int | None]:
-    """List the open descriptors of a process from /proc alone.
-
-    Args:
-        pid: the process.
-        cache_dirs: absolute directories; files below them are marked.
-        limit: the most descriptors described.
-
-    Returns:
-        The files in order of their descriptors, and how many there are in all (None: may not be read).
-    """
-    try:
-        fds = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return (), None
-    return tuple(f for fd in fds[:limit] if (f := _describe(pid, fd, cache_dirs))), len(fds)
 
 
 def list_sockets(
@@ -160,40 +139,6 @@ def read_cgroup(directory: str) -> CgroupFacts:
         limit, current = _number(directory, "memory.max"), _number(directory, "memory.current")
         kills = _keyed(directory, "memory.events", b"oom_kill")
     return CgroupFacts(directory, limit if limit is not None and limit < _NO_LIMIT else None, current, kills)
-
-
-def _describe(pid: int, fd: int, cache_dirs: Sequence[str]) -> OpenFile | None:
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:
-        return None
-    info: dict[bytes, bytes] = {}
-    for line in read_proc(f"/proc/{pid}/fdinfo/{fd}", 4096).splitlines():
-        key, _, value = line.partition(b":")
-        info.setdefault(key, value.strip())
-    flags = int(info.get(b"flags", b"0"), 8)
-    inode = info.get(b"ino")
-    number = int(inode) if inode else None
-    kind: FileKind = "file"
-    prefix, bracket, rest = target.partition(":[")
-    if bracket and prefix in ("pipe", "socket"):
-        kind = "pipe" if prefix == "pipe" else "socket"
-        number = int(rest.rstrip("]"))
-    elif target.startswith("anon_inode:") or not target.startswith("/"):
-        kind = "anon"
-    elif target.startswith("/dev/") and not target.startswith(_MEMORY_BELOW_DEV, 5):
-        kind = "tty" if target.startswith(_TERMINALS, 5) else "anon" if target[5:] in _PLAIN_DEVICES else "device"
-    elif flags & os.O_DIRECTORY:
-        kind = "directory"
-    return OpenFile(
-        fd,
-        target,
-        kind,
-        _ACCESS[flags & 3],
-        int(info.get(b"pos", b"0")) if kind == "file" else None,
-        any(target == top or target.startswith(top.rstrip("/") + "/") for top in cache_dirs),
-        number,
-    )
 
 
 def _read_socket_tables(pid: int) -> dict[int, SocketFacts]:

@@ -1,7 +1,7 @@
 """The process tree as /proc shows it: who is there, what it used, what its threads wait in.
 
 Only reads /proc, which touches no file system that may hang; what waits for a lock of the process (`stat`, `io`, system
-calls) is read with a deadline. A process that ends while it is read is left out: that is normal. Open files and limits are `procdetails`.
+calls) is read with a deadline. A process that ends while it is read is left out: that is normal. Open files are `supervise.open_files`, sockets and limits `procdetails`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,14 @@ from dataclasses import replace
 
 from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
+from prefect_cachewatch.supervise.proc import read_proc
 from prefect_cachewatch.supervise.reading import read_each
 
-__all__ = ["find_descendants", "read_proc", "read_status", "read_threads", "sample_processes", "stat_fields"]
+__all__ = ["find_descendants", "read_status", "read_threads", "sample_processes", "stat_fields"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
 _SAMPLE_S = 1.0
-
-
-def read_proc(path: str, limit: int = 1 << 20) -> bytes:
-    """Read a file of /proc, at most `limit` bytes; empty where it is gone or may not be read.
-
-    Example:
-        >>> read_proc("/proc/self/comm") != b"", read_proc("/proc/0/comm")
-        (True, b'')
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        out = bytearray()
-        while len(out) < limit:
-            chunk = os.read(fd, min(65536, limit - len(out)))
-            if not chunk:
-                break
-            out += chunk
-        return bytes(out)
-    except OSError:  # ESRCH: the process ended between open and read
-        return b""
-    finally:
-        os.close(fd)
 
 
 def stat_fields(raw: bytes) -> tuple[str, list[bytes]] | None:

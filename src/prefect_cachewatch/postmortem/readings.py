@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-__all__ = [
-    "CgroupFacts",
-    "IoCounters",
-    "LockWait",
-    "OpenFile",
-    "ProcessReading",
-    "ProcessSample",
-    "SocketFacts",
-    "ThreadFacts",
-]
-
-FileKind = Literal["file", "directory", "pipe", "socket", "tty", "device", "anon"]
-Access = Literal["r", "w", "rw", ""]
+__all__ = ["CgroupFacts", "IoCounters", "LockWait", "ProcessReading", "ProcessSample", "SocketFacts", "ThreadFacts"]
 
 
 @dataclass(frozen=True)
@@ -82,21 +69,6 @@ class ThreadFacts:
     timed: bool | None = None
     path: str = ""
     kernel_stack: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OpenFile:
-    """One open descriptor; a FIFO counts as a pipe, a size and an age come from the file system, if it answered."""
-
-    fd: int
-    target: str
-    kind: FileKind
-    access: Access = ""
-    position_bytes: int | None = None
-    in_cache: bool = False
-    inode: int | None = None
-    size_bytes: int | None = None
-    changed_age_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.lastwords import DENIED, NO_SPACE, QUOTA, READ_ONLY
 from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
-from prefect_cachewatch.postmortem.readings import OpenFile
 from prefect_cachewatch.postmortem.view import View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
-from prefect_cachewatch.units import format_bytes
+from prefect_cachewatch.supervise.open_files import OpenFile
 
 __all__ = [
     "blocked_on_io",

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem.lastwords import LastWords, find_last_words
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["View", "hot_stack", "shown", "who"]
 

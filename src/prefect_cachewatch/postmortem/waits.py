@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
-from prefect_cachewatch.postmortem.readings import OpenFile, SocketFacts, ThreadFacts
+from prefect_cachewatch.postmortem.readings import SocketFacts, ThreadFacts
+from prefect_cachewatch.supervise.open_files import OpenFile
 
 __all__ = ["Wait", "WaitKind", "process_wait", "thread_wait", "waiting_leaves"]
 

@@ -1,4 +1,4 @@
-"""Only whole caches are used: the store, staging, manifests, checks, activation, roll-back, clean-up."""
+"""Only whole caches are used: the store, staging, manifests, checks, activation, roll-back, clean-up, health."""
 
 __all__ = [
     "activation",
@@ -7,12 +7,14 @@ __all__ = [
     "collection",
     "digests",
     "durable",
+    "health",
     "in_place",
     "layout",
     "locks",
     "manifest",
     "names",
     "policy",
+    "publication",
     "retention",
     "space",
     "staging",

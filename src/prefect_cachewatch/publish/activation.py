@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.builds import read_unfinished, require_whole
 from prefect_cachewatch.publish.durable import read_record, switch_link, write_durably
@@ -22,7 +23,6 @@ from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.status import clear_status, mark_build, read_statuses
 from prefect_cachewatch.publish.verification import Verdict
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Activation", "History", "activate_build", "read_history", "roll_back", "rollback_order", "verify_build"]
 

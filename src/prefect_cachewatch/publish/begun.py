@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from array import array
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.removal import Entry, Removed, list_entries, look, make_stamp, remove_judged, walk
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.creation import (
     RECORD,
@@ -31,7 +33,6 @@ from prefect_cachewatch.measure.creation import (
 )
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, write_durably
 from prefect_cachewatch.publish.names import META_DIRECTORY
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "BEGUN",
@@ -49,6 +50,7 @@ __all__ = [
 BEGUN = "begun.json"
 _NAMED = 5
 _MAX_LINE = 1 << 16
+_TICK_MAX_S = 0.05
 
 
 # How long after the last sign of life of a run that was killed its generator may have written, besides its grace
@@ -262,6 +264,16 @@ def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str 
     return (*begun.doubts, Doubt(begun.since_ns, until_ns))
 
 
+def _next_tick(meta_fd: int) -> int:
+    # What is written in one tick of the kernel's clock has one date: what was there before is to have an earlier one.
+    first_ns = now_ns = make_stamp(meta_fd).changed_ns
+    until_s = time.monotonic() + _TICK_MAX_S
+    while now_ns == first_ns and time.monotonic() < until_s:
+        time.sleep(0.001)
+        now_ns = make_stamp(meta_fd).changed_ns
+    return now_ns
+
+
 def write_begun(meta_fd: int, build_fd: int, begun: Begun, *, ended: bool = False) -> Begun:
     """Note durably which generation begins, or that it has ended and all that it made is in the record.
 
@@ -274,11 +286,12 @@ def write_begun(meta_fd: int, build_fd: int, begun: Begun, *, ended: bool = Fals
     Returns:
         It, with the time of the file system's clock.
     """
-    top, now_ns = look(build_fd), make_stamp(meta_fd).changed_ns
+    top = look(build_fd)
     if ended:
-        begun = replace(begun, until_ns=now_ns)
+        begun = replace(begun, until_ns=make_stamp(meta_fd).changed_ns)
     else:
-        begun = replace(begun, since_ns=now_ns, boot_id=_boot_id(), directory=(top.inode, top.born_ns))
+        since_ns = _next_tick(meta_fd)
+        begun = replace(begun, since_ns=since_ns, boot_id=_boot_id(), directory=(top.inode, top.born_ns))
     data = {"schema_version": 1, **asdict(begun)}
     data["doubts"] = [[doubt.since_ns, doubt.until_ns] for doubt in begun.doubts]
     write_durably(meta_fd, BEGUN, json.dumps(data).encode("ascii") + b"\n")

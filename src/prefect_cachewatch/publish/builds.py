@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, read_small_file
 from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirectory, read_current
@@ -21,7 +22,6 @@ from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id
 from prefect_cachewatch.publish.status import BuildStatus, read_statuses
 from prefect_cachewatch.publish.verification import Verdict, verify_files
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "MANIFEST",

@@ -9,11 +9,11 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["Finding", "check_tree", "refusals", "spare_others", "summarize_findings"]
 

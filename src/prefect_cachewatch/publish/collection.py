@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from prefect_cachewatch.common.removal import make_stamp
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import read_history, rollback_order
 from prefect_cachewatch.publish.builds import MANIFEST, PIN, BuildInfo, list_builds, open_build, quarantined_builds
@@ -23,7 +24,6 @@ from prefect_cachewatch.publish.locks import hold_exclusive
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.retention import Candidate, GcDecision, plan_collection, surplus_quarantined
 from prefect_cachewatch.publish.tree import scan_build
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["Collected", "collect_builds", "prune_quarantine"]
 

@@ -13,12 +13,12 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
 from prefect_cachewatch.publish.manifest import DIGEST_ALGORITHM, FileEntry
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["default_threads", "digest_below", "digest_build", "digest_descriptor"]
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from prefect_cachewatch.common.files import rename_entry, write_entry
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, remove_tree
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "OPEN_DIRECTORY",

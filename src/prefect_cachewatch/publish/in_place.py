@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Literal
 
 from prefect_cachewatch.common.removal import Entry
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.measure.creation import Creation, created_line
 from prefect_cachewatch.publish.begun import (
@@ -55,8 +57,6 @@ from prefect_cachewatch.publish.target import (
 )
 from prefect_cachewatch.publish.tree import ScannedFile, scan_build
 from prefect_cachewatch.publish.verification import Verdict, verify_files
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["MARKER", "InPlaceBuild", "begin_in_place", "find_whole_in_place", "verify_in_place"]
 

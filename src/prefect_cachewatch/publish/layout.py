@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_cachewatch.common.directories import FileRefused, refuse_planted
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
 from prefect_cachewatch.publish.locks import HeldLock, hold_exclusive, is_locked
 from prefect_cachewatch.publish.names import check_build_id, check_cache_name
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "BUILDS",

@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Self
 
 from prefect_cachewatch.common.parked import park
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreBusy, StoreError
-from prefect_cachewatch.filelocks import (
+from prefect_cachewatch.supervise.filelocks import (
     LockHolder,
     describe_holders,
     find_holders,
@@ -28,7 +29,6 @@ from prefect_cachewatch.filelocks import (
     is_reader_only,
     take_exclusive,
 )
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["HeldLock", "describe_holder", "hold_exclusive", "hold_shared", "is_locked"]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["DIGEST_ALGORITHM", "FileEntry", "LinkEntry", "Manifest", "decode_manifest", "encode_manifest"]
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.text import for_terminal
 
 __all__ = [
     "META_DIRECTORY",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import NotEnoughSpace
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["FreeSpace", "read_free_space", "require_space"]
 

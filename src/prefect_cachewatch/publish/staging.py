@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from prefect_cachewatch.common.removal import empty_directory
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, open_build, pin_build, read_unfinished
 from prefect_cachewatch.publish.checks import Finding
@@ -29,7 +30,6 @@ from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget, refusal_record, write_meta
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["QUARANTINE_RECORD", "STAGING_RECORD", "StagedBuild", "note_unfinished"]
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
+from prefect_cachewatch.common.text import redact
 from prefect_cachewatch.publish.durable import read_record, write_durably
 from prefect_cachewatch.publish.layout import CacheFolder
-from prefect_cachewatch.text import redact
 
 __all__ = ["BuildStatus", "Status", "clear_status", "mark_build", "merge_status", "read_statuses"]
 

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back, verify_build
 from prefect_cachewatch.publish.builds import (
@@ -49,7 +50,6 @@ from prefect_cachewatch.publish.space import read_free_space, require_space
 from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild, note_unfinished
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["CacheStore", "PinnedBuild"]
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
+from prefect_cachewatch.common.text import redact, redact_argv
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
@@ -42,7 +43,6 @@ from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.suspects import Suspect, find_suspects
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
-from prefect_cachewatch.text import redact, redact_argv
 
 __all__ = ["BuildRecipe", "BuildTarget", "meta_directory", "refusal_record", "remove_below", "write_meta"]
 

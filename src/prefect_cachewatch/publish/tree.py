@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
 from prefect_cachewatch.publish.names import META_DIRECTORY
-from prefect_cachewatch.text import for_terminal
 
 __all__ = ["BuildTree", "ScannedFile", "open_file", "scan_build", "walk_build"]
 

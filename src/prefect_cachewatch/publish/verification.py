@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.digests import digest_below, digest_build
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, scan_build
-from prefect_cachewatch.text import for_terminal
-from prefect_cachewatch.units import format_bytes
 
 __all__ = ["Problem", "Verdict", "compare_files", "verify_files"]
 

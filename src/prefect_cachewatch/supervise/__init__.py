@@ -4,18 +4,27 @@
 `observer` are what it shares with an adopted container; `keeper` holds the output and the locks of a server that was handed over.
 `stop_tree` is the one way to stop a tree, `tending` keeps helper processes going, `reading` reads of other processes what may never return.
 `run_files` and `run_updates` keep the state files of running guards, `janitor` clears up after runs whose guards have died.
+`spawn` starts helper processes, `guarded` runs a short command, `output` reads what a generator prints; `open_files`, `filelocks` and
+`survivors` say what is open, who holds a lock and who could not be killed.
 """
 
 __all__ = [
     "client",
+    "filelocks",
     "guard",
+    "guarded",
     "helper_client",
     "janitor",
+    "open_files",
+    "output",
     "proc",
     "reading",
     "run_files",
     "run_updates",
+    "signals",
+    "spawn",
     "stop_tree",
     "supervisor",
+    "survivors",
     "tending",
 ]

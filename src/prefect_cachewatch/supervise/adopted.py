@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import time
 
+from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.family import Family
 from prefect_cachewatch.supervise.observed import Subject
@@ -17,7 +18,6 @@ from prefect_cachewatch.supervise.proc import ProcessStat
 from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
 from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport, exit_of
-from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["AdoptedProcess"]
 

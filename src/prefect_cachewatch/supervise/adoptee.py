@@ -17,11 +17,11 @@ import time
 
 import psutil
 
+from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import lineage, process_name, read_stat
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.supervise.tending import GUARD_NAME
-from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = ["Adoptee"]
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_cachewatch.filelocks import find_holders
+from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.supervise.filelocks import find_holders
 from prefect_cachewatch.supervise.proc import (
     ProcessStat,
     boot_id,
@@ -39,7 +40,6 @@ from prefect_cachewatch.supervise.run_files import (
 )
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
 from prefect_cachewatch.supervise.tending import GUARD_NAME, Tended
-from prefect_cachewatch.text import for_terminal, redact_argv
 
 __all__ = [
     "JanitorReport",

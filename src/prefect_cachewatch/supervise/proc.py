@@ -28,6 +28,7 @@ __all__ = [
     "living_thread",
     "process_name",
     "read_memory_file",
+    "read_proc",
     "read_stat",
     "read_stats",
     "send_signal",
@@ -328,3 +329,28 @@ def boot_id() -> str:
     """Read the identifier of this boot, without which a pid and start time mean nothing."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
+
+
+def read_proc(path: str, limit: int = 1 << 20) -> bytes:
+    """Read a file of /proc, at most `limit` bytes; empty where it is gone or may not be read.
+
+    Example:
+        >>> read_proc("/proc/self/comm") != b"", read_proc("/proc/0/comm")
+        (True, b'')
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        out = bytearray()
+        while len(out) < limit:
+            chunk = os.read(fd, min(65536, limit - len(out)))
+            if not chunk:
+                break
+            out += chunk
+        return bytes(out)
+    except OSError:  # ESRCH: the process ended between open and read
+        return b""
+    finally:
+        os.close(fd)

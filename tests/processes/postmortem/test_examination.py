@@ -19,9 +19,9 @@ import pytest
 
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.examination import Examiner
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.watch import Watch, run_watch
+from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.watching.attempt import Watch, run_watch
+from prefect_cachewatch.watching.site import CacheSite
 
 COMMAND = [sys.executable, "-m", "prefect_cachewatch.cli.main", "exec"]
 WRITE = "import os, sys, threading, time\nfor i in range(3): open(f'{sys.argv[1]}/layers.{i}.bin', 'wb').write(os.urandom(50_000))\n"
@@ -126,9 +126,9 @@ def test_the_stop_comes_in_time_though_the_file_system_hangs(hang_with_mounts, f
 import json, subprocess, sys, time
 from pathlib import Path
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-from prefect_cachewatch.examination import Examiner
-from prefect_cachewatch.site import CacheSite
-from prefect_cachewatch.watch import Watch, run_watch
+from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.attempt import Watch, run_watch
 cache = Path("/tmp/cw-hung"); cache.mkdir(exist_ok=True)
 mount = {fuse("/tmp/cw-hung", "hang")!r}
 with CacheSite([cache]) as site:

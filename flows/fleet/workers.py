@@ -1,0 +1,105 @@
+"""A fleet's jobs over the workers of deployments."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.states import Scheduled
+
+from prefect_cachewatch.fleet.jobs import FleetJob
+from prefect_cachewatch.fleet.status import JobStatus
+from prefect_cachewatch.flows.fleet.crew import Fleet, make_tracking_task
+from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, job_tags
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import DeploymentResponse
+
+__all__ = ["WorkerCrew"]
+
+
+class WorkerCrew:
+    """Has each job run by the workers of a deployment.
+
+    Does what `prefect.deployments.run_deployment` does as a sub-flow, with fewer requests, and with a tracking task
+    whose key is the job's: a fleet that is started again finds each job's own, and not the n-th one's.
+
+    Args:
+        fleet: what the runs have in common.
+        deployments: by name.
+    """
+
+    usual_parallel: int | None = None
+    outlives = True
+
+    def __init__(self, fleet: Fleet, deployments: Mapping[str, DeploymentResponse]) -> None:
+        self._fleet, self._deployments = fleet, deployments
+        self._open: set[UUID] = set()
+        self._ended: set[UUID] = set()
+        self._deleted: set[UUID] = set()
+
+    def start(self, job: FleetJob, number: int) -> UUID:
+        """Make a run of the deployment; asked again for the same number, Prefect gives the same run back."""
+        fleet = self._fleet
+        assert job.deployment is not None
+        run = fleet.client.create_flow_run_from_deployment(
+            self._deployments[job.deployment].id,
+            parameters=job.parameters(),
+            state=Scheduled(),
+            name=job.name,
+            tags=job_tags(fleet.name, fleet.run_id, job.digest, job.storage),
+            idempotency_key=f"cachewatch-{fleet.run_id}-{job.digest}-{number}",
+            parent_task_run_id=make_tracking_task(fleet, job, number, job.deployment),
+            work_queue_name=job.work_queue,
+        )
+        self._open.add(run.id)
+        return run.id
+
+    def ended(self, timeout_s: float) -> dict[UUID, FlowRun | None]:
+        """Sleep, then ask once for all runs that have ended meanwhile."""
+        if timeout_s > 0:
+            time.sleep(timeout_s)
+        final = children_of(self._fleet.client, self._fleet.run_id, types=FINAL, known=self._ended)
+        found: dict[UUID, FlowRun | None] = {run.id: run for run in final if run.id in self._open}
+        found |= dict.fromkeys(self._deleted & self._open)
+        self._deleted.clear()
+        self._ended.update(run.id for run in final)
+        self._open -= found.keys()
+        return found
+
+    def states(self) -> dict[UUID, State[Any]]:
+        """Ask for the states of those that wait for a worker, or run."""
+        runs = {run.id: run.state for run in children_of(self._fleet.client, self._fleet.run_id, known=self._ended)}
+        # Read with the final ones, so that a run which is in none of the pages is one that somebody deleted.
+        self._deleted = self._open - runs.keys()
+        return {run_id: state for run_id, state in runs.items() if state is not None and not state.is_final()}
+
+    def adopt(self, run_id: UUID) -> None:
+        """Go on waiting for a run."""
+        self._open.add(run_id)
+
+    def status(self, run_id: UUID) -> JobStatus | None:
+        """Nothing: it runs elsewhere."""
+        return None
+
+    def stop(self, run_ids: Sequence[UUID]) -> None:
+        """Ask the workers, through the API."""
+        for run_id in run_ids:
+            cancel_run(self._fleet.client, run_id)
+
+    def recall(self, run_ids: Sequence[UUID]) -> list[UUID]:
+        """Cancel what no worker has taken yet."""
+        scheduled = children_of(self._fleet.client, self._fleet.run_id, types=[StateType.SCHEDULED])
+        found = [run.id for run in scheduled if run.id in set(run_ids)]
+        self.stop(found)
+        return found
+
+    def close(self) -> None:
+        """Ask for the end of all; each worker sees to its own."""
+        for run_id in self._open:
+            with contextlib.suppress(Exception):  # one that cannot be asked keeps nobody from asking the others
+                cancel_run(self._fleet.client, run_id)

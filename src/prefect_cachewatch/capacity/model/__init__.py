@@ -1,0 +1,24 @@
+"""The planner's arithmetic: a closed network (`network`) of `inputs`, solved (`convolution`, `queueing`), limited and explained.
+
+`planning` joins it; `simulation` looks at tails, and `agreement` compares the two.
+"""
+
+__all__ = [
+    "agreement",
+    "changes",
+    "convolution",
+    "demands",
+    "estimates",
+    "inputs",
+    "limits",
+    "network",
+    "planning",
+    "profile",
+    "quantity",
+    "queueing",
+    "results",
+    "simulation",
+    "slots",
+    "usl",
+    "wording",
+]

@@ -1,0 +1,227 @@
+"""The plan: how many jobs at once, within which band, why not more, and what would change it.
+
+Joins demands, limits and slots into a `LimitPlan`; it measures nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from prefect_cachewatch.capacity.model.changes import batch_at, purchases
+from prefect_cachewatch.capacity.model.convolution import MAX_STATES
+from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
+from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
+from prefect_cachewatch.capacity.model.limits import ClassSearch, predict
+from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
+from prefect_cachewatch.capacity.model.queueing import bounds, stall_bound
+from prefect_cachewatch.capacity.model.results import ClassLimit, ClassPrediction, LimitPlan
+from prefect_cachewatch.capacity.model.slots import choose_slots
+from prefect_cachewatch.capacity.model.wording import list_assumptions, say_answer, say_bottleneck
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["plan", "rows_at"]
+
+_ROWS = 16
+
+
+def plan(
+    storage: StorageProfile,
+    link: LinkProfile,
+    workloads: Sequence[WorkloadClass],
+    policy: Policy | None = None,
+) -> LimitPlan:
+    """How many jobs may run at once before each is so slow that it looks stalled.
+
+    Args:
+        storage: the storage, measured or as a vendor gives it.
+        link: the network between jobs and storage.
+        workloads: classes of jobs; those with `running` always run, of the others the plan says
+            how many may. The first of those is the one that the answer is about.
+        policy: stall window, accepted slowdown, derate and band; None: the defaults.
+
+    Returns:
+        The limit with its band and reason, slots for a shared limit, predictions over n.
+
+    Raises:
+        InputError: if the parts do not fit together, or no class asks for a limit.
+
+    Source: Denning and Buzen 1978 for the bounds, Baskett et al. 1975 for the exact means,
+        Gunther 2007 for the peak.
+
+    Example:
+        >>> from prefect_cachewatch.capacity import ServiceCurve
+        >>> disk = ServiceCurve(per_stream_bytes_per_s="125MiB/s", aggregate_bytes_per_s="125MiB/s")
+        >>> answer = plan(
+        ...     StorageProfile(name="gp3", sequential_write=disk),
+        ...     LinkProfile(),
+        ...     [WorkloadClass(name="caches", burst_bytes="2GB", think_s=10)],
+        ...     Policy(derate=0, p99_factor=1.5, max_slowdown=20),
+        ... )
+        >>> answer.limit, answer.binding
+        (13, 'stall')
+    """
+    policy = policy or Policy()
+    classes = tuple(workloads)
+    _check_classes(classes)
+    asked = [c for c, workload in enumerate(classes) if workload.running is None]
+    whole = Scenario(storage, link, classes, policy)
+    searches = {c: ClassSearch(*_isolated(whole, c)) for c in asked}
+    found = {c: search.find() for c, search in searches.items()}
+    edges = {c: _edges(whole, c) for c in asked}
+    limits = [max(1, found[c].limit) for c in asked]
+    if policy.isolated:
+        slots, occupy, checked = limits[0], (1,) * len(asked), "each kind has a cluster of its own"
+    else:
+        slots, occupy, checked = choose_slots(whole, asked, limits)
+    first = asked[0]
+    search, answer = searches[first], found[first]
+    low, high = edges[first]
+    shown = search.scenario.classes.index(classes[first])
+    demands = search.demands
+    where, dmax = demands.largest_demand_s(shown)
+    edge = bounds(
+        limits[0],
+        list(demands.demands_s[shown]),
+        demands.think_s[shown],
+        [float(value) for value in demands.alpha],
+    )
+    return LimitPlan(
+        storage=storage.name,
+        link=link.name,
+        answer=say_answer(classes[first], storage, answer, low, high),
+        limit=limits[0],
+        low=low,
+        high=high,
+        binding=answer.binding,
+        slots=slots,
+        classes=tuple(
+            ClassLimit(
+                name=classes[c].name,
+                limit=max(1, found[c].limit),
+                low=edges[c][0],
+                high=edges[c][1],
+                occupy=weight,
+                binding=found[c].binding,
+                rules=found[c].rules,
+            )
+            for c, weight in zip(asked, occupy, strict=True)
+        ),
+        measured_n=demands.measured_n,
+        derate=policy.derate,
+        knee_n=edge.knee_n,
+        bounds={
+            "demand_s": edge.demand_s,
+            "demand_max_s": edge.demand_max_s,
+            "knee_n": edge.knee_n,
+            "throughput_max_per_s": edge.throughput_max_per_s,
+            "residence_min_s": edge.residence_min_s,
+            "stall_n": _stall_bound(classes[first], policy, dmax),
+        },
+        table=_table(search, limits[0]),
+        mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
+        bottleneck=say_bottleneck(search, shown, limits[0], where),
+        purchases=purchases(search.scenario, shown, limits[0], batch_at(search, limits[0])),
+        assumptions=list_assumptions(storage, link, classes, policy, (*demands.notes, checked)),
+        feasible=answer.limit > 0,
+        small_files=_small_files(search.scenario, shown),
+        kinds={workload.name: workload.kind for workload in classes},
+    )
+
+
+def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
+    if not classes:
+        raise InputError("workloads is empty: give at least one class of jobs")
+    names = [workload.name for workload in classes]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"workloads has {name!r} twice: give each class a name of its own")
+    if all(workload.running is not None for workload in classes):
+        raise InputError("every class says how many always run: leave out `running` of the one whose limit is wanted")
+
+
+def _isolated(whole: Scenario, c: int) -> tuple[Scenario, int]:
+    """The scenario that a class is in: alone with its kind where clusters are isolated."""
+    if not whole.policy.isolated:
+        return whole, c
+    kept = tuple(w for w in whole.classes if w.kind == whole.classes[c].kind)
+    return dataclasses.replace(whole, classes=kept), kept.index(whole.classes[c])
+
+
+def _stall_bound(workload: WorkloadClass, policy: Policy, dmax: float) -> float:
+    """The asymptote's answer for a class; infinite where silence does not stop it."""
+    if not workload.is_watched or workload.bytes_appear == "while_moving":
+        return math.inf
+    k = policy.p99_over_mean(workload.burst_cv) / workload.files_per_burst
+    return float(stall_bound(policy.stall_window_s, workload.think_s, dmax, k))
+
+
+def _edges(whole: Scenario, c: int) -> tuple[int, int]:
+    """The limit with all rates lower and higher by the band."""
+    scenario, c = _isolated(whole, c)
+    band = scenario.policy.band
+    slow = dataclasses.replace(scenario, rate_factor=1 - band)
+    fast = dataclasses.replace(scenario, rate_factor=1 + band, side="high")
+    return max(1, ClassSearch(slow, c).find().limit), max(1, ClassSearch(fast, c).find().limit)
+
+
+def _table(search: ClassSearch, limit: int) -> tuple[tuple[ClassPrediction, ...], ...]:
+    top = min(search.top, max(limit + 3, round(1.4 * limit)))
+    if top <= _ROWS:
+        return rows_at(search, range(1, top + 1))
+    even = {max(1, round(top * i / (_ROWS - 2))) for i in range(1, _ROWS - 1)}
+    return rows_at(search, sorted(even | {1, limit, min(top, limit + 1)}))
+
+
+def rows_at(search: ClassSearch, numbers: Iterable[int]) -> tuple[tuple[ClassPrediction, ...], ...]:
+    """Predictions with their band at given numbers of jobs of the class searched for.
+
+    Args:
+        search: the class, with what runs beside it.
+        numbers: jobs at once, none above `search.top`.
+
+    Returns:
+        A row for each number, with a prediction of each class in it.
+    """
+    band = search.scenario.policy.band
+    slow, fast = _at_rates(search, 1 - band), _at_rates(search, 1 + band)
+    return tuple(
+        tuple(
+            dataclasses.replace(entry, burst_low_s=below.burst_s, burst_high_s=above.burst_s)
+            for entry, below, above in zip(search.at(n), fast(search.counts(n)), slow(search.counts(n)), strict=True)
+        )
+        for n in numbers
+    )
+
+
+def _at_rates(search: ClassSearch, factor: float) -> Callable[[list[int]], tuple[ClassPrediction, ...]]:
+    scenario = dataclasses.replace(search.scenario, rate_factor=factor)
+    most = search.counts(search.top)
+    demands = demands_of(scenario, sum(most))
+    network = demands.network(most)
+    return lambda counts: predict(demands, network, counts)[0]
+
+
+def _mix(whole: Scenario, asked: Sequence[int], slots: int, occupy: Sequence[int]) -> tuple[ClassPrediction, ...]:
+    """Predictions with the slots shared out evenly among the classes that ask."""
+    counts = [workload.running or 0 for workload in whole.classes]
+    for c, weight in zip(asked, occupy, strict=True):
+        counts[c] = max(1, slots // len(asked) // weight)
+    if math.prod(count + 1 for count in counts) > MAX_STATES // 8:
+        return ()
+    demands = demands_of(whole, sum(counts))
+    return predict(demands, demands.network(counts), counts)[0]
+
+
+def _small_files(scenario: Scenario, c: int) -> tuple[tuple[int, float], ...]:
+    """Seconds of a burst alone over the number of files it is cut into; empty where not measured."""
+    if not scenario.storage.small_file_s:
+        return ()
+    points = []
+    for files in sorted({1, 10, 100, 1000, 10_000, 100_000, scenario.classes[c].files_per_burst}):
+        if files <= scenario.classes[c].burst_bytes:
+            changed = scenario.classes[c].model_copy(update={"files_per_burst": files})
+            alone = demands_of(dataclasses.replace(scenario, classes=(changed,)), 1).alone_s[0]
+            points.append((files, alone))
+    return tuple(points)

@@ -1,0 +1,107 @@
+"""A plan in words: the answer, the bottleneck, the assumptions."""
+
+from __future__ import annotations
+
+from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
+from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
+from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
+from prefect_cachewatch.common.units import format_bytes
+
+__all__ = ["list_assumptions", "say_answer", "say_bottleneck"]
+
+_NOUNS = {"generation": "generation", "inference": "model load", "training": "training job"}
+
+
+def say_bottleneck(search: ClassSearch, c: int, limit: int, where: str) -> str:
+    """The bottleneck at a limit, in words.
+
+    Args:
+        search: the class's search.
+        c: index of the class.
+        limit: jobs at once.
+        where: the station with the largest demand.
+
+    Returns:
+        A clause without its full stop.
+    """
+    busy = search.mine(limit).utilisation
+    names = {
+        "link": search.scenario.link.name,
+        "storage": search.scenario.storage.name,
+        "codec": "codec's cores",
+    }
+    most = max(busy, key=lambda name: busy[name])
+    shown = f"the {most} ({names[most]}), {busy[most]:.0%} of its capacity in use at {limit}"
+    if busy[most] < 0.5:
+        return f"none yet; first will be the {where} ({names[where]}), {busy[where]:.0%} in use at {limit}"
+    return shown
+
+
+def say_answer(workload: WorkloadClass, storage: StorageProfile, found: Found, low: int, high: int) -> str:
+    """The one sentence of a plan.
+
+    Args:
+        workload: the class that the answer is about.
+        storage: the storage.
+        found: its limit and reason.
+        low: lower edge of the band.
+        high: upper edge.
+
+    Returns:
+        The sentence without its full stop.
+    """
+    noun = _NOUNS[workload.kind]
+    if found.limit < 1:
+        return f"not even 1 {noun} of {workload.name} meets the policy on {storage.name}: {found.reason}"
+    plural = noun if found.limit == 1 else noun + "s"
+    return f"{found.limit} ({low}-{high}) {plural} at once on {storage.name}: {found.reason}"
+
+
+def list_assumptions(
+    storage: StorageProfile,
+    link: LinkProfile,
+    classes: tuple[WorkloadClass, ...],
+    policy: Policy,
+    notes: tuple[str, ...],
+) -> tuple[str, ...]:
+    """What a plan takes for granted, most important first.
+
+    Args:
+        storage: the storage.
+        link: the link.
+        classes: all classes.
+        policy: the policy.
+        notes: what was said while the network was built.
+
+    Returns:
+        Sentences without full stops.
+    """
+    said = [
+        f"{storage.name}: {_origin(storage.basis, storage.source, str(storage.date or ''))}",
+        "no network between jobs and storage"
+        if link.bytes_per_s is None
+        else f"link {link.name}: {format_bytes(link.bytes_per_s)}/s raw x {link.efficiency:g} on each of "
+        f"{link.hosts} host{'s' if link.hosts > 1 else ''}",
+        f"all rates are taken {policy.derate:.0%} lower (derate); the band is rates {policy.band:.0%} lower and higher",
+        "storage and link share their rates evenly among bursts; pauses between bursts vary by half",
+    ]
+    if any(w.is_watched and w.bytes_appear == "at_end" for w in classes):
+        said.append("bytes of a file appear at its end (worst case for the stall window)")
+    said.append("nothing here sees a cliff: a storage that collapses beyond its measured n does so unannounced")
+    if storage.free_bytes is not None:
+        batch = sum(w.kept_bytes * w.jobs for w in classes)
+        if batch > storage.free_bytes:
+            said.append(
+                f"all jobs of the batch keep {format_bytes(batch)}, and {format_bytes(storage.free_bytes)} "
+                "are free: remove old caches between them"
+            )
+    return tuple(said) + tuple(note for note in (*notes, *storage.notes) if note)
+
+
+def _origin(basis: str, source: str, date: str) -> str:
+    told = {
+        "measured": "measured",
+        "vendor ceiling": "a vendor's ceiling, not a measurement: run cachewatch probe",
+        "given": "given by hand",
+    }[basis]
+    return ", ".join(part for part in (told, source, date) if part)

@@ -1,0 +1,3 @@
+"""Measures a storage (`run`, by `direct` or `fio`) or a `codec`, for the planner (`profile`)."""
+
+__all__ = ["checks", "codec", "direct", "fio", "profile", "report", "run", "target"]

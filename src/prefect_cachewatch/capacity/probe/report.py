@@ -1,0 +1,112 @@
+"""What a probe may take, how far it is, and what it measured: settings, steps, report.
+
+Values only; `run` measures.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from prefect_cachewatch.capacity.model.quantity import Bytes, Model, Seconds
+from prefect_cachewatch.capacity.probe.checks import Level, Phase, Sample, summarise
+from prefect_cachewatch.capacity.probe.target import ProbeTarget
+
+__all__ = ["SHORTEST_RUN_S", "ProbeReport", "ProbeSettings", "ProbeStep", "StopCause"]
+
+StopCause = Literal["time", "interrupted", "storage"]
+
+MIN_REPETITIONS = 3
+SHORTEST_RUN_S = 0.1
+
+
+class ProbeSettings(Model):
+    """What a probe may take: streams, bytes, time and the space it leaves alone."""
+
+    max_concurrency: int = Field(
+        default=16, ge=2, le=256, description="The most streams at once; measured at 1, 2, 4, ... up to it."
+    )
+    size_bytes: Bytes = Field(
+        default=2**30,
+        ge=16 * 2**20,
+        le=1e15,
+        description="The most bytes the probe has on the storage at once.",
+    )
+    time_s: Seconds = Field(
+        default=120,
+        ge=1,
+        le=86400,
+        description="The longest it measures, in seconds; what was measured by then is kept.",
+    )
+    run_s: Seconds | None = Field(
+        default=None,
+        ge=SHORTEST_RUN_S,
+        le=3600,
+        description="The longest one repetition takes, in seconds; none: an equal share of time_s.",
+    )
+    repetitions: int = Field(
+        default=3,
+        ge=MIN_REPETITIONS,
+        le=50,
+        description="Runs at each concurrency; medians and their spread are reported.",
+    )
+    keep_free: float = Field(
+        default=0.05,
+        ge=0,
+        lt=1,
+        description="Share of the file system that stays free whatever size_bytes says.",
+    )
+    engine: Literal["auto", "fio", "direct"] = Field(
+        default="auto",
+        description="auto: fio where it is installed, else the probe's own threads with O_DIRECT.",
+    )
+    block_bytes: int = Field(default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams.")
+    random_block_bytes: int = Field(
+        default=2**16, ge=4096, le=2**26, multiple_of=4096, description="Request size of random reads."
+    )
+    network_ok: bool = Field(
+        default=False,
+        description="Probe a network file system too, which slows everyone who uses it meanwhile.",
+    )
+
+
+@dataclass(frozen=True)
+class ProbeStep:
+    """How far a probe is: `done` of `total` repetitions, and what runs now."""
+
+    done: int
+    total: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a probe measured; `stopped` says why it ended early, None when it did not."""
+
+    target: ProbeTarget
+    engine: str
+    direct: bool
+    size_bytes: int
+    block_bytes: int
+    random_block_bytes: int
+    started: datetime.datetime
+    elapsed_s: float
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...]
+    stopped: str | None = None
+    stop_cause: StopCause | None = None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """Medians of each phase at each concurrency, in the order measured."""
+        groups: dict[tuple[str, int], list[Sample]] = {}
+        for sample in self.samples:
+            groups.setdefault((sample.phase, sample.concurrency), []).append(sample)
+        return tuple(summarise(group) for group in groups.values())
+
+    def curve(self, phase: Phase) -> tuple[Level, ...]:
+        """The levels of one phase by concurrency."""
+        return tuple(sorted((x for x in self.levels if x.phase == phase), key=lambda x: x.concurrency))

@@ -1,0 +1,82 @@
+"""`--profile` and `-P`: a profile on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config.profiles.base import ProfileSettings
+
+__all__ = ["profile_from", "profile_options", "split_parameters"]
+
+
+def profile_options() -> list[Callable[..., Any]]:
+    """Make the two options."""
+    return [
+        click.option(
+            "--profile",
+            metavar="NAME[,KEY=VALUE...]",
+            help="Directories, environment and windows of a known generator; see cachewatch profiles.",
+        ),
+        click.option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
+    ]
+
+
+def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
+    """Say what the profile of `--profile` and `-P` means for the job; None where none is named.
+
+    Args:
+        options: parsed; a command without these options has no profile.
+
+    Returns:
+        The settings.
+
+    Raises:
+        InputError: the profile or a parameter is not known or not valid.
+    """
+    values = options.get("profile_values", ())
+    if options.get("profile") is None:
+        if values:
+            raise InputError("-P belongs to a profile: name one with --profile (see cachewatch profiles)")
+        return None
+    from prefect_cachewatch.config.profiles.registry import make_profile  # noqa: PLC0415 - most runs have none
+
+    name, _, rest = options["profile"].partition(",")
+    pairs = [*(rest.split(",") if rest else ()), *values]
+    return make_profile(name, split_parameters(pairs)).resolve()
+
+
+def split_parameters(pairs: Sequence[str]) -> dict[str, str]:
+    """Split the parameters of a profile.
+
+    Args:
+        pairs: KEY=VALUE each; `-` in a key stands for `_`.
+
+    Returns:
+        Values by key.
+
+    Raises:
+        InputError: one is none, or a key comes twice.
+
+    Example:
+        >>> split_parameters(["model=x", "host-volume=/mnt/a=b"])
+        {'model': 'x', 'host_volume': '/mnt/a=b'}
+    """
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        key = key.strip().replace("-", "_")
+        if not equals or not key:
+            raise InputError(
+                f"{for_terminal(pair, 60)!r} is no parameter of a profile: write it like model=Llama-3.1-8B-Instruct"
+            )
+        if key in found:
+            raise InputError(f"the profile's parameter {for_terminal(key, 60)} is given twice: leave one out")
+        found[key] = value
+    return found

@@ -1,0 +1,126 @@
+"""Sentences about what people wrote: an unknown name, a value that does not fit. Reads no file."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["nearest", "validate"]
+
+Location = tuple[str | int, ...]
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them.
+
+    Args:
+        name: what was written.
+        known: what could have been.
+
+    Returns:
+        `: did you mean x?` or `: use one of a, b, c`.
+
+    Example:
+        >>> nearest("burst_byte", ["burst_bytes", "think_s"])
+        ': did you mean burst_bytes?'
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), [entry.lower() for entry in names], n=1, cutoff=0.6)
+    for entry in names:
+        if close and entry.lower() == close[0]:
+            return f": did you mean {entry}?"
+    return f": use one of {', '.join(names)}"
+
+
+def validate(
+    model: type[_Model], data: Any, file: str, field: str, line_of: Callable[[Location], int | None] | None = None
+) -> _Model:
+    """Build a model from data, with one sentence for the first thing that is wrong.
+
+    Args:
+        model: the pydantic model.
+        data: what was read.
+        file: the file's name for the sentence.
+        field: where in the file, "" at its top.
+        line_of: says in which line of the file a part of the data stands.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: if the data do not fit; the sentence names the field, and the nearest one to
+            an unknown key.
+    """
+    try:
+        return model.model_validate(data)
+    except (ValidationError, RecursionError) as error:
+        if isinstance(error, RecursionError):
+            raise InputError(f"{file}: {field or 'it'} refers to itself: write it out") from None
+        # An unknown key comes first: the field missed by a typing error is then only its consequence.
+        problems = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+        line = line_of(problems[0]["loc"]) if line_of else None
+        where = file if line is None else f"{file}, line {line}"
+        raise InputError(_sentence(model, problems[0], len(problems), where, field)) from None
+
+
+def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field: str) -> str:
+    where = field
+    for part in problem["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    name = for_terminal(where, 120) or "it"
+    if problem["type"] == "extra_forbidden":
+        return f"{file}: {name} is not known{nearest(str(problem['loc'][-1]), _fields(model, problem['loc']))}{more}"
+    if problem["type"] == "missing":
+        return f"{file}: {name} is missing: {_describe(model, problem['loc'])}{more}"
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
+    if problem["type"] == "value_error":
+        return f"{file}: {name}: {for_terminal(message, 400)}{more}"
+    # A few lines of YAML with aliases can stand for gigabytes: it is never written out whole.
+    shown = for_terminal(reprlib.repr(problem.get("input")), 60)
+    return f"{file}: {name} = {shown}: {for_terminal(message, 300)}{more}"
+
+
+def _models(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
+    """The model that the last part of a location belongs to."""
+    found = [model]
+    for part in loc[:-1]:
+        if isinstance(part, int):
+            continue
+        holder = next((entry for entry in found if str(part) in entry.model_fields), None)
+        if holder is not None:
+            found = _models_in(holder.model_fields[str(part)].annotation)
+        else:  # of a value that may be of several kinds, pydantic names the kind
+            found = [entry for entry in found if part in (entry.__name__, _kind(entry))]
+    return found[0] if found else None
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for inner in getattr(annotation, "__args__", ()) for found in _models_in(inner)]
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    field = model.model_fields.get("kind")
+    return field.default if field is not None else None
+
+
+def _fields(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    found = _models(model, loc)
+    return list(found.model_fields) if found else []
+
+
+def _describe(model: type[BaseModel], loc: tuple[Any, ...]) -> str:
+    found = _models(model, loc)
+    field = found.model_fields.get(str(loc[-1])) if found else None
+    return (field.description or "give it").rstrip(".") if field else "give it"

@@ -1,0 +1,139 @@
+"""Where a run keeps its report and log: the user's state directory, apart from the cache it watches."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect_cachewatch.common.ahead import AHEAD_S
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.removal import look_path, remove_path
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["RunDirectory", "open_run_directory", "prune_run_directories", "slugify", "state_home"]
+
+KEEP_RUNS = 200
+KEEP_S = 30 * 86400.0
+
+
+def state_home() -> Path:
+    """Say where state lies: `$CACHEWATCH_STATE`, else `$XDG_STATE_HOME/cachewatch`, else `~/.local/state/cachewatch`."""
+    if own := os.environ.get("CACHEWATCH_STATE"):
+        return Path(own)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "cachewatch"
+
+
+def slugify(name: str) -> str:
+    """Turn a name into lower-case letters, digits and dashes, as Prefect's artifact keys want it.
+
+    Example:
+        >>> slugify("Llama 3.1/70B (N300)")
+        'llama-3-1-70b-n300'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100].strip("-") or "cache"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The directory of one run, which is not pruned until it is closed, or the process ends."""
+
+    path: Path
+    hold: Any
+
+    def close(self) -> None:
+        """Let it be pruned from now on."""
+        with contextlib.suppress(OSError):
+            self.hold.close()
+
+
+def open_run_directory(files: Files, name: str, run_id: str, kind: str = "generations") -> RunDirectory:
+    """Make the directory of one run, readable by its owner only, and prune old ones.
+
+    Args:
+        files: who does it.
+        name: of the job.
+        run_id: of the run, unique.
+        kind: of run; each kind is pruned for itself.
+
+    Returns:
+        The directory; to be closed.
+
+    Raises:
+        InputError: it cannot be made, or its file system does not answer.
+    """
+    runs = state_home() / kind
+    path = runs / f"{slugify(name)}-{run_id}"
+    try:
+        hold = files.open(_Hold, path, timeout_s=AHEAD_S)
+    except OSError as error:
+        raise InputError(
+            f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
+        ) from error
+    with contextlib.suppress(OSError):  # what is not pruned now will be by the next run
+        files.run(prune_run_directories, runs, timeout_s=AHEAD_S)
+    return RunDirectory(path, hold)
+
+
+def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEEP_S) -> int:
+    """Remove run directories beyond a count or an age, oldest first, but none of a run that is going on.
+
+    Args:
+        runs: the directory of run directories.
+        keep: the most that are kept.
+        keep_s: the longest that one is kept, in seconds.
+
+    Returns:
+        How many were removed.
+    """
+    found = []
+    with os.scandir(runs) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # another run's pruning was quicker
+                if entry.is_dir(follow_symlinks=False):
+                    own = look_path(entry.path)
+                    if own.owner == os.geteuid():
+                        found.append((own.modified_ns / 1e9, entry.path, own))
+    found.sort(reverse=True)
+    oldest_s = time.time() - keep_s
+    removed = 0
+    for rank, (modified_s, path, own) in enumerate(found):
+        if (rank >= keep or modified_s < oldest_s) and not _in_use(path):
+            removed += not remove_path(path, own).failed
+    return removed
+
+
+class _Hold:
+    """Marks a directory as a living run's, in whichever process holds it: a long run outlasts many short ones."""
+
+    def __init__(self, path: Path) -> None:
+        os.close(make_own_directory(path.parent))
+        self._fd = make_own_directory(path)
+        with contextlib.suppress(OSError):  # a file system without locks: as if nobody held it
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _in_use(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

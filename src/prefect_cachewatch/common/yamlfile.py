@@ -1,0 +1,185 @@
+"""YAML that people write: read safely, keys written twice refused, and the line of each part known.
+
+What the keys mean is the caller's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["YamlFile", "open_yaml", "read_yaml"]
+
+_MAX_BYTES = 4 * 2**20
+_MAX_DEPTH = 64
+# Values that a file may stand for: so many times those that are written in it, and never more than the most.
+_GROWTH, _FREE_VALUES, _MAX_VALUES = 20, 10_000, 2_000_000
+_LONG = 100  # characters
+_NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """One YAML document: its data, its name made harmless, and its nodes with their lines."""
+
+    shown: str
+    data: Any
+    root: yaml.Node | None
+
+    def line_of(self, loc: Sequence[str | int]) -> int | None:
+        """Say in which line a part stands; for one that is not there, the nearest that holds it.
+
+        Args:
+            loc: keys and indices from the top, as in `("jobs", 3, "command")`; a name that stands in no mapping, as
+                pydantic's of the kind of a value, is passed over.
+
+        Returns:
+            The line, from 1; None for an empty file.
+        """
+        return self._walk(loc)[0]
+
+    def has(self, loc: Sequence[str | int]) -> bool:
+        """Say whether a part was written at all."""
+        return self._walk(loc)[1]
+
+    def _walk(self, loc: Sequence[str | int]) -> tuple[int | None, bool]:
+        """The line of the last part that is there, and whether that is the last part."""
+        node, there = self.root, True
+        line = node.start_mark.line + 1 if node is not None else None
+        for part in loc:
+            if isinstance(node, yaml.MappingNode):
+                found = next((pair for pair in node.value if getattr(pair[0], "value", None) == part), None)
+                there = found is not None
+                if found is not None:
+                    line, node = found[0].start_mark.line + 1, found[1]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and 0 <= part < len(node.value):
+                node, there = node.value[part], True
+                line = node.start_mark.line + 1
+            else:
+                return line, False
+        return line, there
+
+
+def open_yaml(path: Path) -> YamlFile:
+    """Read one YAML document, and keep where its parts stand.
+
+    Args:
+        path: the file, at most 4 MiB.
+
+    Returns:
+        The document.
+
+    Raises:
+        InputError: if it cannot be read, a key is written twice, or it stands for more than anybody writes; the sentence
+            says where and why.
+    """
+    shown = for_terminal(str(path))
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
+    if len(raw) > _MAX_BYTES:
+        raise InputError(f"{shown} is larger than 4 MiB, which nobody writes by hand: check the path")
+    try:
+        loader = _Loader(raw)
+        try:
+            root = loader.get_single_node()
+            data = loader.construct_document(root) if root is not None else None
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = for_terminal(" ".join((error.problem or "not YAML").split()))
+        raise InputError(f"{shown}{line}: {problem}: correct the YAML") from None
+    except (yaml.reader.ReaderError, UnicodeDecodeError):
+        raise InputError(
+            f"{shown} is not text in UTF-8, or has control characters in it: check that it is the right file"
+        ) from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
+    return YamlFile(shown, data, root)
+
+
+def read_yaml(path: Path) -> Any:
+    """Read one YAML document, refusing a key that is written twice.
+
+    Args:
+        path: the file, at most 4 MiB.
+
+    Returns:
+        What it holds.
+
+    Raises:
+        InputError: if it cannot be read; the sentence says where and why.
+    """
+    return open_yaml(path).data
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence, and what grows too large.
+
+    Aliases and merge keys let a few lines stand for millions of values. Each node's size, all that it refers to included,
+    is known when it is composed, before anything is made of it.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(stream)
+        self._measures: dict[int, tuple[int, int]] = {}  # node to its size and depth
+        self._written = self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # of PyYAML's stubs
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._measures:
+                raise _refusal("it refers to itself", mark)
+            return node
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _refusal(f"nested deeper than {_MAX_DEPTH}", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        assert node is not None
+        size, depth = self._measure(node)
+        if depth > _MAX_DEPTH:
+            raise _refusal(f"nested deeper than {_MAX_DEPTH}", mark)
+        if size > _MAX_VALUES or (self._depth == 0 and size > _FREE_VALUES + _GROWTH * self._written):
+            raise _refusal("its aliases or merge keys stand for more values than anybody writes", mark)
+        return node
+
+    def _measure(self, node: yaml.Node) -> tuple[int, int]:
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        else:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else []
+        own = 1
+        if isinstance(node, yaml.ScalarNode):
+            own += len(node.value) // _LONG
+            if node.tag in _NUMBERS and len(node.value) > _LONG:  # 1:1:1:... takes minutes to become a number
+                raise _refusal(f"a number of {len(node.value)} characters", node.start_mark)
+        measures = [self._measures[id(part)] for part in parts]
+        self._written += own
+        measured = own + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
+        self._measures[id(node)] = measured
+        return measured
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise _refusal(f"{key.value} is written twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _refusal(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, mark)

@@ -1,0 +1,312 @@
+"""The examination of one attempt: evidence before the stop, diagnosis, message, bundle.
+
+`Examiner` hangs on a watch by its two hooks, `sampled` and `before_stop`, and is asked for its
+findings afterwards. What fails here is noted and never changes how the attempt ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.secrets import redact, whole_lines
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.stall import Verdict
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.postmortem.cause import Diagnosis
+    from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
+    from prefect_cachewatch.postmortem.readings import ProcessSample
+
+__all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
+
+#: What is imported when it is needed, for the memory's sake: at a stall, when no file may be readable any more.
+LATE_MODULES = (
+    "prefect_cachewatch.common.removal",
+    "prefect_cachewatch.postmortem.bundle",
+    "prefect_cachewatch.postmortem.bundlestore",
+    "prefect_cachewatch.postmortem.diagnosis",
+    "prefect_cachewatch.postmortem.evidence",
+    "datetime",
+    "linecache",
+    "locale",
+    "shutil",
+    "tempfile",
+    "traceback",
+)
+EVIDENCE_BUDGET_S = 2.0
+_FREEZE_S = 0.3
+_SAMPLES_MAX = 16
+_SLACK_S = 0.5  # for the way of the evidence from one process to another
+_BUNDLE_S = 20.0
+
+
+class Examiner:
+    """Finds out why an attempt stalled or failed.
+
+    Args:
+        secrets: values that must not appear in anything it says or writes.
+        bundles: whether a bundle is written for an attempt that did not complete.
+        bundle_root: where bundles go; default `cachewatch/bundles` below the user's state directory.
+        budget_s: seconds that the evidence may take before the tree is stopped.
+        files: who looks at processes and file systems, and writes; default this process.
+
+    Example:
+        >>> Examiner().diagnosis is None
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        secrets: tuple[str, ...] = (),
+        bundles: bool = True,
+        bundle_root: Path | None = None,
+        budget_s: float = EVIDENCE_BUDGET_S,
+        files: Files | None = None,
+    ) -> None:
+        self._files = files or InPlace()
+        self.diagnosis: Diagnosis | None = None
+        self.evidence: Evidence | None = None
+        self.notes: list[str] = []
+        self._secrets, self._bundles, self._budget_s = secrets, bundles, budget_s
+        self._bundle_root = bundle_root.absolute() if bundle_root else None  # whoever writes stands elsewhere
+        # Samples since the last growth, each with the bytes discarded by then.
+        self._samples: list[tuple[ProcessSample, int]] = []
+        self._growth_seen: float | None = None
+
+    def sampled(self, watch: Watch) -> None:
+        """Note what the processes have used so far; to be called after each measurement.
+
+        Args:
+            watch: the attempt.
+        """
+        rule, supervisor = watch.state.rule, watch.supervisor
+        if supervisor is None or supervisor.gone.is_set():
+            return
+        if rule.last_growth_s != self._growth_seen:
+            self._growth_seen = rule.last_growth_s
+            self._samples.clear()
+        from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
+
+        try:
+            sample = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots)
+        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
+            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
+            return
+        self._samples.append((sample, _discarded_bytes(watch)))
+        if len(self._samples) > _SAMPLES_MAX:
+            del self._samples[1:-1:2]
+
+    def before_stop(self, watch: Watch, verdict: Verdict) -> None:
+        """Collect the evidence while the tree is still there, frozen; at most `budget_s` seconds.
+
+        Args:
+            watch: the attempt.
+            verdict: why it will be stopped.
+        """
+        supervisor = watch.supervisor
+        assert supervisor is not None
+        freeze = lambda: supervisor.freeze(_FREEZE_S)  # noqa: E731
+        self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, freeze)
+
+    def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
+        """Name the cause of an attempt that stalled, ran out of time or failed.
+
+        Args:
+            watch: the attempt, ended.
+            outcome: its outcome.
+
+        Returns:
+            The outcome, the cause at the end of its message; as it was for any other outcome. The message, which becomes
+            that of a state, an event and a notification, has no secrets in it.
+        """
+        outcome = self._named(watch, outcome)
+        return replace(outcome, message=redact(outcome.message, self._secrets))
+
+    def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
+        if outcome.name == "failed" and self.evidence is None:
+            self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
+        if outcome.name not in ("stalled", "deadline_exceeded", "failed") or self.evidence is None:
+            return outcome
+        if outcome.listing is not None and (paths := self.open_files):
+            outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
+        from prefect_cachewatch.postmortem.diagnosis import diagnose  # noqa: PLC0415
+
+        try:
+            self.diagnosis = diagnose(self.evidence)
+        except Exception as error:  # noqa: BLE001 - a rule's defect must not hide the outcome
+            self._note(f"no cause was looked for: {type(error).__name__}: {error}")
+            return outcome
+        if outcome.name == "failed" and self.diagnosis.category in ("generator_failed", "never_started", "unknown"):
+            # The message says so already, and the log may hold what not every reader of the message may see.
+            self.diagnosis = self.diagnosis if self.diagnosis.category == "generator_failed" else None
+            return outcome
+        if self.diagnosis.category == "never_ready":
+            return outcome  # its message has said the same
+        return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
+
+    @property
+    def open_files(self) -> set[str]:
+        """Files in the cache that a process of the tree had open for writing when the evidence was taken: they may be cut."""
+        if self.evidence is None:
+            return set()
+        files = [file for process in self.evidence.processes for file in process.files]
+        return {file.target for file in files if file.in_cache and file.kind == "file" and "w" in file.access}
+
+    def write_bundle(self, report: Report, output: OutputPump) -> Report:
+        """Write the bundle of an attempt that stalled or ran out of time, and remove old ones.
+
+        Args:
+            report: of the attempt.
+            output: its output, for the end of the log.
+
+        Returns:
+            The report, with the diagnosis and the bundle's path in it.
+        """
+        report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
+        wanted = self._bundles and report.outcome in ("stalled", "deadline_exceeded")
+        if self.diagnosis is None or self.evidence is None or not wanted:
+            return report
+        report_data = asdict(report)
+        tail = output.tail()
+        log = (output.log_path, tail, len(tail) < output.total_bytes)
+        try:
+            path, told = self._files.run(
+                _write_bundle, report_data, self.evidence, self.diagnosis, self._bundle_root, log, self._secrets,
+                timeout_s=_BUNDLE_S,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - it may not be written for any reason, and the report still is
+            why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            path, told = None, [f"no bundle was written: {why}"]
+        return replace(report, bundle=path, notes=[*report.notes, *told])
+
+    def _collect(
+        self,
+        watch: Watch,
+        growth: Callable[[], GrowthFacts],
+        roots: list[int],
+        freeze: Callable[[], object] | None,
+        outcome: Outcome | None = None,
+    ) -> None:
+        try:
+            facts = growth()
+            before, discarded = self._reference(facts.pause_s)
+            supervisor = watch.supervisor
+            options = {
+                "include_roots": supervisor is not None and supervisor.includes_roots,
+                "budget_s": self._budget_s,
+                "before": before,
+                "growth": replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
+                "log_tail": watch.output.tail(),
+                "exit_code": outcome.exit_code if outcome else None,
+                "exit_signal": outcome.signal if outcome else None,
+                "secrets": self._secrets,
+            }
+            paths = [Path(path) for path in watch.site.paths]
+            self.evidence = self._files.consult(
+                _collect_evidence, roots, paths, options, freeze is not None,
+                answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
+            self._note(f"no evidence was collected: {type(error).__name__}: {error}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _reference(self, pause_s: float) -> tuple[ProcessSample | None, int]:
+        """The sample that deltas count from: of the second half of the pause, which shows the hang and not what led to it."""
+        if not self._samples:
+            return None, 0
+        first = self._samples[0][0].monotonic_s
+        for sample, discarded in self._samples[:-1]:
+            if sample.monotonic_s >= first + 0.45 * pause_s:
+                return sample, discarded
+        return self._samples[max(0, (len(self._samples) - 1) // 2)]
+
+
+def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
+    from prefect_cachewatch.postmortem.model import GrowthFacts  # noqa: PLC0415
+
+    state, rule, started = watch.state, watch.state.rule, watch.started_s
+    growth = state.growth
+    kind = "failed" if verdict is None else verdict.kind or verdict.status
+    return GrowthFacts(
+        kind=kind,
+        window_s=verdict.window_s if verdict else rule.window_s,
+        pause_s=verdict.pause_s if verdict else rule.pause_s,
+        bytes_written=growth.bytes_written,
+        bytes_present=growth.bytes_present,
+        files_present=growth.files_present,
+        first_write_s=None if rule.first_write_s is None else rule.first_write_s - started,
+        last_growth_s=None if rule.last_growth_s is None else rule.last_growth_s - started,
+        changed_in_place=state.touched_in_pause,
+        discarded_bytes=_discarded_bytes(watch),
+        min_growth_bytes=watch.stall.min_growth_bytes,
+        samples=tuple((s.at_s, s.bytes_written, s.allocated_written) for s in state.samples),
+        unready=watch.serving.unready if watch.serving is not None else "",
+    )
+
+
+def _discarded_bytes(watch: Watch) -> int:
+    growth = watch.state.growth
+    return max(0, growth.bytes_written - growth.bytes_kept)
+
+
+def _sentence(diagnosis: Diagnosis) -> str:
+    if diagnosis.category == "unknown":
+        return f"{diagnosis.summary[:1].upper()}{diagnosis.summary[1:]}."
+    return f"{'Cause' if diagnosis.confidence == 'high' else 'Probable cause'}: {diagnosis.summary}."
+
+
+def _collect_evidence(
+    roots: list[int], paths: list[Path], options: Mapping[str, Any], freezes: bool, *, ask: Callable[[], object]
+) -> Evidence:
+    from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
+
+    return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
+
+
+def _write_bundle(
+    report: Mapping[str, Any],
+    evidence: Evidence,
+    diagnosis: Diagnosis,
+    wanted: Path | None,
+    log: tuple[Path | None, bytes, bool],
+    secrets: tuple[str, ...],
+) -> tuple[str | None, list[str]]:
+    """Write a bundle and remove old ones; returns its path and what is worth saying about it."""
+    from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
+    from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
+
+    root = choose_bundle_root(evidence.filesystems, wanted)
+    content = BundleContent(
+        report["name"], report, evidence, diagnosis, report["cache_dirs"], lambda size: _log_end(*log, size), secrets
+    )
+    try:
+        written = write_bundle(root.path, content, shared=root.wanted)
+        prune_bundles(root.path, spare=[written.path])
+    except Exception as error:  # noqa: BLE001 - nor may a page that cannot be drawn
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return None, [f"no bundle was written in {root.path}: {why}"]
+    return str(written.path), [*([root.note] if root.note else []), *written.cut]
+
+
+def _log_end(path: Path | None, tail: bytes, cut: bool, size: int) -> bytes:
+    if cut:
+        tail = whole_lines(tail, size)
+    if path is None or is_special(path):  # a pipe would hold us, and a device has no end
+        return tail[-size:]
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, 2) - size))
+            return file.read(size)
+    except OSError:
+        return tail[-size:]

@@ -1,0 +1,444 @@
+"""The report of an attempt: the JSON that `--report` writes, as typed models. Schema version 1.
+
+Within a version fields are added, never renamed or removed; `docs/report.md` describes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect_cachewatch import __version__
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.files import write_file
+from prefect_cachewatch.common.text import redact_argv
+from prefect_cachewatch.common.units import format_moment
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.cause import Diagnosis
+from prefect_cachewatch.postmortem.listing import Listing, build_listing
+from prefect_cachewatch.postmortem.readyreport import ReadyReport, ready_section
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.watching.attachment import Attachment
+from prefect_cachewatch.watching.attempt import Outcome
+
+__all__ = [
+    "GrowthReport",
+    "Report",
+    "StallReport",
+    "StopSection",
+    "build_report",
+    "cached_report",
+    "check_report_path",
+    "report_json",
+    "suspected_paths",
+    "write_report",
+    "write_report_within",
+]
+
+
+@dataclass(frozen=True)
+class StallReport:
+    """Why cachewatch stopped the generator; all null when it did not."""
+
+    #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing, or null.
+    kind: str | None
+    #: The window that had passed.
+    window_s: float | None
+    #: The pause, or the time of blindness, at the decision.
+    pause_s: float | None
+
+
+@dataclass(frozen=True)
+class SuspectedReport:
+    """A pause that looked like a stall before the window had passed."""
+
+    at_s: float
+    pause_s: float
+    message: str
+    #: When growth came back; null if it did not.
+    cleared_at_s: float | None
+
+
+@dataclass(frozen=True)
+class SampleReport:
+    """One point of the growth curve."""
+
+    at_s: float
+    bytes_written: int
+    allocated_written: int
+
+
+@dataclass(frozen=True)
+class GrowthReport:
+    """What was written; times in seconds since the start of the attempt."""
+
+    #: Growth of apparent sizes since the start; never falls.
+    bytes_written: int
+    #: Growth of allocated blocks since the start, in bytes.
+    allocated_written: int
+    #: Apparent bytes in the directories at the end.
+    bytes_present: int
+    files_present: int
+    first_write_s: float | None
+    last_growth_s: float | None
+    #: The longest pause between two growths.
+    longest_pause_s: float
+    suspected: list[SuspectedReport]
+    #: At most 500 points, thinned evenly.
+    samples: list[SampleReport]
+
+
+@dataclass(frozen=True)
+class ProcessReport:
+    """One process of the generator's tree."""
+
+    pid: int
+    #: State letter of proc(5) when it was found.
+    state: str
+    #: Its command line, secrets redacted, at most 32 words.
+    argv: list[str]
+
+
+@dataclass(frozen=True)
+class StopSection:
+    """How the tree was stopped; null where the generator ended by itself."""
+
+    #: From the last growth (or the start) to the decision.
+    decided_after_last_growth_s: float | None
+    #: From the decision to the last process gone.
+    gone_after_s: float
+    #: Ended after SIGTERM.
+    terminated: list[ProcessReport]
+    #: Needed SIGKILL after the grace period.
+    killed: list[ProcessReport]
+    #: Could not be killed (state D).
+    survivors: list[ProcessReport]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One attempt."""
+
+    #: completed, nothing_written, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a process that somebody
+    #: else started also ended (how is not known) and detached (the watch was ended before it).
+    outcome: str
+    stall: StallReport
+    #: The outcome in one sentence.
+    message: str
+    #: The generator's own exit code; null if a signal ended it.
+    exit_code: int | None
+    #: The signal that ended the generator, or null.
+    signal: int | None
+    name: str
+    #: The command line, secrets redacted.
+    command: list[str]
+    cache_dirs: list[str]
+    attempt: int
+    #: ISO 8601 in UTC.
+    started_at: str
+    duration_s: float
+    growth: GrowthReport
+    stop: StopSection | None
+    #: Null if the directory could not be listed; `notes` says why.
+    listing: Listing | None
+    #: Last lines of the generator's output, secrets redacted.
+    log_tail: list[str]
+    #: What else was noticed: log cut short, scanner started again, ...
+    notes: list[str]
+    #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
+    diagnosis: Diagnosis | None = None
+    #: Directory of the post-mortem bundle; null if none was written.
+    bundle: str | None = None
+    #: What became of the build; null without a store.
+    publication: Publication | None = None
+    #: The process that was watched, where cachewatch did not start it; null for a generation.
+    attached: Attachment | None = None
+    #: Null for a job that is done when it exits.
+    ready: ReadyReport | None = None
+    cachewatch_version: str = __version__
+    schema_version: Literal[1] = 1
+
+
+def build_report(
+    outcome: Outcome,
+    *,
+    name: str,
+    command: list[str],
+    log_tail: list[str],
+    attempt: int = 1,
+    secrets: tuple[str, ...] = (),
+) -> Report:
+    """Make the report of an attempt.
+
+    Args:
+        outcome: how it ended.
+        name: of the job.
+        command: its argv; redacted here.
+        log_tail: last lines of its output, redacted by the caller.
+        attempt: number of the attempt, from 1.
+        secrets: values that must not appear.
+
+    Returns:
+        The report.
+    """
+    growth, now_s = outcome.growth, outcome.started_at + outcome.duration_s
+    listing = None
+    if outcome.listing is not None:
+        listing = build_listing(
+            outcome.listing,
+            now_s=now_s,
+            finished=outcome.name == "completed",
+            grown_since_scan=outcome.grown_since_scan,
+        )
+    return Report(
+        outcome=outcome.name,
+        stall=StallReport(kind=outcome.kind, window_s=outcome.window_s, pause_s=outcome.pause_s),
+        message=outcome.message,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        name=name,
+        command=redact_argv(command, secrets),
+        cache_dirs=list(outcome.paths),
+        attempt=attempt,
+        started_at=format_moment(outcome.started_at),
+        duration_s=round(outcome.duration_s, 3),
+        growth=GrowthReport(
+            bytes_written=growth.bytes_written,
+            allocated_written=growth.allocated_written,
+            bytes_present=growth.bytes_present,
+            files_present=growth.files_present,
+            first_write_s=_rounded(outcome.first_write_s),
+            last_growth_s=_rounded(outcome.last_growth_s),
+            longest_pause_s=round(outcome.longest_pause_s, 3),
+            suspected=[
+                SuspectedReport(
+                    at_s=round(s.at_s, 3),
+                    pause_s=round(s.pause_s, 3),
+                    message=s.message,
+                    cleared_at_s=_rounded(s.cleared_at_s),
+                )
+                for s in outcome.suspicions
+            ],
+            samples=[
+                SampleReport(
+                    at_s=round(s.at_s, 3),
+                    bytes_written=s.bytes_written,
+                    allocated_written=s.allocated_written,
+                )
+                for s in outcome.samples
+            ],
+        ),
+        stop=_stop_section(outcome, secrets),
+        listing=listing,
+        log_tail=log_tail,
+        notes=list(outcome.notes),
+        ready=ready_section(outcome.ready),
+    )
+
+
+def cached_report(publication: Publication, *, name: str, command: list[str], message: str, started_s: float) -> Report:
+    """Make the report of a run that had nothing to do.
+
+    Args:
+        publication: the build that is whole already.
+        name: of the job.
+        command: its argv, which was not run.
+        message: the same in one sentence.
+        started_s: wall time at which the run began to look.
+
+    Returns:
+        The report, with `attempt` 0 and nothing grown.
+    """
+    now_s = time.time()
+    return Report(
+        outcome="cached",
+        stall=StallReport(kind=None, window_s=None, pause_s=None),
+        message=message,
+        exit_code=None,
+        signal=None,
+        name=name,
+        command=redact_argv(command),
+        cache_dirs=[publication.path],
+        attempt=0,
+        started_at=format_moment(started_s),
+        duration_s=round(max(0.0, now_s - started_s), 3),
+        growth=GrowthReport(
+            bytes_written=0,
+            allocated_written=0,
+            bytes_present=publication.total_bytes,
+            files_present=publication.total_files,
+            first_write_s=None,
+            last_growth_s=None,
+            longest_pause_s=0.0,
+            suspected=[],
+            samples=[],
+        ),
+        stop=None,
+        listing=None,
+        log_tail=[],
+        notes=[],
+        publication=publication,
+    )
+
+
+def check_report_path(path: Path) -> None:
+    """See before the start that a report can be written.
+
+    Args:
+        path: where it will go.
+
+    Raises:
+        InputError: its directory is missing or not writable.
+    """
+    parent = path.absolute().parent
+    if path.is_dir():
+        raise InputError(f"report file {path} is a directory: name a file in it")
+    if not parent.is_dir():
+        raise InputError(f"report file {path} cannot be written: directory {parent} does not exist; create it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"report file {path} cannot be written: no write permission in {parent}")
+
+
+def suspected_paths(report: Report) -> set[str]:
+    """Say which files an attempt may have cut, by its listing.
+
+    Args:
+        report: of the attempt.
+
+    Returns:
+        Absolute paths.
+    """
+    entries = report.listing.entries if report.listing is not None else []
+    return {entry.path for entry in entries if "suspect_partial" in entry.flags}
+
+
+def report_json(report: Report) -> str:
+    """Write a report as JSON text.
+
+    Args:
+        report: the report.
+
+    Returns:
+        ASCII text: a byte of a file name that is no UTF-8 stands as a lone surrogate escape, lossless.
+    """
+    data = asdict(report)
+    return json.dumps({"schema_version": data.pop("schema_version"), **data}, ensure_ascii=True, indent=1)
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write a report: a file whole or not at all, readable by its owner only unless it was there; a device or pipe as it is.
+
+    Where there is no room it is shortened and says so; where that does not fit either it goes, whole, to the
+    temporary directory.
+
+    Args:
+        report: the report.
+        path: where it goes; an older one is replaced, its mode kept.
+
+    Raises:
+        InputError: it cannot be written there; the message says where it is instead.
+    """
+    try:
+        write_file(path, _bytes_of(report))
+        return
+    except OSError as failure:
+        error = failure
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        for entries in (100, 10, 0):
+            with contextlib.suppress(OSError):
+                write_file(path, _bytes_of(_shortened(report, entries, error.strerror or str(error))))
+                return
+    message = f"report file {path} cannot be written: {error.strerror}"
+    try:
+        elsewhere = _write_elsewhere(report)
+    except OSError:
+        raise InputError(message) from error
+    raise InputError(f"{message}; it is in {elsewhere} instead") from error
+
+
+def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> None:
+    """Write a report as `write_report` does, by whoever may be left behind.
+
+    Args:
+        files: who writes.
+        report: the report.
+        path: where it goes.
+        timeout_s: the longest wait.
+
+    Raises:
+        InputError: it could not be written there; the message says where it is instead.
+    """
+    if str(path).startswith(
+        ("/dev/", "/proc/")
+    ):  # a descriptor of ours is another one elsewhere, and the write is bounded
+        write_report(report, path)
+        return
+    try:
+        files.run(write_report, report, path.absolute(), timeout_s=timeout_s)
+        return
+    except OSError as failure:
+        message = f"report file {path} cannot be written: {failure.strerror}"
+    try:
+        elsewhere = files.run(_write_elsewhere, report, timeout_s=timeout_s)
+    except OSError:
+        raise InputError(message) from None
+    raise InputError(f"{message}; it is in {elsewhere} instead")
+
+
+def _write_elsewhere(report: Report) -> str:
+    import tempfile  # noqa: PLC0415 - seldom, and half a megabyte with what it brings along
+
+    fd, path = tempfile.mkstemp(prefix="cachewatch-report-", suffix=".json")
+    with open(fd, "wb") as file:
+        file.write(_bytes_of(report))
+    return path
+
+
+def _bytes_of(report: Report) -> bytes:
+    return report_json(report).encode("ascii") + b"\n"
+
+
+def _shortened(report: Report, entries: int, why: str) -> Report:
+    samples, listing = report.growth.samples, report.listing
+    note = f"the report was shortened to {entries} files, 20 samples and 10 log lines: {why}"
+    if listing is not None:
+        listing = replace(
+            listing, truncated=listing.truncated or len(listing.entries) > entries, entries=listing.entries[:entries]
+        )
+    return replace(
+        report,
+        growth=replace(report.growth, samples=samples[:: max(1, len(samples) // 20)][:20]),
+        listing=listing,
+        log_tail=report.log_tail[-10:],
+        notes=[*report.notes, note],
+    )
+
+
+def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | None:
+    stop = outcome.stop
+    if stop is None or stop.why in ("exited", "released"):
+        return None
+
+    def named(processes: list[dict[str, Any]]) -> list[ProcessReport]:
+        return [
+            ProcessReport(pid=p["pid"], state=p["state"], argv=redact_argv(p.get("argv", []), secrets))
+            for p in processes
+        ]
+
+    return StopSection(
+        decided_after_last_growth_s=_rounded(outcome.decided_after_last_growth_s),
+        gone_after_s=round(stop.gone_after_s, 4),
+        terminated=named(stop.terminated),
+        killed=named(stop.killed),
+        survivors=named(stop.survivors),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

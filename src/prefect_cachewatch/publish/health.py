@@ -1,0 +1,140 @@
+"""Does what uses the cache work with it? A command or an HTTP address, asked until a deadline."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from prefect_cachewatch.common.bounded import Bounded, CutLinks
+from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.errors import CommandError, GuardError
+from prefect_cachewatch.publish.names import expand_placeholder
+from prefect_cachewatch.supervise.guarded import run_guarded
+
+__all__ = ["HealthCheck", "HealthResult", "check_health"]
+
+_Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=2000)]
+_REQUEST_S = 10.0
+_LEAST_S = 0.05
+_SLACK_S = 0.5
+
+
+class HealthCheck(BaseModel):
+    """What tells that a deployed cache is good: exactly one of command and url."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    command: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="A command that ends with exit code 0 when all is well; {cache_dir} in it is the activated build. "
+        "An argument list, no shell reads it.",
+    )
+    url: _Url | None = Field(
+        default=None,
+        description="An http or https address that answers 200 when all is well, for example the server's /health; "
+        "asked again and again until the deadline.",
+    )
+    deadline_s: float = Field(
+        default=300,
+        ge=0.1,
+        le=7 * 86400,
+        description="The check has failed when it is not well after this many seconds; warm-ups of 5 to 30 minutes are usual.",
+    )
+    interval_s: float = Field(default=5, ge=0.05, le=3600, description="Pause between two requests to the address.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.command is None) == (self.url is None):
+            raise ValueError("give a health check either a command or a url, not both and not none")
+        return self
+
+
+@dataclass(frozen=True)
+class HealthResult:
+    """How a health check ended: the reason is the end of a sentence."""
+
+    ok: bool
+    reason: str
+    duration_s: float
+
+
+def check_health(
+    check: HealthCheck,
+    cache_dir: str,
+    env: Mapping[str, str],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> HealthResult:
+    """Ask until all is well or the deadline has passed.
+
+    Args:
+        check: what to ask.
+        cache_dir: path of the activated build.
+        env: whole environment of a command.
+        clock: monotonic seconds.
+        sleep: waits between two requests.
+
+    Returns:
+        Whether all is well, within the deadline + one request's time limit.
+    """
+    started_s = clock()
+    if check.command is not None:
+        return _check_command(check, check.command, cache_dir, env)
+    assert check.url is not None
+    deadline_s, reason = started_s + check.deadline_s, "was not asked"
+    bounded = Bounded()
+    while (left_s := deadline_s - clock()) > 0:
+        reason = _ask(check.url, min(_REQUEST_S, max(left_s, _LEAST_S)), bounded)
+        if not reason:
+            return HealthResult(True, "answered 200", clock() - started_s)
+        sleep(max(0.0, min(check.interval_s, deadline_s - clock())))
+    shown = for_terminal(redact(check.url), 200)
+    return HealthResult(
+        False, f"{shown} {reason} until the deadline of {format_duration(check.deadline_s)}", clock() - started_s
+    )
+
+
+def _check_command(check: HealthCheck, command: list[str], cache_dir: str, env: Mapping[str, str]) -> HealthResult:
+    shown = for_terminal(command[0], 100)
+    try:
+        result = run_guarded(expand_placeholder(command, cache_dir), env=env, timeout_s=check.deadline_s)
+    except (CommandError, GuardError) as error:
+        return HealthResult(False, f"{shown} could not be run: {error.message}", 0.0)
+    last = next((line for line in reversed(result.tail) if line.strip()), "")
+    said = f" ({for_terminal(redact(last.strip()), 300)})" if last and not result.ok else ""
+    return HealthResult(result.ok, f"{shown} {result.describe()}{said}", result.duration_s)
+
+
+def _ask(url: str, timeout_s: float, bounded: Bounded) -> str:
+    """Ask once; the empty string when all is well, else what was wrong."""
+    links = CutLinks()
+    try:
+        # The socket's own timeout bounds each read; an answer that comes drop by drop, only this does.
+        return bounded.call(lambda: _request(url, timeout_s, links), timeout_s + _SLACK_S)
+    except TimeoutError:
+        links.cut()
+        return "did not answer (timed out)"
+
+
+def _request(url: str, timeout_s: float, links: CutLinks) -> str:
+    request = urllib.request.Request(url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
+    try:
+        with urllib.request.build_opener(*links.handlers()).open(request, timeout=timeout_s) as answer:
+            status: int = answer.status
+            return "" if status == 200 else f"answered {status}"
+    except urllib.error.HTTPError as error:
+        error.close()
+        return f"answered {error.code}"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        return f"did not answer ({for_terminal(str(why), 120)})"

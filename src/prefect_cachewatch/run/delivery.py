@@ -1,0 +1,416 @@
+"""From a job to a cache that is in use: is it there, where to write, is it good, publish, activate.
+
+Joins the store (`publish`) with the guard (`guarded`) for one run of a job; knows no Prefect. The
+generation itself lies between `begin` and `verify` and is the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.config.container import VOLUME_PREFIX
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, StoreError
+from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
+from prefect_cachewatch.publish.collection import Collected
+from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place
+from prefect_cachewatch.publish.manifest import Manifest
+from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.suspects import Suspect
+from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
+from prefect_cachewatch.supervise.guarded import run_guarded
+from prefect_cachewatch.watching.attempt import Outcome
+
+__all__ = [
+    "Delivery",
+    "Publication",
+    "check_delivery",
+    "describe_publication",
+    "describe_refusal",
+    "growth_summary",
+]
+
+
+class Delivery:
+    """One run's way from the question whether the cache is there to its activation.
+
+    Args:
+        job: with `{cache_dir}` in its command or environment, in staged mode.
+        policy: how it is published.
+
+    Raises:
+        InputError: they do not fit together; nothing was touched.
+    """
+
+    def __init__(self, job: CacheJob, policy: PublishPolicy) -> None:
+        check_delivery(job, policy)
+        self.policy, self.name = policy, job.name
+        self.recipe = BuildRecipe.of(job.command, policy)
+        if job.container is not None:  # another image is another cache
+            tools = {**self.recipe.tool_versions, "container image": job.container.image}
+            self.recipe = replace(self.recipe, tool_versions=tools)
+        self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
+        self.findings: list[Finding] = []
+        self.publication: Publication | None = None
+        self.open_files: set[str] = set()
+        """What the last attempt had open for writing at its end, absolute."""
+        self._source = job
+        self._target: BuildTarget | None = None
+        self._resources = contextlib.ExitStack()
+
+    @property
+    def current(self) -> str:
+        """What consumers open."""
+        return self.store.current_path(self.name) if self.store else str(self._source.cache_dirs[0])
+
+    def last_bytes(self) -> int | None:
+        """Say how big the last published build is, by its manifest; None where none is known."""
+        if self.store is None:
+            return None
+        try:
+            builds = [
+                b for b in self.store.list_builds(self.name) if b.state in ("active", "published") and b.finished_at
+            ]
+        except (CachewatchError, OSError):
+            return None
+        return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
+
+    def require_space(self) -> None:
+        """Refuse a generation for which there is no room; the site checks directories in place.
+
+        Raises:
+            NotEnoughSpace: the store has less than 1.1 times what is expected, or than the last build.
+        """
+        if self.store is not None:
+            self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
+
+    def find_cached(self) -> Publication | None:
+        """Say whether the cache is there already: of the same key, and whole by the policy's measure.
+
+        Returns:
+            The current build, or one that was published and never current (then its `current` is null); None
+            where it has to be generated.
+        """
+        if self.policy.force:
+            return None
+        if self.store is not None:
+            found = self.store.find_whole(self.name, self.recipe.key, verify=self.policy.verify)
+            if found is None:
+                return None
+            done = self._describe("cached", found[1], found[0].path)
+            return replace(done, current=self.current) if found[0].state == "active" else done
+        path = str(self._source.cache_dirs[0])
+        manifest = find_whole_in_place(path, self.recipe.key, verify=self.policy.verify)
+        return replace(self._describe("cached", manifest, path), current=path) if manifest else None
+
+    def begin(self, *, clean: bool, grace_s: float = 10.0) -> None:
+        """Get the directory to write to, and take the writer's lock.
+
+        Args:
+            clean: whether what a killed run left is not to be resumed.
+            grace_s: how long the generator may write on when this run is killed.
+
+        Raises:
+            StoreBusy: another publisher is at work.
+            StoreError: the store cannot be used.
+        """
+        adopt = self.policy.adopt_abandoned and not clean and not self.policy.force
+        if self.store is not None:
+            self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
+        else:
+            path = self._source.cache_dirs[0]
+            self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
+        self._resources.enter_context(self._target)
+        if not self._target.adopted:
+            self._target.note_growth()
+
+    def resume(self, *, clean: bool, window_s: float) -> list[Suspect]:
+        """Deal with what a killed run left in the directory; nobody may be writing there any more.
+
+        Args:
+            clean: remove all of it.
+            window_s: the stall window, for what that run may have cut.
+
+        Returns:
+            The files that were removed, since they may be cut.
+        """
+        if not self.target.adopted:
+            return []
+        self.target.require_certain(self.policy, window_s=window_s)
+        if clean:
+            self.target.clean()
+            self.target.note_growth()
+            return []
+        return self.target.prepare_resume(self.policy, window_s=window_s)
+
+    def let_watch_record(self) -> bool:
+        """Leave it to the watch to record what is made, if that has to be known; says whether it has."""
+        self.target.watched = self.store is None
+        return self.target.watched
+
+    @property
+    def target(self) -> BuildTarget:
+        """The build that is being written, after `begin`."""
+        assert self._target is not None, "begin() comes first"
+        return self._target
+
+    @property
+    def job(self) -> CacheJob:
+        """The job as it is run: told where to write, the build's directory the first that must grow."""
+        path, source = self.target.path, self._source
+        named = [Path(found) for found in expand_placeholder(map(str, source.cache_dirs), path)]
+        return source.model_copy(
+            update={
+                "command": expand_placeholder(source.command, path),
+                "cache_dirs": list(dict.fromkeys([Path(path), *named])),
+                "env": self.env,
+                "ignore": [*source.ignore, f"/{META_DIRECTORY}/*"],
+            }
+        )
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The job's environment with the build's path in it."""
+        path = self.target.path
+        env = {name: value.replace(PLACEHOLDER, path) for name, value in self._source.env.items()}
+        return env | ({self.policy.cache_dir_env: path} if self.policy.cache_dir_env else {})
+
+    def prepare_retry(self, window_s: float, reported: Collection[str] = ()) -> list[Suspect]:
+        """Remove what the attempt that has just ended may have cut.
+
+        Args:
+            window_s: the stall window.
+            reported: absolute paths that the watch suspects.
+
+        Returns:
+            What was removed.
+        """
+        prefix = self.target.path + "/"
+        below = {path.removeprefix(prefix) for path in {*reported, *self.open_files} if path.startswith(prefix)}
+        self.target.require_certain(self.policy, window_s=window_s, reported=below)
+        return self.target.prepare_resume(self.policy, window_s=window_s, reported=below)
+
+    def verify(self, env: Mapping[str, str], secrets: Sequence[str] = ()) -> list[Finding]:
+        """Check the build, with the user's command last and only where nothing else refuses it.
+
+        Args:
+            env: whole environment of the check command.
+            secrets: values that must not appear in a message.
+
+        Returns:
+            What forbids to publish; `findings` has the warnings too.
+        """
+        self.findings = self.target.check(self.policy)
+        if self.policy.check_command and not refusals(self.findings):
+            failed = self._run_check(env, secrets)
+            # Once more: the command may have left something in the build.
+            self.findings = self.target.check(self.policy, failed)
+        return refusals(self.findings)
+
+    def refuse(self, message: str) -> Publication:
+        """Put the build into quarantine.
+
+        Args:
+            message: why, in one sentence.
+
+        Returns:
+            What became of it.
+        """
+        where = self.target.quarantine(self.findings, message)
+        self._prune_quarantine()
+        return self._describe("verification_failed", None, self.target.path, quarantine=where)
+
+    def publish(self, growth: Mapping[str, Any] | None = None) -> Publication:
+        """Digest the build and write its manifest.
+
+        Args:
+            growth: the watch's summary, see `growth_summary`.
+
+        Returns:
+            What became of it.
+
+        Raises:
+            StoreError: it changed meanwhile or could not be written; it stays unfinished.
+        """
+        manifest = self.target.publish(self.policy, findings=self.findings, growth=growth)
+        return self._describe("published", manifest, self.target.path)
+
+    def activate(self, publication: Publication) -> Publication:
+        """Make the published build current; a cache in place is so by its marker.
+
+        Returns:
+            The publication with what it replaced.
+        """
+        switched = self.store.activate(self.name, publication.build_id) if self.store else None
+        previous = switched.previous if switched else None
+        self.publication = replace(publication, current=self.current, previous=previous)
+        return self.publication
+
+    def collect(self) -> Collected | None:
+        """Remove surplus builds as the policy says."""
+        if self.store is None or self.policy.keep is None:
+            return None
+        return self.store.gc(
+            self.name,
+            keep=self.policy.keep,
+            keep_quarantined=self.policy.keep_quarantined,
+            grace_s=self.policy.gc_grace_s,
+        )
+
+    def unfinished(self) -> Publication:
+        """Describe the build as it is left when the generation fails; the next run of the same key resumes it."""
+        return self._describe("unfinished", None, self.target.path)
+
+    def close(self) -> None:
+        """Give the writer's lock up."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prune_quarantine(self) -> None:
+        if self.store is None:
+            return
+        keep, most = self.policy.keep_quarantined, self.policy.quarantine_max_bytes
+        try:
+            problems = self.store.prune_quarantine(self.name, keep=keep, max_bytes=most)
+        except StoreError as error:
+            problems = [error.message]
+        said = [f"old refused builds were not all removed: {problem}" for problem in problems]
+        self.findings = [*self.findings, *(Finding("quarantine_not_pruned", text, "warn") for text in said)]
+
+    def _run_check(self, env: Mapping[str, str], secrets: Sequence[str]) -> list[Finding]:
+        assert self.policy.check_command is not None
+        command = expand_placeholder(self.policy.check_command, self.target.path)
+        cwd = str(self._source.cwd) if self._source.cwd else None
+        try:
+            result = run_guarded(command, env={**env, **self.env}, cwd=cwd, timeout_s=self.policy.check_timeout_s)
+        except (CommandError, GuardError) as error:
+            return [Finding("check_command_failed", f"the check command could not be run: {error.message}")]
+        if result.ok:
+            return []
+        last = next((line for line in reversed(result.tail) if line.strip()), "")
+        said = f" ({for_terminal(redact(last.strip(), secrets), 300)})" if last else ""
+        return [Finding("check_command_failed", f"the check command {result.describe()}{said}")]
+
+    def _describe(
+        self, status: str, manifest: Manifest | None, path: str, *, quarantine: str | None = None
+    ) -> Publication:
+        where = f"{quarantine or path}/{META_DIRECTORY}/manifest.json"
+        tree = self._target.checked if self._target else None
+        total_bytes = manifest.total_bytes if manifest else tree.total_bytes if tree else 0
+        total_files = manifest.total_files if manifest else len(tree.files) if tree else 0
+        self.publication = Publication(
+            status=status,
+            mode=self.policy.mode,
+            key=self.recipe.key,
+            build_id=manifest.build_id if manifest else self.target.build_id,
+            path=path,
+            manifest=where if manifest else None,
+            quarantine=quarantine,
+            total_bytes=total_bytes,
+            total_files=total_files,
+            findings=tuple(
+                {"category": found.category, "severity": found.severity, "message": found.message}
+                for found in self.findings
+            ),
+        )
+        return self.publication
+
+
+def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
+    """See that a job and a publish policy fit together, without a look at the machine.
+
+    Args:
+        job: what is to be run.
+        policy: how it is published.
+
+    Raises:
+        InputError: they do not.
+
+    Example:
+        >>> check_delivery(CacheJob(name="c", command=["gen", "{cache_dir}"]), PublishPolicy(store="/s"))
+    """
+    check_cache_name(job.name)
+    if job.ready.kind != "exit" and job.ready.then == "leave_running":
+        raise InputError(
+            "a server that is left running may go on writing into its cache, and a published cache never changes: "
+            "have it stopped when it is ready (--then stop, ready.then), or publish nothing (no --store, no publish)"
+        )
+    told = [*job.command, *job.env.values()]
+    for path in map(str, job.cache_dirs):
+        if path.startswith(VOLUME_PREFIX):
+            raise InputError(
+                f"cache directory {path} is in a container's volume, which is not published: publish from a host directory"
+            )
+    if policy.mode == "in_place" and any(PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError(
+            "in_place publishing needs the job's cache_dirs: name the directory that the generator bakes in"
+        )
+    if policy.mode == "staged" and policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
+        raise InputError(
+            f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
+            "cache directory, or set cache_dir_env (--cache-dir-env) to the variable that it reads, such as TT_CACHE_PATH"
+        )
+
+
+def describe_refusal(name: str, refused: Sequence[Finding]) -> str:
+    """Say in one sentence that the checks refused a build.
+
+    Example:
+        >>> describe_refusal("c", [Finding("too_small", "the build has 1 B")])
+        "The cache 'c' was generated but not published: the build has 1 B."
+    """
+    return f"The cache '{for_terminal(name)}' was generated but not published: {summarize_findings(refused)}."
+
+
+def describe_publication(name: str, done: Publication) -> str:
+    """Say in one sentence what became of a good build.
+
+    Example:
+        >>> describe_publication("c", Publication("cached", "staged", "k", "b", "/s/c/builds/b", total_bytes=5, total_files=1))
+        "The cache 'c' is whole already: build b, 5 B in 1 file."
+    """
+    count = "1 file" if done.total_files == 1 else f"{done.total_files:,} files"
+    size = f"build {done.build_id}, {format_bytes(done.total_bytes)} in {count}"
+    if done.status == "cached":
+        return f"The cache '{for_terminal(name)}' is whole already: {size}."
+    where = f"; current at {for_terminal(done.current, 1000)}" if done.current else "; not activated"
+    return f"The cache '{for_terminal(name)}' was published: {size}{where}."
+
+
+def growth_summary(outcome: Outcome, attempts: int) -> dict[str, Any]:
+    """What the manifest says of how a build grew.
+
+    Args:
+        outcome: of the last attempt.
+        attempts: how many were made.
+
+    Returns:
+        Numbers; times in seconds since the start of the last attempt.
+    """
+    return {
+        "attempts": attempts,
+        "started_at_s": round(outcome.started_at, 3),
+        "duration_s": round(outcome.duration_s, 3),
+        "bytes_written": outcome.growth.bytes_written,
+        "allocated_written": outcome.growth.allocated_written,
+        "first_write_s": outcome.first_write_s,
+        "last_growth_s": outcome.last_growth_s,
+        "longest_pause_s": outcome.longest_pause_s,
+    }

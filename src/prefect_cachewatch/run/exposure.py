@@ -1,0 +1,83 @@
+"""Secrets in what Prefect stores: a flow run's parameters stand in its database, and everybody who sees the UI reads them.
+
+It names where they stand, never what they are. What is secret is `common.secrets`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from prefect_cachewatch.common.secrets import redact, secret_options, secret_values
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["check_exposure", "exposed_secrets"]
+
+_SHOWN_MAX = 5
+# Their values are names of Secret blocks.
+_REFERENCES = ("env_secrets",)
+
+
+def exposed_secrets(parameters: Mapping[str, Any]) -> list[str]:
+    """Find what looks like a secret in the parameters of a flow run.
+
+    Args:
+        parameters: their values by name: models, mappings, lists and plain values.
+
+    Returns:
+        Where they stand, such as `job.command --password`; empty if there are none.
+
+    Example:
+        >>> exposed_secrets({"job": {"command": ["gen", "--password", "hunter2"], "env": {"DB_PWD": "hunter2", "A": "1"}}})
+        ['job.command --password', 'job.env.DB_PWD']
+    """
+    return list(dict.fromkeys(where for name, value in parameters.items() for where in _find(name, value)))
+
+
+def check_exposure(parameters: Mapping[str, Any], *, strict: bool) -> str | None:
+    """Warn of secrets in the parameters of a flow run, or refuse them.
+
+    Args:
+        parameters: as of `exposed_secrets`.
+        strict: refuse.
+
+    Returns:
+        One sentence; None if there are none.
+
+    Raises:
+        InputError: there are some, and they are refused.
+    """
+    found = exposed_secrets(parameters)
+    if not found:
+        return None
+    more = f" and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
+    shown = ", ".join(for_terminal(where, 100) for where in found[:_SHOWN_MAX])
+    store = "Prefect stores a flow run's parameters in its database and shows them"
+    advice = "name a Secret block for each in env_secrets of the job, or leave it in the environment of who runs it"
+    message = f"{shown}{more} {'look' if len(found) > 1 else 'looks'} like a secret, and {store}: {advice}"
+    if strict:
+        raise InputError(f"refused by strict secrets: {message}")
+    return message
+
+
+def _find(where: str, value: Any) -> Iterator[str]:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name not in _REFERENCES:
+                yield from _find(f"{where}.{name}", inner)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        words = [word for word in value if isinstance(word, str)]
+        if len(words) == len(value):
+            yield from (f"{where} {option}" for option in secret_options(words))
+        else:
+            for at, inner in enumerate(value):
+                yield from _find(f"{where}[{at}]", inner)
+    elif isinstance(value, str):
+        name = where.rpartition(".")[2]
+        if redact(value) != value or redact(f"{name}={value}") != f"{name}={value}" or secret_values({name: value}):
+            yield where

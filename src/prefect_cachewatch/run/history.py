@@ -1,0 +1,111 @@
+"""What earlier runs of a cache were like: a short file per cache, for estimates and advice.
+
+One JSON line a completed run, the newest last, in the user's state directory. Losing it loses
+only estimates: nothing here ever fails a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.files import write_entry
+from prefect_cachewatch.common.statedir import slugify, state_home
+from prefect_cachewatch.postmortem.report import Report
+
+__all__ = ["PastRun", "enough_window_s", "history_path", "past_runs", "remember_run"]
+
+KEEP_RUNS = 50
+_SAFETY = 2.0
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A completed run in numbers."""
+
+    ended_at: str
+    duration_s: float
+    bytes_written: int
+    bytes_present: int
+    first_write_s: float | None
+    longest_pause_s: float
+
+
+def history_path(name: str, cache_dirs: Sequence[str]) -> Path:
+    """Say where the history of a cache lies; the same for the same name and directories."""
+    key = hashlib.sha256("\0".join(sorted(cache_dirs)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    return state_home() / "history" / f"{slugify(name)[:60]}-{key}.jsonl"
+
+
+def past_runs(path: Path, limit: int = 10) -> list[PastRun]:
+    """Read the last completed runs that wrote something, the newest first.
+
+    Args:
+        path: from `history_path`.
+        limit: the most that are returned.
+
+    Returns:
+        The runs; none where the file is missing or damaged.
+
+    Example:
+        >>> past_runs(Path("/nowhere"))
+        []
+    """
+    runs = []
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                runs.append(PastRun(**json.loads(line)))
+    return [run for run in reversed(runs) if run.bytes_written > 0][:limit]
+
+
+def remember_run(path: Path, report: Report) -> None:
+    """Add a completed run to the history; keeps the last 50.
+
+    Args:
+        path: from `history_path`.
+        report: of the run.
+    """
+    growth = report.growth
+    run = PastRun(
+        report.started_at,
+        report.duration_s,
+        growth.bytes_written,
+        growth.bytes_present,
+        growth.first_write_s,
+        growth.longest_pause_s,
+    )
+    with contextlib.suppress(OSError):
+        here = make_own_directory(path.parent)
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
+            write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
+        finally:
+            os.close(here)
+
+
+def enough_window_s(runs: Sequence[PastRun], poll_s: float) -> float | None:
+    """Say which stall window would have been enough: twice the longest pause, at least two polls.
+
+    Args:
+        runs: earlier completed runs.
+        poll_s: time between two measurements; a pause is not known more exactly than that.
+
+    Returns:
+        Seconds, rounded up to whole ones; None without any run.
+
+    Example:
+        >>> enough_window_s([PastRun("", 60, 1, 1, 2.0, 12.4), PastRun("", 60, 1, 1, 2.0, 3.0)], 5)
+        25.0
+    """
+    if not runs:
+        return None
+    return float(math.ceil(max(2 * poll_s, _SAFETY * max(run.longest_pause_s for run in runs))))

@@ -1,0 +1,100 @@
+"""The files that a run was asked to write, seen together before the start: each on its own, and none that spoils the cache."""
+
+from __future__ import annotations
+
+import functools
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect_cachewatch.common.ahead import look_ahead
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.measure.snapshot import compile_ignore
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import CacheJob
+
+__all__ = ["check_outputs", "check_outputs_ahead"]
+
+
+def check_outputs_ahead(files: Files, job: CacheJob, **outputs: Any) -> None:
+    """Check the outputs of a job by whoever may be left behind.
+
+    Args:
+        files: who looks.
+        job: with its cache directories and ignore globs.
+        outputs: see `check_outputs`.
+
+    Raises:
+        InputError: see there; or a file system does not answer.
+    """
+    if any(outputs.get(name) is not None for name in ("log", "report", "record")):
+        check = functools.partial(check_outputs, list(job.cache_dirs), list(job.ignore), **outputs)
+        look_ahead(files, "the directory of --log, --report or --record, or the cache directory,", check)
+
+
+def check_outputs(
+    cache_dirs: Sequence[Path],
+    ignore: Sequence[str],
+    *,
+    log: Path | None = None,
+    report: Path | None = None,
+    record: Path | None = None,
+    published: bool = False,
+) -> None:
+    """Refuse outputs that would overwrite each other, or be taken for the generator's.
+
+    Args:
+        cache_dirs: that are watched.
+        ignore: globs of files in them that never count.
+        log: gets the generator's output.
+        report: gets the report.
+        record: gets the trace.
+        published: whether the cache is digested and published, so that a file of ours in it would be a part of it.
+
+    Raises:
+        InputError: two are one regular file; or one lies in a cache directory where it must not.
+    """
+    named = [(what, path) for what, path in (("log", log), ("report", report), ("trace", record)) if path is not None]
+    seen: dict[object, tuple[str, Path]] = {}
+    for what, path in named:
+        if (key := _identity(path)) is None:
+            continue
+        other, first = seen.setdefault(key, (what, path))
+        if other != what:
+            raise InputError(
+                f"{other} file {for_terminal(str(first))} and {what} file {for_terminal(str(path))} are one and the same "
+                "file: name another one for each"
+            )
+    for what, path in named:
+        if what == "log" or published:
+            _require_outside(what, path, cache_dirs, ignore)
+
+
+def _identity(path: Path) -> object:
+    """What is the same for all names of a regular file, one that is still to be made too; None for anything else."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return os.path.realpath(path)
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _require_outside(what: str, path: Path, cache_dirs: Sequence[Path], ignore: Sequence[str]) -> None:
+    where = Path(os.path.realpath(path.parent), path.name)
+    ignored = compile_ignore(ignore)
+    for directory in cache_dirs:
+        root = Path(os.path.realpath(directory))
+        if where.is_relative_to(root):
+            below = os.path.join("", *where.parent.relative_to(root).parts, "")
+            if what == "log" and ignored is not None and ignored(path.name, below):
+                continue
+            why, name = ("count as growth", ", or name it *.log") if what == "log" else ("be a part of it", "")
+            raise InputError(
+                f"{what} file {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
+                f"would {why}: put it elsewhere{name}"
+            )

@@ -1,0 +1,304 @@
+"""Trace files: CSV with a header, one row a measurement; read with line numbers, written so that a kill leaves a whole file.
+
+Columns are found by name, so that traces of other samplers with `t_s,total_bytes,file_count` are read too.
+What the columns mean is in `rows`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from prefect_cachewatch.common.files import PUBLIC, create_file
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.trace.rows import Event, Trace, TraceRow
+
+__all__ = ["TRACE_COLUMNS", "TraceLines", "TraceWriter", "check_trace_path", "format_row", "read_trace"]
+
+TRACE_COLUMNS = (
+    "t_s", "total_bytes", "file_count", "alloc_bytes", "written_bytes", "kept_bytes", "written_alloc_bytes",
+    "kept_alloc_bytes", "grew_at_s", "touched_at_s", "scan_s", "late_s", "event",
+)  # fmt: skip
+_REQUIRED = TRACE_COLUMNS[:3]
+# Other samplers' names: cum_growth is what was written, the others tell that something changed without growing.
+_ALIASES = {"cum_growth": "written_bytes"}
+_CHANGES = ("new", "renamed", "rewritten_same_or_smaller")
+_EVENTS: tuple[Event, ...] = ("", "unreadable", "missing", "exited", "stopped")
+_ROWS_MAX = 2_000_000
+_LONGEST_S = 1e9
+_MOST_BYTES = 2**80
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace file.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The trace, with at least one row. A last line that was cut off is left out, and `torn` says so.
+
+    Raises:
+        InputError: it cannot be read, or is no trace; the message has the line number.
+    """
+    shown = for_terminal(str(path))
+    try:
+        with path.open("rb") as file:
+            return _parse(file, path.name, shown)
+    except OSError as error:
+        raise InputError(f"trace {shown} cannot be read: {error.strerror or error}") from error
+
+
+def check_trace_path(path: Path) -> None:
+    """See before the start that a trace can be recorded to a path.
+
+    Args:
+        path: of the file to come.
+
+    Raises:
+        InputError: it exists already, or its directory is missing or not writable.
+    """
+    shown, parent = for_terminal(str(path)), path.absolute().parent
+    if os.path.lexists(path):
+        raise InputError(f"trace {shown} exists already: name another file, or remove it")
+    if not parent.is_dir():
+        raise InputError(
+            f"trace {shown} cannot be written: directory {for_terminal(str(parent))} does not exist; create it first"
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"trace {shown} cannot be written: no write permission in {for_terminal(str(parent))}")
+
+
+class TraceWriter:
+    """Writes a new trace file, each row with one write of whole lines.
+
+    Args:
+        path: of the file, which must not exist.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_trace_path(path)
+        self.path = path
+        self.rows = 0
+        try:
+            self._fd = create_file(path, mode=PUBLIC, append=True)
+        except OSError as error:
+            raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
+        self._whole_bytes = 0
+        try:
+            self._append(",".join(TRACE_COLUMNS))
+        except OSError as error:
+            os.close(self._fd)
+            raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
+
+    def write(self, row: TraceRow) -> None:
+        """Append a row; raises OSError, after which the file still ends with a whole line."""
+        self.append(format_row(row))
+
+    def append(self, line: str) -> None:
+        """Append a row that is a line already; raises as `write`."""
+        self._append(line)
+        self.rows += 1
+
+    def close(self) -> None:
+        """Close the file; one without a row is removed."""
+        os.close(self._fd)
+        if not self.rows:
+            self.path.unlink(missing_ok=True)
+
+    def _append(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        try:
+            written = os.write(self._fd, data)
+            if written < len(data):
+                os.write(self._fd, data[written:])  # says why, or goes on
+        except OSError:
+            os.ftruncate(self._fd, self._whole_bytes)
+            raise
+        self._whole_bytes += len(data)
+
+
+class TraceLines:
+    """Takes the bytes of rows, in whatever pieces they come, and writes them as `TraceWriter` does.
+
+    Args:
+        path: of the file, which must not exist.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer, self._rest = TraceWriter(path), b""
+
+    def write(self, data: bytes) -> None:
+        """Take bytes; raises OSError, after which the file still ends with a whole line."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._writer.append(line.decode())
+
+    def close(self) -> None:
+        """Close the file; one without a row is removed."""
+        self._writer.close()
+
+
+def format_row(row: TraceRow) -> str:
+    """Write a row as a line, without its end."""
+    return ",".join(_format(getattr(row, name)) for name in TRACE_COLUMNS)
+
+
+def _format(value: float | int | str | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the fields of one line; every complaint names the line."""
+
+    where: str
+    fields: dict[str, str]
+
+    def fail(self, what: str) -> InputError:
+        return InputError(f"{self.where}: {what}")
+
+    def count(self, name: str) -> int | None:
+        found: int | None = self._number(name, int, "a whole number of bytes or files", _MOST_BYTES)
+        return found
+
+    def seconds(self, name: str) -> float | None:
+        found: float | None = self._number(name, float, "a number of seconds", _LONGEST_S)
+        return found
+
+    def _number(self, name: str, parse: Callable[[str], Any], what: str, most: float) -> Any:
+        text = self.fields.get(name, "").strip()
+        if not text:
+            if name in _REQUIRED:
+                raise self.fail(f"{name} is empty: it must be {what}")
+            return None
+        try:
+            value = parse(text)
+        except ValueError:
+            raise self.fail(f"{name} is {for_terminal(text, 40)!r}, which is not {what}") from None
+        if not (math.isfinite(value) and 0 <= value <= most):
+            raise self.fail(f"{name} is {for_terminal(text, 40)}, which is out of range: {what}, not negative")
+        return value
+
+    def event(self) -> Event:
+        text = self.fields.get("event", "").strip()
+        for event in _EVENTS:
+            if text == event:
+                return event
+        raise self.fail(f"event is {for_terminal(text, 40)!r}: it must be empty or one of {', '.join(_EVENTS[1:])}")
+
+
+def _parse(file: BinaryIO, name: str, shown: str) -> Trace:
+    lines = _Lines(file, shown)
+    table = csv.reader(lines)
+    header = _header(lines, next(_records(table, lines), None))
+    recorded = "event" in header
+    rows: list[TraceRow] = []
+    torn = False
+    for record in _records(table, lines):
+        if not record or record == [""]:
+            continue
+        if not lines.whole and (recorded or len(record) != len(header)):
+            torn = True  # the machine went down in the middle of it; a number may be cut, so none of it is used
+            break
+        if len(record) != len(header):
+            raise InputError(f"{lines.where}: {len(record)} fields, and the header names {len(header)}")
+        if len(rows) >= _ROWS_MAX:
+            raise InputError(f"{lines.where}: more than {_ROWS_MAX:,} rows: cut the trace")
+        reader = _Reader(lines.where, dict(zip(header, record, strict=True)))
+        rows.append(_row(reader, rows[-1] if rows else None))
+    if not rows:
+        raise InputError(f"trace {shown} has no rows below its header: nothing was measured")
+    return Trace(name, tuple(rows), recorded, torn)
+
+
+class _Lines:
+    """The lines of a file as text, with the number of the present one."""
+
+    def __init__(self, file: BinaryIO, shown: str) -> None:
+        self._file, self.shown = file, shown
+        self.number = 0
+        self.whole = True
+
+    @property
+    def where(self) -> str:
+        return f"trace {self.shown}, line {self.number}"
+
+    def __iter__(self) -> Iterator[str]:
+        while data := self._file.readline(65536):
+            self.number += 1
+            self.whole = data.endswith(b"\n")
+            if not self.whole and len(data) == 65536:
+                raise InputError(f"{self.where}: longer than any line of a trace; it must be CSV with a header")
+            try:
+                yield data.decode("utf-8-sig" if self.number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise InputError(f"{self.where}: not text in UTF-8; a trace is CSV with a header") from None
+
+
+def _records(table: Iterator[list[str]], lines: _Lines) -> Iterator[list[str]]:
+    try:
+        yield from table
+    except csv.Error as error:
+        raise InputError(f"{lines.where}: not CSV: {error}") from None
+
+
+def _header(lines: _Lines, record: list[str] | None) -> list[str]:
+    if record is None:
+        raise InputError(f"trace {lines.shown} is empty: a trace begins with the line {','.join(_REQUIRED)}")
+    names = [_ALIASES.get(name.strip(), name.strip()) for name in record]
+    for name in _REQUIRED:
+        if name not in names:
+            raise InputError(f"{lines.where}: no column {name}: a trace begins with the line {','.join(_REQUIRED)}")
+    for name in names:
+        if name and names.count(name) > 1:
+            raise InputError(f"{lines.where}: column {for_terminal(name, 40)} is there twice: leave one of them")
+    return names
+
+
+def _row(reader: _Reader, before: TraceRow | None) -> TraceRow:
+    t_s = reader.seconds("t_s")
+    total, files = reader.count("total_bytes"), reader.count("file_count")
+    assert t_s is not None and total is not None and files is not None, "required"
+    touched_s = reader.seconds("touched_at_s")
+    if touched_s is None and any(reader.count(name) for name in _CHANGES):
+        touched_s = t_s
+    row = TraceRow(
+        t_s=t_s,
+        total_bytes=total,
+        file_count=files,
+        alloc_bytes=reader.count("alloc_bytes"),
+        written_bytes=reader.count("written_bytes"),
+        kept_bytes=reader.count("kept_bytes"),
+        written_alloc_bytes=reader.count("written_alloc_bytes"),
+        kept_alloc_bytes=reader.count("kept_alloc_bytes"),
+        grew_at_s=reader.seconds("grew_at_s"),
+        touched_at_s=touched_s,
+        scan_s=reader.seconds("scan_s") or 0.0,
+        late_s=reader.seconds("late_s") or 0.0,
+        event=reader.event(),
+    )
+    if before is not None:
+        if row.t_s < before.t_s:
+            raise reader.fail(f"t_s goes back from {before.t_s:g} to {row.t_s:g}: rows must be in the order of time")
+        if before.event in ("exited", "stopped"):
+            raise reader.fail(f"a row after the run's end ({before.event}): a trace holds one run")
+        for name in ("written_bytes", "written_alloc_bytes"):
+            old, new = getattr(before, name), getattr(row, name)
+            if old is not None and new is not None and new < old:
+                raise reader.fail(f"{name} falls from {old} to {new}: what was written can only grow")
+    return row

@@ -1,0 +1,169 @@
+"""Records the measurements of a running watch as a trace file, which `cachewatch replay` reads.
+
+Rows are written by a thread of their own: a slow or full disk delays no verdict, and a recording that
+fails ends no generation. What the columns mean is in `rows`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.trace.files import TraceLines, check_trace_path, format_row
+from prefect_cachewatch.run.trace.rows import Event, TraceRow
+from prefect_cachewatch.watching.attempt import Watch
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import CacheJob
+
+__all__ = ["TraceRecorder", "attempt_path", "trace_path"]
+
+_OPEN_S = 10.0
+_CLOSE_S = 11.0  # the last row and the end of the file may each be waited for
+_WAITING_MAX = 10_000
+
+
+def trace_path(path: Path, job: CacheJob) -> Path:
+    """Say which file a run is recorded to, and see that it can be.
+
+    Args:
+        path: a file that does not exist, or a directory, in which the file is named by job and time.
+        job: with its cache directories.
+
+    Returns:
+        The file, absolute.
+
+    Raises:
+        InputError: it exists, cannot be written, or lies in a cache directory.
+    """
+    if path.is_dir():
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.name)[:80].lstrip(".-") or "cache"
+        path = path / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.csv"
+    check_trace_path(path)
+    where = Path(os.path.realpath(path.parent), path.name)
+    for directory in job.cache_dirs:
+        if where.is_relative_to(os.path.realpath(directory)):
+            raise InputError(
+                f"trace {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it would "
+                "count as growth: put it elsewhere"
+            )
+    return where
+
+
+def attempt_path(path: Path, attempt: int) -> Path:
+    """Name the trace of an attempt: the first has the name that was asked for, the others a number.
+
+    Example:
+        >>> attempt_path(Path("/tmp/llama.csv"), 2).name
+        'llama-2.csv'
+    """
+    return path if attempt == 1 else path.with_name(f"{path.stem}-{attempt}{path.suffix}")
+
+
+class TraceRecorder:
+    """Writes one row a measurement; `sampled` never blocks.
+
+    Args:
+        path: of the file, which must not exist.
+        files: who writes it; default this process.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self.path = path
+        try:
+            self._writer = (files or InPlace()).open(TraceLines, path, timeout_s=_OPEN_S)
+        except OSError as error:
+            raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
+        self._rows: queue.Queue[TraceRow | None] = queue.Queue(_WAITING_MAX)
+        self._last: TraceRow | None = None
+        self._problem: str | None = None
+        self._thread = threading.Thread(target=self._write, name="cachewatch-recorder", daemon=True)
+        self._thread.start()
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in that the monitor has measured."""
+        state, reading = watch.state, watch.state.rule.reading
+        if reading is None:
+            return
+        if self._last is None:
+            start = state.samples[0]
+            self._put(TraceRow(0.0, start.bytes_present, start.files_present, None, 0, 0, 0, 0))
+        growth, started_s = state.growth, watch.started_s
+        ended_s, seen = reading.ended_s, reading.seen
+        event: Event = "" if seen is not None else "missing" if reading.missing else "unreadable"
+
+        def moment(age_s: float | None) -> float | None:
+            return None if age_s is None else max(0.0, ended_s - age_s - started_s)
+
+        self._put(
+            TraceRow(
+                t_s=ended_s - started_s,
+                total_bytes=growth.bytes_present,
+                file_count=growth.files_present,
+                alloc_bytes=growth.allocated_present,
+                written_bytes=growth.bytes_written,
+                kept_bytes=growth.bytes_kept,
+                written_alloc_bytes=growth.allocated_written,
+                kept_alloc_bytes=growth.allocated_kept,
+                grew_at_s=moment(seen.newest_age_s if seen else None),
+                touched_at_s=moment(seen.touched_age_s if seen else None),
+                scan_s=max(0.0, ended_s - state.began_s),
+                late_s=max(0.0, reading.late_s),
+                event=event,
+            )
+        )
+
+    def finish(self, watch: Watch) -> str | None:
+        """Say how the run ended, and close the file; one in which nothing was measured is removed.
+
+        Args:
+            watch: after its end.
+
+        Returns:
+            What went wrong with the recording, in one sentence; None if nothing did.
+        """
+        last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
+        if last is not None and report is not None:
+            event: Event = "exited" if report.why == "exited" else "stopped"
+            self._put(
+                TraceRow(
+                    last.t_s, last.total_bytes, last.file_count, last.alloc_bytes, last.written_bytes, last.kept_bytes,
+                    last.written_alloc_bytes, last.kept_alloc_bytes, event=event,
+                )
+            )  # fmt: skip
+        self._put(None)
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            return f"the trace {for_terminal(str(self.path))} is incomplete: its file system does not answer"
+        return self._problem
+
+    def _put(self, row: TraceRow | None) -> None:
+        if row is not None:
+            self._last = row
+        try:
+            self._rows.put_nowait(row)
+        except queue.Full:  # the thread hangs in a write; what is there stays a whole trace so far
+            return
+
+    def _write(self) -> None:
+        while (row := self._rows.get()) is not None:
+            if self._problem is None:
+                try:
+                    self._writer.write(format_row(row).encode() + b"\n")
+                except OSError as error:
+                    self._problem = f"the trace {for_terminal(str(self.path))} is incomplete: {error.strerror}"
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._problem = self._problem or f"the trace {for_terminal(str(self.path))} is incomplete: {error.strerror}"

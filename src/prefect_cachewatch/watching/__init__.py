@@ -1,0 +1,19 @@
+"""One attempt, one verdict: its directories (`site`), its measurements (`monitor`), the rule (`stall`), all of it (`attempt`).
+
+`attached` watches what somebody else started; `messages` has the sentences, `emptiness` an end without a cache,
+`marking` the job's marker files, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
+"""
+
+__all__ = [
+    "attached",
+    "attachment",
+    "attempt",
+    "emptiness",
+    "marking",
+    "messages",
+    "monitor",
+    "servers",
+    "site",
+    "stall",
+    "writers",
+]

@@ -1,0 +1,224 @@
+"""The watch over a process that somebody else started: the same rule and evidence, another end.
+
+It never ends what it watches, unless it is to stop it on a stall: not when it is cancelled, not when it fails. A stall
+that is only reported is told once; the next after the cache has grown again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import ScanError
+from prefect_cachewatch.supervise.observed import Observed
+from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.watching.attachment import Attachment, ReportedStall
+from prefect_cachewatch.watching.attempt import OutcomeName, Watch
+from prefect_cachewatch.watching.messages import describe_growth
+from prefect_cachewatch.watching.monitor import GrowthMonitor
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.stall import Verdict
+
+__all__ = ["AttachedWatch"]
+
+_LISTING_TIMEOUT_S = 10.0
+_CLOCK_ERROR_S = 0.05
+
+
+class AttachedWatch(Watch):
+    """One watch over an adopted process.
+
+    Args:
+        site: its directories, not locked.
+        attach: who is watched.
+        observed: the same, found and pinned; closed by `finish`.
+        stall: when silence is a stall.
+        stop: how it is stopped.
+        on_sample: called by the monitor after each measurement; must not block.
+        before_stop: called before the process is stopped, with the verdict.
+        on_stall: called with a stall that is only reported; returns the directory of its bundle.
+    """
+
+    def __init__(
+        self,
+        site: CacheSite,
+        attach: AttachJob,
+        observed: Observed,
+        stall: StallPolicy,
+        stop: StopPolicy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_sample: Callable[[Watch], None] | None = None,
+        before_stop: Callable[[Watch, Verdict], None] | None = None,
+        on_stall: Callable[[AttachedWatch, Verdict], str | None] | None = None,
+    ) -> None:
+        self.adopted, self.subject = observed, observed.subject
+        job = CacheJob(
+            name=attach.name or for_terminal(site.paths[0].rpartition("/")[2], 200) or "cache",
+            command=[word.replace("\0", " ") for word in self.subject.argv if word] or ["?"],
+            cache_dirs=list(attach.cache_dirs),
+            expected_bytes=attach.expected_bytes,
+            ignore=list(attach.ignore),
+            wait_for=attach.wait_for,
+            allow_empty=attach.allow_empty,
+        )
+        super().__init__(
+            site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
+            make_supervisor=lambda launch: observed,
+        )  # fmt: skip
+        self.attach = attach
+        self.stalls: list[ReportedStall] = []
+        self._on_stall = on_stall
+        self._stopping = False
+
+    @property
+    def attachment(self) -> Attachment:
+        """What the report says of whom was watched."""
+        who, stalls = self.subject, list(self.stalls)
+        running_for_s = round(max(0.0, self.started_at - who.began_at), 1)
+        return Attachment(who.pid, who.start_ticks, running_for_s, self.attach.on_stall, stalls, who.container)
+
+    def start(self) -> None:
+        """Measure the start, and begin to wait for the process's end.
+
+        Raises:
+            CacheDirectoryError: the directories cannot be measured.
+        """
+        super().start()
+        if self._has_written():
+            # It is writing already: the window for the first byte is over, the one for the next byte counts.
+            self.state.rule.first_write_s = self.started_s
+
+    def monitor(self) -> Verdict:
+        """Measure until the process ends, the watch is ended, or a stall has it stopped.
+
+        Returns:
+            The last verdict: final if the process was stopped because of it.
+        """
+        try:
+            return self._monitor()
+        except Exception as error:
+            self.error = error
+            self.adopted.let_go()
+            raise
+
+    def cancel(self, why: str, grace_s: float | None = None) -> None:
+        """End the watch and leave the process alone; if it is being stopped already, end the grace period.
+
+        Args:
+            why: for the message.
+            grace_s: has no meaning here.
+        """
+        self.cancelled_by = self.cancelled_by or why
+        if self._stopping:
+            self.adopted.stop(0.0)
+        else:
+            self.adopted.let_go()
+
+    def _monitor(self) -> Verdict:
+        state, gone = self.state, self.adopted.gone
+        wait: Callable[[float], bool] = gone.wait
+        if self._emptiness is not None:
+            wait = self._emptiness.watch_over(wait, lambda: state.growth, self.adopted)
+        verdict = state.run(wait, gone.is_set, self._sampled)
+        while verdict.final and not gone.is_set():
+            self.verdict, self.decided_s = verdict, self._clock()
+            if self.attach.on_stall == "stop":
+                self._stopping = True
+                if self._before_stop is not None:
+                    self._before_stop(self, verdict)
+                self.adopted.stop()
+                return verdict
+            self._report(verdict)
+            verdict = self._wait_for_growth(verdict)
+            if not verdict.final:
+                self.verdict = self.decided_s = None
+                self._note_resumed()
+                verdict = state.run(gone.wait, gone.is_set, self._sampled)
+        return verdict
+
+    def _report(self, verdict: Verdict) -> None:
+        at_s = self._clock() - self.started_s
+        kind = verdict.kind
+        self.stalls.append(ReportedStall(round(at_s, 3), kind, self._conclude(None, self.state)[1], None))
+        if self._on_stall is not None:
+            self.stalls[-1] = replace(self.stalls[-1], bundle=self._on_stall(self, verdict))
+        if verdict.status == "deadline_exceeded":  # said once: from now on only silence is news
+            self.state.rule.policy = self.stall.model_copy(update={"max_duration_s": None})
+
+    def _wait_for_growth(self, told: Verdict) -> Verdict:
+        """Measure at each poll until the stall that was told is over, another one is there, or the process has ended."""
+        state, gone, rule = self.state, self.adopted.gone, self.state.rule
+        # Churning shows only while something is written: a pause in between is no end of it.
+        calm_s = (self.stall.churn_after_s or 4 * self.stall.stall_after_s) if told.kind == "churning" else 0.0
+        seen_s = self._clock()
+        while not gone.wait(rule.poll_s):
+            verdict = state.measure(gone.is_set)
+            self._sampled()
+            if verdict.final and verdict.kind == told.kind:
+                seen_s = self._clock()
+            elif verdict.final or self._clock() - seen_s >= calm_s:
+                return verdict
+        state.measure(lambda: True)
+        return Verdict("growing", None, rule.pause_s, rule.window_s)
+
+    def _note_resumed(self) -> None:
+        if not self.adopted.gone.is_set():
+            resumed_s = round(self._clock() - self.started_s, 3)
+            self.stalls[-1] = replace(self.stalls[-1], resumed_at_s=resumed_s)
+
+    def _clear_leftovers(self) -> list[str]:
+        return []  # whoever is watched may be one of them, and is not to be killed for that
+
+    def _has_written(self) -> bool:
+        """Whether the newest file in the directories was changed after the process was started."""
+        try:
+            newest: list[Any] = self.site.scanner.request("listing", _LISTING_TIMEOUT_S, limit=1)["entries"]
+        except ScanError:
+            return False
+        # A file's time is the clock of some milliseconds ago.
+        return bool(newest) and newest[0]["changed_ns"] / 1e9 > self.subject.began_at - _CLOCK_ERROR_S
+
+    def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
+        growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
+        where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
+        who, watched = self.subject.who, format_duration(self._clock() - self.started_s)
+        if report is None:
+            if self.verdict is None:
+                return (
+                    "failed",
+                    f"{_capital(who)} could not be watched to its end ({'; '.join(self.adopted.notes)}); {where}.",
+                )
+            if self.verdict.status == "deadline_exceeded":
+                return (
+                    "deadline_exceeded",
+                    f"Tensor cache generation exceeded its time limit; {where}. {_capital(who)} was left alone.",
+                )
+            name, message = super()._conclude(report, state)
+            return name, f"{message} {_capital(who)} was left alone."
+        if report.why == "released":
+            why = self.cancelled_by or "closed"
+            return "detached", f"The watch was ended ({why}) after {watched}; {who} goes on; {where}."
+        if report.why == "exited" and not report.exit_code and report.signal is None and self._is_empty(state):
+            known = (
+                "with exit code 0" if report.exit_code == 0 else "with an exit code that is not known to an observer"
+            )
+            return "nothing_written", f"{self._describe_nothing(state)} after a watch of {watched} {known}."
+        if report.why == "exited" and report.exit_code is None and report.signal is None:
+            return (
+                "ended",
+                f"Tensor cache generation ended after a watch of {watched}: {where}. "
+                f"The exit code of {who} is not known to an observer.",
+            )
+        if report.why == "exited" and report.exit_code == 0:
+            return "completed", f"Tensor cache generation completed after a watch of {watched}: {where}."
+        return super()._conclude(report, state)
+
+
+def _capital(who: str) -> str:
+    return who[:1].upper() + who[1:]

@@ -1,0 +1,477 @@
+"""One guarded attempt: the generator under guard, the monitor beside it, joined into an `Outcome`.
+
+`Watch` is the object that both sides share: one thread waits in `supervise` until the tree is
+gone, another measures in `monitor` and has the tree stopped. `run_watch` does both for callers
+that have no tasks of their own. It knows no Prefect and prints nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.errors import InputError, ScanError
+from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.supervise.client import GuardClient
+from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
+from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.run_files import runs_directory
+from prefect_cachewatch.supervise.signals import signal_name
+from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
+from prefect_cachewatch.watching.emptiness import Emptiness
+from prefect_cachewatch.watching.marking import write_completed, write_started
+from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
+from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
+
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+    from prefect_cachewatch.watching.servers.handover import HandedOver
+    from prefect_cachewatch.watching.servers.serving import Readiness, Serving
+
+__all__ = ["Outcome", "Watch", "run_watch"]
+
+# The last two of adopted processes only: ended, and nobody could say how; still running when the watch was ended.
+OutcomeName = Literal[
+    "completed", "nothing_written", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"
+]
+
+_LISTING_TIMEOUT_S = 10.0
+_GUARD_WAIT_S = 0.5
+_JANITOR_S = 12.0  # it gives those that it kills 10 s to be gone
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one attempt ended, with all that was measured; times in seconds since its start."""
+
+    name: OutcomeName
+    kind: str | None
+    message: str
+    exit_code: int | None
+    signal: int | None
+    started_at: float
+    duration_s: float
+    growth: Growth
+    first_write_s: float | None
+    last_growth_s: float | None
+    longest_pause_s: float
+    suspicions: tuple[Suspicion, ...]
+    samples: tuple[Sample, ...]
+    stop: StopReport | None
+    decided_after_last_growth_s: float | None
+    window_s: float | None
+    pause_s: float | None
+    listing: Mapping[str, Any] | None
+    grown_since_scan: int
+    paths: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+    ready: Readiness | None = None
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether cachewatch ended the generator, rather than the generator itself."""
+        return self.name in ("stalled", "deadline_exceeded", "cancelled")
+
+
+class Watch:
+    """One attempt to generate a cache.
+
+    Args:
+        site: the checked and locked directories.
+        job: what to run.
+        stall: when silence is a stall.
+        stop: how the tree is stopped.
+        env: the generator's whole environment; default this process's with the job's on top.
+        output: where its output goes; default memory only.
+        stdin_fd: its standard input; default /dev/null.
+        clock: monotonic time in seconds.
+        on_sample: called by the monitor after each measurement; must not block.
+        before_stop: called once when a stall was decided and before the tree is stopped, with the
+            watch and the verdict; bounded by the caller.
+        make_supervisor: makes whoever runs the generator; default a guard on this host.
+        files: who touches state files; default this process.
+    """
+
+    def __init__(
+        self,
+        site: CacheSite,
+        job: CacheJob,
+        stall: StallPolicy,
+        stop: StopPolicy,
+        *,
+        env: Mapping[str, str] | None = None,
+        output: OutputPump | None = None,
+        stdin_fd: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_sample: Callable[[Watch], None] | None = None,
+        before_stop: Callable[[Watch, Verdict], None] | None = None,
+        make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
+        files: Files | None = None,
+    ) -> None:
+        self.files = files or InPlace()
+        self._state_answers = True
+        self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
+        self.output = output or OutputPump()
+        self.run_id = os.urandom(16).hex()
+        self.verdict: Verdict | None = None
+        self.decided_s: float | None = None
+        self.cancelled_by: str | None = None
+        self.supervisor: Supervisor | None = None
+        self.monitor_state: GrowthMonitor | None = None
+        self.started_at = 0.0
+        self.started_s = 0.0
+        self.error: Exception | None = None
+        self.serving: Serving | None = None
+        """For a job that starts a server; made by `start`."""
+        self._env = dict(os.environ) | job.env if env is None else dict(env)
+        self._stdin_fd = stdin_fd
+        self._clock = clock
+        self._on_sample = on_sample
+        self._before_stop = before_stop
+        self._make_supervisor = make_supervisor
+        self._cancel_grace_s: float | None = None
+        self._emptiness: Emptiness | None = None
+
+    @property
+    def state(self) -> GrowthMonitor:
+        """The monitor's state: last sample, rule, notes."""
+        assert self.monitor_state is not None, "start() comes first"
+        return self.monitor_state
+
+    def start(self) -> None:
+        """Measure the start, then start the generator.
+
+        Raises:
+            CacheDirectoryError: the directories cannot be measured.
+            CommandError: the command cannot be executed.
+            GuardError: the guard did not start.
+        """
+        try:
+            cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
+        except FileNotFoundError:
+            raise InputError("the present working directory has been removed: change to another one") from None
+        notes = self._clear_leftovers()
+        baseline = self.site.begin()
+        self._prepare_serving()
+        if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
+            self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
+        out_fd, error_fd = self.output.open_pipes()
+        # A number of its own: the guard's 0 is /dev/null, whatever ours is.
+        stdin_fd = (
+            os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            if self._stdin_fd is None
+            else fcntl.fcntl(self._stdin_fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        )
+        launch = Launch(
+            self.job.command,
+            env=self._env,
+            cwd=cwd,
+            stdio=(stdin_fd, out_fd, error_fd),
+            grace_s=self.stop_policy.grace_s,
+            cookie=self.run_id,
+            wait_for=self.job.wait_for,
+            hold=self.site.lock_fds,
+            may_release=self.serving is not None and self.serving.ready.then == "leave_running",
+            files=self.files,
+            has_state=self._state_answers,
+        )
+        self.supervisor = self._make_supervisor(launch)
+        notes += write_started(self.site, self.job.markers)
+        running = False
+        try:
+            self.supervisor.start()
+            running = True
+        finally:
+            for fd in (stdin_fd, out_fd, error_fd):
+                os.close(fd)
+            self.output.start()
+            if not running:
+                self.output.finish()
+                if self.serving is not None:
+                    self.serving.watcher.close()
+        if self.cancelled_by is not None:  # while it was being started
+            self.cancel(self.cancelled_by, self._cancel_grace_s)
+        self.started_at, self.started_s = time.time(), self._clock()
+        warmup = self.serving.warmup(baseline["growth"]["bytes_present"]) if self.serving is not None else None
+        rule = StallRule(self.stall, self.started_s, warmup)
+        self.monitor_state = GrowthMonitor(
+            self.site, rule, self._clock, baseline, holders=lambda: self._running().root_pids
+        )
+        self.monitor_state.notes += [*notes, *self.supervisor.notes]
+        if self.serving is not None and warmup is not None:
+            self.serving.start(self.supervisor, warmup, self._hand_over)
+
+    def supervise(self) -> StopReport:
+        """Wait until the generator's tree is gone; safe to interrupt and to call again.
+
+        Returns:
+            How it ended.
+
+        Raises:
+            GuardError: the guards died and what is left could not be found out.
+        """
+        supervisor = self._running()
+        while (report := wait_for_report(supervisor, _GUARD_WAIT_S)) is None:
+            pass
+        if self.serving is not None:
+            self._settle()
+        return report
+
+    def monitor(self) -> Verdict:
+        """Measure until the generator ends or a verdict falls; on a verdict, have the tree stopped.
+
+        Returns:
+            The last verdict: final if the tree was stopped because of it.
+        """
+        supervisor, state = self._running(), self.state
+        try:
+            wait: Callable[[float], bool] = supervisor.gone.wait
+            if self._emptiness is not None:
+                wait = self._emptiness.watch_over(wait, lambda: state.growth, supervisor)
+            verdict = state.run(wait, supervisor.gone.is_set, self._sampled)
+            ready = self.serving is not None and verdict.final and not self.serving.forestall()
+            if verdict.final and not supervisor.gone.is_set() and not ready:
+                self.verdict, self.decided_s = verdict, self._clock()
+                if self._before_stop is not None:
+                    self._before_stop(self, verdict)
+                supervisor.stop()
+            return verdict
+        except Exception as error:
+            # A monitor that fails must not leave a generator that nobody watches.
+            self.error = error
+            supervisor.stop()
+            raise
+
+    def cancel(self, why: str, grace_s: float | None = None) -> None:
+        """Have the tree stopped because somebody asked for it; returns at once.
+
+        Args:
+            why: for the message, for example `SIGINT` or `the flow run was cancelled`.
+            grace_s: overrides the stop policy's grace period.
+        """
+        self.cancelled_by, self._cancel_grace_s = self.cancelled_by or why, grace_s
+        if self.serving is not None:
+            self.serving.cancel()
+        if self.supervisor is not None:
+            self.supervisor.stop(grace_s)
+
+    def finish(self, listing_limit: int = 1000) -> Outcome:
+        """Collect what there is to say after `supervise` and `monitor` have ended.
+
+        Args:
+            listing_limit: the most files listed one by one.
+
+        Returns:
+            The outcome.
+        """
+        supervisor = self._running()
+        self._settle()
+        supervisor.close()
+        self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
+        outcome = self.describe(listing_limit)
+        # Now, and not when it is asked for: whatever comes from here on is not the attempt's.
+        self.site.note_end(failed=outcome.name not in ("completed", "cancelled"))
+        return outcome
+
+    def describe(self, listing_limit: int = 1000) -> Outcome:
+        """Say how things stand, with a listing; the generator may still be running.
+
+        Args:
+            listing_limit: the most files listed one by one.
+
+        Returns:
+            The outcome, as far as it is known.
+        """
+        state, report = self.state, self._running().report
+        duration_s = self._clock() - self.started_s
+        listing = None
+        if not self.site.scanner.pending:
+            try:
+                listing = self.site.scanner.request("listing", _LISTING_TIMEOUT_S, limit=listing_limit)
+            except ScanError as error:
+                state.note(f"no listing: {error.message}")
+        else:
+            state.note("no listing: the cache directory does not answer")
+        name, message = self._conclude(report, state)
+        if name == "nothing_written" and self._emptiness is not None:
+            message = f"{message} {self._emptiness.describe(self.started_at)}"
+        if name == "completed":
+            for problem in write_completed(self.site, self.job.markers):
+                state.note(problem)
+        rule, started = state.rule, self.started_s
+        decided = None
+        if self.decided_s is not None:
+            decided = self.decided_s - (rule.last_growth_s if rule.last_growth_s is not None else started)
+        if self.output.log_error:
+            state.note(f"the log is incomplete: {self.output.log_error}")
+        verdict = self.verdict
+        return Outcome(
+            name=name,
+            kind=verdict.kind if verdict and name == "stalled" else None,
+            message=message,
+            exit_code=report.exit_code if report else None,
+            signal=report.signal if report else None,
+            started_at=self.started_at,
+            duration_s=duration_s,
+            growth=state.growth,
+            first_write_s=None if rule.first_write_s is None else rule.first_write_s - started,
+            last_growth_s=None if rule.last_growth_s is None else rule.last_growth_s - started,
+            longest_pause_s=rule.longest_pause_s,
+            suspicions=tuple(rule.suspicions),
+            samples=tuple(state.samples),
+            stop=report,
+            decided_after_last_growth_s=decided,
+            window_s=verdict.window_s if verdict and name == "stalled" else None,
+            pause_s=verdict.pause_s if verdict and name == "stalled" else None,
+            listing=listing,
+            grown_since_scan=state.window_scan(self.stall.stall_after_s),
+            paths=tuple(self.site.paths),
+            notes=tuple(state.notes),
+            ready=self.serving.result(started, rule.phases.changes) if self.serving is not None else None,
+        )
+
+    def _prepare_serving(self) -> None:
+        if self.job.ready.kind != "exit":
+            from prefect_cachewatch.watching.servers.serving import Serving  # noqa: PLC0415 - most generators are no servers
+
+            self.serving = Serving(self.job, self.stall, self.site.paths[0], clock=self._clock)
+            self.serving.watcher.prepare()
+            self.output.listener = self.serving.watcher.feed
+
+    def _settle(self) -> None:
+        """Read the last of the output, and see what it says of readiness; a hand-over under way needs its pipes before."""
+        if self.serving is not None:
+            self.serving.settle()
+        self.output.finish()
+        if self.serving is not None:
+            self.serving.finish(self._running().report)
+            for problem in self.serving.watcher.problems:
+                self.state.note(problem)
+
+    def _hand_over(self, ready: str) -> HandedOver | None:
+        from prefect_cachewatch.watching.servers.handover import hand_over  # noqa: PLC0415 - as above
+
+        return hand_over(
+            self._running(),
+            self.output,
+            name=self.job.name,
+            run_id=self.run_id,
+            cache_dirs=tuple(self.site.paths),
+            locks=tuple(self.site.lock_fds),
+            ready=ready,
+            started_at=self.started_at,
+            stop_grace_s=self.stop_policy.grace_s,
+        )
+
+    def _clear_leftovers(self) -> list[str]:
+        # Whoever is left of a dead run may be writing into these very directories.
+        try:
+            return describe_leftovers(self.files.run(clear_leftovers, timeout_s=_JANITOR_S))
+        except TimeoutError as error:
+            self._state_answers = False
+            return [f"leftovers of dead runs were not looked for in {runs_directory()}: {error.strerror}"]
+
+    def _sampled(self) -> None:
+        if self._on_sample is not None:
+            self._on_sample(self)
+
+    def _is_empty(self, state: GrowthMonitor) -> bool:
+        # What could not be measured at the end is not empty.
+        return self._emptiness is not None and state.problem is None and self._emptiness.is_empty(state.growth)
+
+    def _describe_nothing(self, state: GrowthMonitor) -> str:
+        return describe_nothing(state.site.paths, state.growth.bytes_written)
+
+    def _running(self) -> Supervisor:
+        assert self.supervisor is not None, "start() comes first"
+        return self.supervisor
+
+    def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
+        growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
+        where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
+        ended_itself = report is not None and report.why == "exited"
+        if self.serving is not None and (told := self.serving.conclude(report, where, self._clock() - self.started_s)):
+            return told
+        if self.verdict is not None and not ended_itself:
+            message = describe_stall(
+                self.verdict,
+                self.site.paths,
+                growth,
+                problem=state.problem,
+                touched=state.touched_in_pause,
+                unready=self.serving.unready if self.serving is not None else "",
+            )
+            leader = self.supervisor.leader_exit if self.supervisor else None
+            if leader and leader[0] == 0:
+                message += (
+                    " The command itself had ended with exit code 0; processes it left behind were still running."
+                )
+            if report and report.survivors:
+                pids = ", ".join(str(who["pid"] or who["argv"][0]) for who in report.survivors[:10])
+                message += f" Could not be killed: pid {pids}."
+            return ("deadline_exceeded" if self.verdict.status == "deadline_exceeded" else "stalled"), message
+        if self.cancelled_by and not ended_itself:
+            return "cancelled", f"Tensor cache generation was cancelled ({self.cancelled_by}); {where}."
+        if report is None or not ended_itself:
+            why = {
+                "guard_signalled": "it was stopped because its guard got a signal",
+                "engine_lost": "its container has ended, and the engine does not say how",
+            }.get(report.why if report else "", "it was stopped because its guard process died")
+            return "failed", f"Tensor cache generation failed: {why}; {where}."
+        if report.exit_code == 0 and self._is_empty(state):
+            elapsed = format_duration(self._clock() - self.started_s)
+            return "nothing_written", f"{self._describe_nothing(state)} after {elapsed} with exit code 0."
+        if report.exit_code == 0:
+            how = "" if state.growth.bytes_written or state.growth.allocated_written else "; nothing new was written"
+            elapsed = format_duration(self._clock() - self.started_s)
+            return "completed", f"Tensor cache generation completed in {elapsed}: {where}{how}."
+        what = (
+            f"ended with exit code {report.exit_code}"
+            if report.signal is None
+            else f"was killed by {signal_name(report.signal)}"
+        )
+        return "failed", f"Tensor cache generation failed: the generator {what}; {where}."
+
+
+def run_watch(watch: Watch) -> Outcome:
+    """Run one attempt from start to outcome in this thread.
+
+    Args:
+        watch: the attempt, not started yet. `watch.cancel` may be called from a signal handler.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        CachewatchError: the attempt could not be started.
+        BaseException: whatever interrupted this thread; the tree has been stopped before it goes on.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+        >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "c"]) as site:
+        ...     job = CacheJob(name="x", command=["touch", f"{site.paths[0]}/a.bin"], cache_dirs=site.paths)
+        ...     run_watch(Watch(site, job, StallPolicy(), StopPolicy())).name
+        'completed'
+    """
+    watch.start()
+    try:
+        watch.monitor()
+        watch.supervise()
+    except BaseException as error:
+        watch.cancel(type(error).__name__)
+        if watch.supervisor is not None:
+            watch.supervisor.wait(watch.stop_policy.grace_s + 12)
+            watch.supervisor.close()
+        raise
+    return watch.finish()

@@ -1,0 +1,214 @@
+"""A cache that was empty before the generator and is empty after it: no cache, whatever the exit code says.
+
+Most often `--cache-dir` is mistyped. So where the tree wrote is looked for, as far as that costs nothing: while nothing
+is there, files that its processes have open for writing; at the end, new files where the command itself points to.
+What follows from it is `attempt`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import ScanError
+from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.supervise.proc import descendants
+from prefect_cachewatch.watching.writers import NO_CACHE, directories_written, is_no_cache, own_files
+
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import CacheJob
+    from prefect_cachewatch.supervise.supervisor import Supervisor
+
+__all__ = ["Emptiness", "holds_nothing"]
+
+_LOOKS_OFTEN, _OFTEN_S, _SELDOM_S = 40, 0.4, 5.0
+_PROCESSES_MAX = 64
+_SHOWN_MAX = 3
+_PLACES_MAX = 10
+_SEARCH_S, _PLACE_S = 4.0, 1.5
+_MARKERS_BYTES = 1000
+_CLOCK_ERROR_S = 1.0
+# Where everybody writes: a new file there says nothing of this run, and a search may take long.
+_NO_PLACES = ("", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/run", "/usr", "/etc", "/var", "/home")  # noqa: S108
+
+
+class Emptiness:
+    """Whether a cache was and is empty, and where the tree wrote instead.
+
+    Args:
+        job: its command, directory and environment say where else it may write.
+        paths: of the cache directories, resolved.
+        cwd: working directory of the command.
+        baseline: the scan process's answer at the start.
+
+    Example:
+        >>> from prefect_cachewatch.config import CacheJob
+        >>> job = CacheJob(name="x", command=["true"], cache_dirs=["/mnt/x"])
+        >>> Emptiness(job, ["/mnt/x"], "/", {"growth": {"files_present": 0, "bytes_present": 0}}).is_empty(Growth())
+        True
+    """
+
+    def __init__(
+        self,
+        job: CacheJob,
+        paths: Sequence[str],
+        cwd: str,
+        baseline: Mapping[str, Any],
+    ) -> None:
+        self._job, self._paths, self._cwd = job, list(paths), cwd
+        self._markers = (
+            sum(name is not None for name in (job.markers.started, job.markers.completed)) if job.markers else 0
+        )
+        self._began = holds_nothing(Growth(**baseline["growth"]), self._markers)
+        self._seen: Counter[str] = Counter()
+        self._looks = 0
+        self._ours = own_files(())
+
+    def is_empty(self, growth: Growth) -> bool:
+        """Say whether there was nothing at the start and is nothing now, markers of ours left out.
+
+        Args:
+            growth: of the last scan.
+
+        Returns:
+            Whether it is so.
+        """
+        return self._began and holds_nothing(growth, self._markers)
+
+    def watch_over(
+        self, wait: Callable[[float], bool], growth: Callable[[], Growth], supervisor: Supervisor
+    ) -> Callable[[float], bool]:
+        """Make a wait that looks, while nothing is there yet, where the tree has files open for writing.
+
+        Args:
+            wait: waits at most so many seconds; true once the tree has gone.
+            growth: as of the last scan.
+            supervisor: of the tree.
+
+        Returns:
+            A wait of the same kind and length; a look costs some reads of /proc.
+        """
+
+        def wait_and_look(seconds: float) -> bool:
+            end_s = time.monotonic() + seconds
+            while self.is_empty(growth()):
+                self._look(supervisor)  # before a wait, which must not end late
+                pause_s = _OFTEN_S if self._looks < _LOOKS_OFTEN else _SELDOM_S
+                if end_s - time.monotonic() <= pause_s:
+                    break
+                if wait(pause_s):
+                    return True
+            return wait(max(0.0, end_s - time.monotonic()))
+
+        return wait_and_look
+
+    def describe(self, started_at: float) -> str:
+        """Say where the tree did write, and what to do.
+
+        Args:
+            started_at: wall time of the start.
+
+        Returns:
+            Sentences.
+        """
+        seen = sorted((path for path, _ in self._seen.most_common()), key=_is_scratch)[:_SHOWN_MAX]
+        told = [f"It had files open for writing in {_names(seen)}."] if seen else []
+        new = [path for path in self._new_files(started_at) if os.path.dirname(path) not in seen][:_SHOWN_MAX]
+        if new:
+            told.append(f"New since its start: {_names(new)}.")
+        return " ".join(
+            [
+                *(told or ["Where else it wrote was not seen."]),
+                "Name the directory that it writes to with --cache-dir; where an empty one is right, allow it with "
+                "--allow-empty (allow_empty).",
+            ]
+        )
+
+    def _look(self, supervisor: Supervisor) -> None:
+        self._looks += 1
+        roots = list(supervisor.root_pids)
+        with contextlib.suppress(OSError):
+            found = dict.fromkeys(pid for root in roots for pid in descendants(root))
+            self._ours |= own_files(found)  # at the end they may be closed
+            # Guards are roots too, and write into files of ours.
+            pids = [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
+            for path in directories_written(pids[:_PROCESSES_MAX]):
+                if not self._is_ours(path):
+                    self._seen[path] += 1
+
+    def _is_ours(self, path: str) -> bool:
+        return path in self._ours or any(path == own or path.startswith(own + "/") for own in self._paths)
+
+    def _places(self) -> list[str]:
+        """Directories that the command points to: its words, its environment, where it runs, beside its cache."""
+        words = [word.partition("=")[2] or word for word in self._job.command[1:]]
+        named = [word for word in (*words, *self._job.env.values()) if "/" in word and "\0" not in word]
+        at = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(word))) for word in named]
+        candidates = [*at, *map(os.path.dirname, at), *map(os.path.dirname, self._paths), self._cwd]
+        home = os.path.expanduser("~")
+        return [
+            path
+            for path in dict.fromkeys(candidates)
+            if path.rstrip("/") not in _NO_PLACES and path != home and not path.startswith(("/proc/", "/sys/", "/dev/"))
+        ][:_PLACES_MAX]
+
+    def _new_files(self, started_at: float) -> list[str]:
+        # By a process of its own: one of these places may be on a file system that hangs.
+        if self._job.container is not None:
+            return []
+        found: list[str] = []
+        end_s = time.monotonic() + _SEARCH_S
+        for place in self._places():
+            left_s = min(_PLACE_S, end_s - time.monotonic())
+            if found or left_s <= 0:
+                break
+            scanner = DirectoryScanner()
+            try:
+                answer = scanner.request("begin", left_s, roots=[place], ignore=[*self._job.ignore, *NO_CACHE])
+                if answer["roots"][0]["missing"] or answer["roots"][0]["error"]:
+                    continue
+                left_s = max(0.1, end_s - time.monotonic())
+                newest = scanner.request("listing", left_s, limit=20)["entries"]
+            except ScanError:
+                continue
+            finally:
+                scanner.close()
+            found = [
+                entry["path"]
+                for entry in newest
+                if entry["changed_ns"] / 1e9 >= started_at - _CLOCK_ERROR_S
+                and not (self._is_ours(entry["path"]) or is_no_cache(entry["path"]))
+            ]
+        return found
+
+
+def holds_nothing(growth: Growth, markers: int = 0) -> bool:
+    """Say whether there is no cache: no file but markers of ours.
+
+    Args:
+        growth: of a scan.
+        markers: how many files beside the cache there may be.
+
+    Returns:
+        Whether it is so.
+
+    Example:
+        >>> holds_nothing(Growth()), holds_nothing(Growth(files_present=1, bytes_present=2))
+        (True, False)
+    """
+    return growth.files_present == 0 or (growth.files_present <= markers and growth.bytes_present <= _MARKERS_BYTES)
+
+
+def _is_scratch(path: str) -> bool:
+    """Whether a directory lies where programs keep what they throw away: such ones are named last."""
+    return f"{path}/".startswith(("/tmp/", "/var/tmp/", f"{os.path.realpath(os.environ.get('TMPDIR') or '/tmp')}/"))  # noqa: S108
+
+
+def _names(paths: Sequence[str]) -> str:
+    return ", ".join(for_terminal(path, 200) for path in paths)

@@ -1,0 +1,325 @@
+"""The monitor: scan, judge, wait for the next deadline, with clock and wait as arguments.
+
+It measures a `CacheSite` and feeds the stall rule; it starts and stops nothing, so that it serves
+a generator under guard as well as work that somebody else does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_cachewatch.errors import ScanError, ScanTimeout
+from prefect_cachewatch.measure.growth import NO_NAME, Growth
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
+
+__all__ = ["GrowthMonitor", "Sample", "thin_samples"]
+
+SAMPLES_MAX = 500
+_SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended
+_LAST_SCAN_S = 5.0
+_SHORTEST_DEADLINE_S = 3.0
+_SCANNER_RESTARTS = 3
+# A full scan that takes more than this share of the poll interval is made at each tenth poll only, or less often still,
+# so that full scans take at most a tenth of the time; and the others stop where they would take more than this share.
+_FULL_SHARE = 0.05
+_FULL_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One point of the growth curve; `at_s` since the start."""
+
+    at_s: float
+    bytes_written: int
+    allocated_written: int
+    bytes_present: int
+    files_present: int
+
+
+def thin_samples(samples: list[Sample], limit: int = SAMPLES_MAX) -> list[Sample]:
+    """Drop every second sample when there are more than `limit`, keeping the first and the last.
+
+    Args:
+        samples: in time order.
+        limit: the most that are kept.
+
+    Returns:
+        The samples, thinned.
+
+    Example:
+        >>> [s.at_s for s in thin_samples([Sample(t, 0, 0, 0, 0) for t in range(5)], 4)]
+        [0, 2, 4]
+    """
+    if len(samples) <= limit:
+        return samples
+    kept = samples[::2]
+    return kept if kept[-1] is samples[-1] else [*kept, samples[-1]]
+
+
+class GrowthMonitor:
+    """Measures one attempt and holds what was seen.
+
+    Args:
+        site: the directories.
+        rule: judges.
+        clock: monotonic time in seconds.
+        baseline: the scan process's answer to `site.begin()`.
+        holders: pids at the top of the process tree that writes, whose files may have no name.
+    """
+
+    def __init__(
+        self,
+        site: CacheSite,
+        rule: StallRule,
+        clock: Callable[[], float],
+        baseline: Mapping[str, Any],
+        holders: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        self.site, self.rule = site, rule
+        self.growth = Growth(**baseline["growth"])
+        self.last_path: str | None = None
+        self.problem: str | None = None
+        self.touched_in_pause = False
+        self.notes: list[str] = []
+        self.verdict = Verdict("growing")
+        self.scan_s = float(baseline["scan_s"])
+        """How long the last full scan took."""
+        self._partial_scans = 0
+        self.samples: list[Sample] = []
+        self._clock = clock
+        self._holders = holders
+        self._only_unnamed = True  # whether what has a name was silent in the last scan
+        self._offset = Growth()
+        self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
+        self._known_errors = set(baseline["errors"])
+        self._scan_times: deque[tuple[float, int]] = deque()
+        self._scans = 0
+        self._restarts = 0
+        self._begin_anew = False
+        self.began_s = rule.started_s
+        self._stride = 0.0
+        self._add_sample(rule.started_s)
+
+    def run(
+        self,
+        wait: Callable[[float], bool],
+        ended: Callable[[], bool],
+        on_sample: Callable[[], None] = lambda: None,
+    ) -> Verdict:
+        """Measure until the work ends or a verdict is final.
+
+        Args:
+            wait: waits at most so many seconds; true once the work has ended.
+            ended: whether the work has ended.
+            on_sample: called after each measurement.
+
+        Returns:
+            The last verdict; after the work's end, one last scan has been made and it is not final.
+        """
+        while True:
+            now_s = self._clock()
+            due = max(now_s, self.began_s + self.rule.next_delay_s())
+            if wait(due - now_s):
+                break
+            verdict = self.measure(ended, self._clock() - due)
+            on_sample()
+            if ended():
+                break
+            if verdict.final:
+                return verdict
+        self.measure(lambda: True)
+        on_sample()
+        return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
+
+    def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
+        """Make one scan, a partial one where full ones are dear and nothing hangs on it, and judge it.
+
+        Args:
+            ended: whether the work has ended, which cuts the wait for a slow scan short.
+            late_s: by how much it is later than it was due.
+
+        Returns:
+            The verdict.
+        """
+        self.began_s = began_s = self._clock()
+        deadline_s = self._deadline_s()
+        try:
+            full = self._must_be_full(ended)
+            answer = self._scan(deadline_s, ended, full)
+        except ScanTimeout as error:
+            self.problem = error.message
+            self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
+            return self.verdict
+        except ScanError as error:
+            self.problem = error.message
+            self._recover(error)
+            self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
+            return self.verdict
+        ended_s = self._clock()
+        full = bool(answer.get("full", True))
+        self._partial_scans = 0 if full else self._partial_scans + 1
+        if full:
+            self.scan_s = float(answer["scan_s"])
+        bad = [root for root in answer["roots"] if root["missing"] or root["error"]]
+        if bad:
+            self.problem = f"{bad[0]['path']}: {bad[0]['error']}"
+            missing = all(root["missing"] for root in bad)
+            self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=missing)
+            return self.verdict
+        self._note_replaced(answer)
+        if answer.get("by_path"):
+            self.note(
+                "the inode numbers of the cache directory's file system are not stable or not unique: files were followed "
+                "by their paths, renamed ones by size and date"
+            )
+        before, self.growth = self.growth, self._offset_growth(Growth(**answer["growth"]))
+        self._scans = int(answer["scan"])
+        grown = self.growth.last_path is not None
+        self._only_unnamed = not grown or str(self.growth.last_path).endswith(NO_NAME)
+        if grown:
+            self.last_path = self.growth.last_path
+            self._scan_times.append((ended_s, self._scans))
+        new_errors = [text for text in answer["errors"] if text not in self._known_errors]
+        if new_errors and not grown and self.growth.bytes_written == before.bytes_written:
+            # A part that can no longer be read may be where the bytes go: that is blindness, not silence.
+            self.problem = new_errors[0]
+            self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=False)
+            return self.verdict
+        self.problem = None
+        touched = self.growth.touched_ns is not None
+        self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
+        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer), late_s, full=full)
+        self._add_sample(ended_s)
+        return self.verdict
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the report, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def window_scan(self, window_s: float) -> int:
+        """The first scan within the last `window_s` in which something grew; else the last one in which anything did."""
+        if not self._scan_times:
+            return self._scans + 1
+        limit = self._clock() - window_s
+        recent = [scan for at, scan in self._scan_times if at >= limit]
+        return recent[0] if recent else self._scan_times[-1][1]
+
+    def _deadline_s(self) -> float:
+        # A short window for blindness shortens the deadline too, down to what a loaded machine needs for a small scan.
+        limit = self.rule.policy.unresponsive_after_s or self.rule.policy.stall_after_s
+        least = min(self.site.scanner.deadline_s, max(limit, _SHORTEST_DEADLINE_S))
+        return max(least, 5 * self.site.scanner.last_scan_s)
+
+    def _must_be_full(self, ended: Callable[[], bool]) -> bool:
+        share = self.scan_s / self.rule.poll_s
+        return (
+            share <= _FULL_SHARE
+            or self._partial_scans + 1 >= _FULL_EVERY * max(1.0, share)
+            or self.problem is not None
+            or self._begin_anew
+            or ended()
+            or self.rule.needs_full(self.began_s)
+        )
+
+    def _scan(self, deadline_s: float, ended: Callable[[], bool], full: bool) -> dict[str, Any]:
+        scanner = self.site.scanner
+        stop_s = self._clock() + deadline_s
+        if scanner.pending:
+            # It hung before: what it answers now is old, but that it answers is forgiveness, and the next scan counts.
+            self._receive(stop_s, ended)
+        if self._begin_anew:
+            scanner.send("begin", roots=self.site.paths, ignore=self.site.ignore)
+            self._begin_anew = False
+            # A new ledger begins at zero: what was counted so far is carried over.
+            self._offset = self.growth
+        else:
+            asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
+            if self._only_unnamed and (holders := self._holders()):
+                asked["holders"] = list(holders)
+            scanner.send("scan", **asked)
+        return self._receive(stop_s, ended)
+
+    def _receive(self, stop_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
+        cut = False
+        seen_s = self._clock()
+        while True:
+            # A slice that lasts far longer than asked: this process, or the whole machine, stood still.
+            now_s = self._clock()
+            stop_s += max(0.0, now_s - seen_s - 4 * _SLICE_S)
+            seen_s = now_s
+            left = stop_s - now_s
+            if not cut and ended():
+                cut, stop_s = True, min(stop_s, self._clock() + _LAST_SCAN_S)
+                left = stop_s - self._clock()
+            try:
+                return self.site.scanner.receive(max(0.0, min(left, _SLICE_S)))
+            except ScanTimeout:
+                if left <= 0:
+                    raise ScanTimeout("the file system does not answer") from None
+
+    def _recover(self, error: ScanError) -> None:
+        if self.site.scanner.pending or ("errno" in error.data and error.data["errno"] is not None):
+            return
+        if self._restarts >= _SCANNER_RESTARTS:
+            return
+        self._restarts += 1
+        self.notes.append(f"the scan process was started again: {error.message}")
+        self.site.restart_scanner()
+        self._begin_anew = True
+        self._scan_times.clear()  # scans are numbered anew
+
+    def _offset_growth(self, growth: Growth) -> Growth:
+        if self._offset.bytes_written == 0 and self._offset.allocated_written == 0:
+            return growth
+        return growth._replace(
+            bytes_written=growth.bytes_written + self._offset.bytes_written,
+            allocated_written=growth.allocated_written + self._offset.allocated_written,
+            bytes_kept=growth.bytes_kept + self._offset.bytes_kept,
+            allocated_kept=growth.allocated_kept + self._offset.allocated_kept,
+        )
+
+    def _measurement(self, answer: Mapping[str, Any]) -> Measurement:
+        ages = [answer.get(name) for name in ("newest_changed_age_s", "touched_age_s", "overwriting_age_s")]
+        if self.site.on_network:
+            # Another machine's clock stamps the files: growth is dated by when it was seen.
+            ages = [None if age is None else 0.0 for age in ages]
+        newest, touched, overwriting = ages
+        return Measurement(
+            self.growth.bytes_written,
+            self.growth.allocated_written,
+            self.growth.bytes_kept,
+            self.growth.allocated_kept,
+            newest,
+            touched,
+            self.growth.bytes_present,
+            overwriting,
+        )
+
+    def _note_replaced(self, answer: Mapping[str, Any]) -> None:
+        for root in answer["roots"]:
+            if self._roots.get(root["path"]) != root["inode"]:
+                self._roots[root["path"]] = root["inode"]
+                self.notes.append(f"cache directory {root['path']} was replaced by another directory during the run")
+
+    def _add_sample(self, now_s: float) -> None:
+        at_s = now_s - self.rule.started_s
+        if len(self.samples) > 1 and at_s - self.samples[-2].at_s < self._stride:
+            self.samples.pop()  # the newest point always stands; the one before it only a stride apart
+        growth = self.growth
+        self.samples.append(
+            Sample(
+                at_s,
+                growth.bytes_written,
+                growth.allocated_written,
+                growth.bytes_present,
+                growth.files_present,
+            )
+        )
+        if len(self.samples) > SAMPLES_MAX:
+            self.samples = thin_samples(self.samples)
+            self._stride = 2 * (at_s / SAMPLES_MAX)

@@ -1,0 +1,346 @@
+"""Is a server ready? One look at an address, a port, marker files, or a search in what it prints.
+
+Each look is bounded in time, and never asks a file system from this process: a marker on one that hangs
+is asked for by a helper process. When to look, and what follows, is `readywatch`'s.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import os
+import socket
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from prefect_cachewatch.common.bounded import Bounded, CutLinks
+from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.errors import ScanError, ScanTimeout
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.watching.servers.matching import PatternMatcher
+
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import ReadyOnHttp, ReadyOnTcp, ReadyServer
+
+__all__ = ["FileCheck", "HttpCheck", "LogSearch", "ReadyCheck", "TcpCheck", "describe_wanted", "make_check"]
+
+_BODY_MAX = 64 << 10
+_LINE_MAX = 4096
+_WINDOW = 64 << 10
+_SHOWN_MAX = 200
+_SLACK_S = 0.5
+
+
+class ReadyCheck(Protocol):
+    """Looks whether something is ready."""
+
+    def look(self) -> str | None:
+        """Look once; None when it is ready, else what was seen instead, in a few words."""
+
+    def close(self) -> None:
+        """Let go of what was held."""
+
+
+class HttpCheck:
+    """Asks an HTTP address; a redirect is an answer, not a way to somewhere else.
+
+    Args:
+        ready: address, status and pattern.
+        clock: monotonic seconds.
+
+    Example:
+        >>> from prefect_cachewatch.config import ReadyOnHttp
+        >>> HttpCheck(ReadyOnHttp(url="http://127.0.0.1:9/", timeout_s=1)).look()
+        'connection refused'
+    """
+
+    def __init__(self, ready: ReadyOnHttp, clock: Callable[[], float] = time.monotonic) -> None:
+        self._ready, self._clock = ready, clock
+        self._body = PatternMatcher(ready.body_pattern) if ready.body_pattern is not None else None
+        self._bounded = Bounded()
+        self._links = CutLinks()
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), *self._links.handlers()]
+        if _is_loopback(urllib.parse.urlsplit(ready.url).hostname or ""):
+            # A proxy that the environment names would look at its own loopback interface.
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    @property
+    def problem(self) -> str | None:
+        """Why a body was not looked at to its end; None while none was."""
+        return self._body.problem if self._body is not None else None
+
+    def look(self) -> str | None:
+        """Ask once; None when it is ready."""
+        try:
+            # The socket's own timeout bounds each read; headers that come drop by drop, only this does.
+            return self._bounded.call(self._ask, self._ready.timeout_s + _SLACK_S)
+        except TimeoutError:
+            self._links.cut()
+            return "no answer in time"
+
+    def begin(self) -> None:
+        """Start the process that looks at bodies, if any are looked at; raises OSError."""
+        if self._body is not None:
+            self._body.start()
+
+    def close(self) -> None:
+        """End the process that looks at bodies, if there is one."""
+        self._links.cut()
+        if self._body is not None:
+            self._body.close()
+
+    def _ask(self) -> str | None:
+        deadline_s = self._clock() + self._ready.timeout_s
+        request = urllib.request.Request(self._ready.url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
+        try:
+            with self._opener.open(request, timeout=self._ready.timeout_s) as answer:
+                return self._judge(answer.status, answer, deadline_s)
+        except urllib.error.HTTPError as error:
+            with error:
+                return self._judge(error.code, error, deadline_s)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return _why(error)
+
+    def _judge(self, status: int, answer: IO[bytes], deadline_s: float) -> str | None:
+        if status != self._ready.status:
+            return f"answered {status}"
+        if self._body is None:
+            return None
+        try:
+            body = self._read(answer, deadline_s)
+        except TimeoutError:
+            return f"answered {status}, but its body took longer than {self._ready.timeout_s:g} s"
+        except (OSError, http.client.HTTPException) as error:
+            return f"answered {status}, but its body was cut: {_why(error)}"
+        if self._body.search(body):
+            return None
+        if self._body.problem is not None:
+            return f"answered {status}; {self._body.problem}"
+        return f"answered {status} with another body"
+
+    def _read(self, answer: IO[bytes], deadline_s: float) -> bytes:
+        # Each read is bounded by the socket's own timeout; a body that comes drop by drop is bounded here.
+        body = b""
+        read1: Callable[[int], bytes] = getattr(answer, "read1", answer.read)
+        while len(body) < _BODY_MAX and (chunk := read1(_BODY_MAX - len(body))):
+            body += chunk
+            if self._clock() > deadline_s:
+                raise TimeoutError
+        return body
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Follow none: a login page that answers 200 is no server that is ready."""
+
+
+class TcpCheck:
+    """Connects to a port.
+
+    Args:
+        ready: host and port.
+
+    Example:
+        >>> from prefect_cachewatch.config import ReadyOnTcp
+        >>> TcpCheck(ReadyOnTcp(port=9, timeout_s=1)).look()
+        'connection refused'
+    """
+
+    def __init__(self, ready: ReadyOnTcp) -> None:
+        self._ready = ready
+
+    def look(self) -> str | None:
+        """Connect once; None when it is ready."""
+        try:
+            with socket.create_connection((self._ready.host, self._ready.port), self._ready.timeout_s) as link:
+                # A port that nobody has may be given to the very connection that asks for it.
+                return "connection refused" if link.getsockname() == link.getpeername() else None
+        except (OSError, UnicodeError) as error:
+            return _why(error)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class FileCheck:
+    """Looks for marker files through a helper process; what was there at `begin` counts only when it has changed.
+
+    Args:
+        paths: absolute.
+        timeout_s: of one look.
+    """
+
+    def __init__(self, paths: Sequence[str], timeout_s: float) -> None:
+        self._paths, self._timeout_s = list(paths), timeout_s
+        self._helper = DirectoryScanner()
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Note what is there before the start.
+
+        Raises:
+            ScanError: the file system does not answer.
+        """
+        self._before = self._helper.request("identify", max(self._timeout_s, 10.0), paths=self._paths)["files"]
+
+    def look(self) -> str | None:
+        """Look once; None when the first of the files has been written."""
+        written = self.written()
+        if isinstance(written, str):
+            return written
+        if self._paths[0] in written:
+            return None
+        return (
+            "it was there before the start and has not been written again"
+            if self._before[self._paths[0]]
+            else "not there"
+        )
+
+    def written(self) -> set[str] | str:
+        """Say which files have been written since `begin`, or why that is not known."""
+        try:
+            if self._helper.pending:  # never a second request while one hangs
+                answer = self._helper.receive(self._timeout_s)
+            else:
+                answer = self._helper.request("identify", self._timeout_s, paths=self._paths)
+        except ScanTimeout:
+            return "its file system does not answer"
+        except ScanError as error:
+            self._helper.close()  # one that has died is started again at the next look
+            return f"cannot be looked for: {error.message}"
+        now = answer["files"]
+        return {path for path in self._paths if now[path] is not None and now[path] != self._before.get(path)}
+
+    def close(self) -> None:
+        """End the helper."""
+        self._helper.close()
+
+
+class LogSearch:
+    """Searches a stream of output for a line, whatever chunks it comes in; of each line its first 4,096 bytes.
+
+    Args:
+        pattern: a regular expression; ^ and $ are a line's begin and end.
+        matcher: of the pattern; default one of its own.
+
+    Example:
+        >>> search = LogSearch("startup complete$")
+        >>> search.feed(b"INFO: application start"), search.look()
+        (None, 'not printed yet')
+        >>> search.feed(b"up complete"), search.look()
+        (None, None)
+        >>> search.close()
+    """
+
+    def __init__(self, pattern: str, matcher: PatternMatcher | None = None) -> None:
+        self.found = False
+        self._matcher = matcher or PatternMatcher(pattern)
+        self._line = b""
+
+    @property
+    def problem(self) -> str | None:
+        """Why something was not looked at to its end; None while nothing was."""
+        return self._matcher.problem
+
+    def begin(self) -> None:
+        """Start the process that searches; raises OSError."""
+        self._matcher.start()
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take in what was printed; costs one search over it by another process, no work per line."""
+        for at in range(0, len(data), _WINDOW):
+            if self.found:
+                self._line = b""
+                return
+            # A progress bar that is redrawn has no line's end but this one.
+            text = self._line + bytes(data[at : at + _WINDOW]).replace(b"\r", b"\n")
+            whole, end, last = text.rpartition(b"\n")
+            self._line = last[:_LINE_MAX]
+            if end:
+                self.found = self._is_in(whole)
+
+    def look(self) -> str | None:
+        """Say whether it has been printed, in a line that has not ended yet too."""
+        self.found = self.found or self._is_in(self._line)
+        return None if self.found else self.problem or "not printed yet"
+
+    def close(self) -> None:
+        """End the process that searches."""
+        self._matcher.close()
+
+    def _is_in(self, data: bytes) -> bool:
+        if len(data) > _LINE_MAX:
+            lines = data.split(b"\n")
+            if max(map(len, lines)) > _LINE_MAX:
+                # Some patterns take time that is quadratic in the line, and a megabyte without an end is no line to read.
+                data = b"\n".join(line[:_LINE_MAX] for line in lines)
+        return bool(data) and self._matcher.search(data)
+
+
+def make_check(ready: ReadyServer, first_dir: str) -> ReadyCheck:
+    """Make what looks for a readiness.
+
+    Args:
+        ready: the job's.
+        first_dir: first cache directory, resolved; a relative marker lies in it.
+
+    Returns:
+        The check.
+    """
+    if ready.kind == "http":
+        return HttpCheck(ready)
+    if ready.kind == "tcp":
+        return TcpCheck(ready)
+    if ready.kind == "file":
+        return FileCheck([os.path.join(first_dir, ready.path)], ready.timeout_s)
+    return LogSearch(ready.pattern)
+
+
+def describe_wanted(ready: ReadyServer) -> tuple[str, str]:
+    """Say what is waited for, and how it looks when it has not come.
+
+    Args:
+        ready: the job's.
+
+    Returns:
+        The thing, harmless for a terminal and without secrets; and a verb that says it never came.
+
+    Example:
+        >>> from prefect_cachewatch.config import ReadyOnTcp
+        >>> describe_wanted(ReadyOnTcp(port=8000))
+        ('127.0.0.1:8000', 'never took a connection')
+    """
+    if ready.kind == "http":
+        fitting = " with the body asked for" if ready.body_pattern is not None else ""
+        return for_terminal(redact(ready.url), _SHOWN_MAX), f"never answered {ready.status}{fitting}"
+    if ready.kind == "tcp":
+        host = f"[{ready.host}]" if ":" in ready.host else ready.host
+        return for_terminal(f"{host}:{ready.port}", _SHOWN_MAX), "never took a connection"
+    if ready.kind == "file":
+        return f"marker {for_terminal(str(ready.path), _SHOWN_MAX)}", "was never written"
+    return f"a line that matches {for_terminal(redact(ready.pattern), _SHOWN_MAX)!r}", "was never printed"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _why(error: BaseException) -> str:
+    inner = getattr(error, "reason", None)
+    cause = inner if isinstance(inner, BaseException) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, socket.gaierror):
+        return "its host name is not known"
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return for_terminal(text[:1].lower() + text[1:] if text else type(cause).__name__, 120)

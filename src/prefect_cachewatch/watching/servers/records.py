@@ -1,0 +1,279 @@
+"""Records of servers that were handed over: who they are, and what it takes to stop them later.
+
+One JSON file a server in `$XDG_STATE_HOME/cachewatch/servers`, mode 0600, written before the guard lets go and
+removed when the server has been stopped. It signals nobody: see `handover` and `stopping`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.files import write_entry
+from prefect_cachewatch.common.statedir import slugify, state_home
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.proc import boot_id, is_alive
+from prefect_cachewatch.supervise.reading import find_by_cookie
+from prefect_cachewatch.supervise.run_files import (
+    RunFileRefused,
+    machine_id,
+    open_runs_directory,
+    pid_namespace,
+    read_run_file,
+)
+from prefect_cachewatch.supervise.supervisor import RunningServer
+
+__all__ = [
+    "LOG_MAX_BYTES",
+    "FoundServer",
+    "ServerRecord",
+    "find_server_on",
+    "list_servers",
+    "make_record",
+    "record_path",
+    "remove_record",
+    "servers_directory",
+    "write_record",
+]
+
+LOG_MAX_BYTES = 64 << 20
+_SUFFIX = ".json"
+_TREE_MAX = 2000
+_LOGS_MAX = 50
+
+State = Literal["running", "ended", "elsewhere", "refused"]
+
+
+class ServerRecord(BaseModel):
+    """A server that was handed over; times are seconds since the epoch."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: Literal[1] = 1
+    name: str = Field(min_length=1, max_length=200)
+    kind: Literal["process", "container"]
+    run_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    """Also the value of CACHEWATCH_ID in the environment of its processes."""
+    pid: int | None = Field(default=None, gt=1)
+    start_ticks: int | None = Field(default=None, ge=0)
+    tree: tuple[tuple[int, int], ...] = Field(default=(), max_length=_TREE_MAX)
+    container_id: str | None = None
+    engine_url: str | None = None
+    cache_dirs: tuple[str, ...]
+    log: str | None = None
+    ready: str
+    """What said that it is ready."""
+    started_at: float
+    ready_at: float
+    stop_grace_s: float = Field(ge=0, le=3600)
+    boot_id: str
+    machine: str
+    pid_namespace: str
+
+    @property
+    def who(self) -> str:
+        """The pid, or the container, in words."""
+        if self.kind == "container":
+            return f"container {(self.container_id or '?')[:12]}"
+        return f"pid {self.pid}"
+
+    @property
+    def stop_command(self) -> str:
+        """The command that stops it."""
+        if self.kind == "container":
+            return f"cachewatch stop {shlex.quote(self.name)}"
+        return f"cachewatch stop --pid {self.pid}"
+
+
+@dataclass(frozen=True)
+class FoundServer:
+    """A record, its file, and what became of the server; `record` is None and `reason` says why where it is refused."""
+
+    path: Path
+    state: State
+    record: ServerRecord | None = None
+    reason: str = ""
+
+
+def servers_directory() -> Path:
+    """Say where this user's records are: `servers` in the state directory (see `statedir.state_home`)."""
+    return state_home() / "servers"
+
+
+def record_path(name: str, run_id: str) -> Path:
+    """Say where the record of a run's server goes.
+
+    Args:
+        name: of the job.
+        run_id: of the run.
+
+    Returns:
+        The path; its log lies beside it, with `.log` for `.json`.
+    """
+    return servers_directory() / f"{slugify(name)[:60]}-{run_id[:12]}{_SUFFIX}"
+
+
+def make_record(
+    server: RunningServer,
+    *,
+    name: str,
+    run_id: str,
+    cache_dirs: tuple[str, ...],
+    ready: str,
+    started_at: float,
+    stop_grace_s: float,
+    log: str | None,
+) -> ServerRecord:
+    """Make the record of a server that is about to be handed over.
+
+    Args:
+        server: who it is.
+        name: of the job.
+        run_id: of the run.
+        cache_dirs: resolved.
+        ready: what said that it is ready.
+        started_at: wall time of its start.
+        stop_grace_s: between SIGTERM and SIGKILL when it is stopped.
+        log: where its output goes.
+
+    Returns:
+        The record, of this machine and boot.
+    """
+    return ServerRecord(
+        name=name,
+        kind=server.kind,
+        run_id=run_id,
+        pid=server.pid,
+        start_ticks=server.start_ticks,
+        tree=server.tree[:_TREE_MAX],
+        container_id=server.container_id,
+        engine_url=server.engine_url,
+        cache_dirs=cache_dirs,
+        log=log,
+        ready=ready,
+        started_at=started_at,
+        ready_at=time.time(),
+        stop_grace_s=stop_grace_s,
+        boot_id=boot_id(),
+        machine=machine_id(),
+        pid_namespace=pid_namespace(),
+    )
+
+
+def write_record(record: ServerRecord) -> Path:
+    """Write a record whole or not at all, readable by its owner only.
+
+    Args:
+        record: of the server.
+
+    Returns:
+        Its path.
+
+    Raises:
+        InputError: it cannot be written: a server that nobody could find again must not be let go.
+    """
+    path = record_path(record.name, record.run_id)
+    try:
+        here = make_own_directory(path.parent)
+        try:
+            write_entry(here, path.name, record.model_dump_json(indent=1).encode() + b"\n", sync=True)
+            _prune_logs(path.parent)
+        finally:
+            os.close(here)
+    except OSError as error:
+        raise InputError(
+            f"the record {path} of the running server cannot be written: {error.strerror}; set CACHEWATCH_STATE to a directory of yours"
+        ) from error
+    return path
+
+
+def list_servers() -> list[FoundServer]:
+    """Read this user's records, oldest first, and look whether each server still runs.
+
+    Returns:
+        What was found; a container's state is `running`, since only its engine knows better.
+    """
+    directory = servers_directory()
+    try:
+        here = open_runs_directory(str(directory))
+    except FileNotFoundError:
+        return []
+    except (OSError, RunFileRefused) as error:
+        return [FoundServer(directory, "refused", reason=_reason(error))]
+    try:
+        names = [name for name in sorted(os.listdir(here)) if name.endswith(_SUFFIX) and not name.startswith(".")]
+        found = [one for name in names if (one := _read(directory / name, here)) is not None]
+    finally:
+        os.close(here)
+    return sorted(found, key=lambda one: one.record.ready_at if one.record else 0.0)
+
+
+def find_server_on(path: str) -> ServerRecord | None:
+    """Find the running server whose cache a directory is.
+
+    Args:
+        path: resolved.
+
+    Returns:
+        Its record, if there is one.
+    """
+    for one in list_servers():
+        if one.state == "running" and one.record is not None and path in one.record.cache_dirs:
+            return one.record
+    return None
+
+
+def remove_record(path: Path) -> None:
+    """Remove a record; its log stays until it is the oldest of many.
+
+    Args:
+        path: of the record.
+    """
+    path.unlink(missing_ok=True)
+
+
+def _read(path: Path, here: int) -> FoundServer | None:
+    try:
+        fd, data = read_run_file(path.name, here)
+        os.close(fd)
+        record = ServerRecord.model_validate_json(data)
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        return FoundServer(path, "refused", reason="it is not the record of a server")
+    except (OSError, RunFileRefused) as error:
+        return FoundServer(path, "refused", reason=_reason(error))
+    return FoundServer(path, _state_of(record), record)
+
+
+def _state_of(record: ServerRecord) -> State:
+    if record.machine != machine_id():
+        return "elsewhere"
+    if record.kind == "container":
+        return "running"
+    if record.boot_id != boot_id():
+        return "ended"  # with its kernel; whoever has its pid now is somebody else
+    if record.pid_namespace != pid_namespace():
+        return "elsewhere"
+    if any(is_alive(pid, ticks) for pid, ticks in record.tree) or find_by_cookie(record.run_id):
+        return "running"
+    return "ended"
+
+
+def _prune_logs(directory: Path) -> None:
+    kept = {path.stem for path in directory.glob(f"*{_SUFFIX}")}
+    logs = [path for path in directory.glob("*.log") if path.stem not in kept]
+    for path in sorted(logs, key=lambda one: one.stat().st_mtime)[: max(0, len(logs) - _LOGS_MAX)]:
+        for each in (path, path.with_name(path.name + ".1")):
+            each.unlink(missing_ok=True)
+
+
+def _reason(error: Exception) -> str:
+    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)

@@ -1,0 +1,237 @@
+"""An attempt whose generator is a server: when it is ready, what follows from that, and how it is told.
+
+A `Watch` has one of these for a job that is not done when it exits. Whoever comes first decides: readiness,
+a stall's verdict or a cancellation (`ready_s` against `forestall`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.supervise.signals import signal_name
+from prefect_cachewatch.supervise.supervisor import StopReport, Supervisor
+from prefect_cachewatch.watching.servers.checks import describe_wanted
+from prefect_cachewatch.watching.servers.readywatch import ReadyWatch
+from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
+
+if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
+    from prefect_cachewatch.config import CacheJob, ReadyServer, StallPolicy
+    from prefect_cachewatch.watching.servers.handover import HandedOver
+
+__all__ = ["Readiness", "Serving"]
+
+_HAND_OVER_S = 45.0
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What became of a job that starts a server; `at_s` in seconds since its start, None if it was never ready."""
+
+    kind: str
+    what: str
+    then: str
+    at_s: float | None
+    last_answer: str | None
+    phases: tuple[PhaseChange, ...]
+    handed_over: HandedOver | None = None
+
+
+class Serving:
+    """The server's side of an attempt.
+
+    Args:
+        job: with a readiness other than its exit.
+        stall: the windows.
+        first_dir: first cache directory, resolved.
+        clock: monotonic seconds.
+        watcher: looks for the readiness; default by the job.
+
+    Example:
+        >>> from prefect_cachewatch.config import CacheJob, ReadyOnLog, StallPolicy
+        >>> job = CacheJob(name="x", command=["serve"], cache_dirs=["/mnt/x"], ready=ReadyOnLog(pattern="complete"))
+        >>> serving = Serving(job, StallPolicy(), "/mnt/x")
+        >>> serving.forestall(), serving.unready
+        (True, "a line that matches 'complete' was never printed")
+    """
+
+    def __init__(
+        self,
+        job: CacheJob,
+        stall: StallPolicy,
+        first_dir: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        watcher: ReadyWatch | None = None,
+    ) -> None:
+        assert job.ready.kind != "exit"
+        self.ready: ReadyServer = job.ready
+        self.ready_s: float | None = None
+        """Monotonic time at which it was ready, if nothing else had been decided before."""
+        self.handed_over: HandedOver | None = None
+        self.watcher = watcher or ReadyWatch(self.ready, first_dir, clock=clock)
+        self._job, self._stall, self._clock = job, stall, clock
+        self._problem: str | None = None
+        self._forestalled = self._finished = False
+        self._lock = threading.RLock()  # a signal handler cancels in the very thread that may hold it
+
+    @property
+    def unready(self) -> str:
+        """What was waited for and has not come, as the end of a sentence."""
+        return self.watcher.describe_missing()
+
+    @property
+    def waiting_for(self) -> str:
+        """What is waited for, and what was seen last."""
+        what, _ = describe_wanted(self.ready)
+        return f"{what} ({self.watcher.last_answer})" if self.watcher.last_answer else what
+
+    def warmup(self, present_bytes: int) -> Warmup:
+        """Make the rule of its warm-up.
+
+        Args:
+            present_bytes: what was in the cache directories before the start.
+
+        Returns:
+            The rule, which `start` tells of the job's mark.
+        """
+        return Warmup(
+            self._stall.warmup_within_s,
+            marked_by_job=self.ready.warmup_begins_log is not None or self.ready.warmup_begins_file is not None,
+            expected_bytes=self._job.expected_bytes,
+            present_at_start=present_bytes,
+        )
+
+    def start(self, supervisor: Supervisor, warmup: Warmup, hand_over: Callable[[str], HandedOver | None]) -> None:
+        """Begin to look whether it is ready.
+
+        Args:
+            supervisor: runs the server.
+            warmup: is told of the mark.
+            hand_over: lets the server go on by itself; gets what said that it is ready.
+        """
+        self.watcher.start(lambda: self._became_ready(supervisor, hand_over), warmup.note_mark)
+
+    def forestall(self) -> bool:
+        """Decide that it comes to an end another way; false if it has been ready before."""
+        with self._lock:
+            self._forestalled = self._forestalled or self.ready_s is None
+        if self._forestalled:
+            self.watcher.stop(0)  # what it answers while it is being stopped says nothing
+        return self._forestalled
+
+    def cancel(self) -> None:
+        """Look no more, since somebody wants it to end; returns at once."""
+        self.forestall()
+        self.watcher.stop(0)
+
+    def settle(self) -> None:
+        """Look no more, and wait for a hand-over that is under way: it needs the output's pipes."""
+        self.watcher.stop(_HAND_OVER_S if self.ready_s is not None else 2.0)
+
+    def finish(self, report: StopReport | None) -> None:
+        """Take in how it ended: look a last time, and let go of the helpers; after all its output has been read."""
+        if self._finished:
+            return
+        self._finished = True
+        ended_well = report is not None and report.why == "exited" and report.exit_code == 0
+        # A log line or a marker outlives the process that wrote it a moment before it ended.
+        if ended_well and self.ready_s is None and self.ready.then == "stop" and self.watcher.look_last():
+            self.ready_s = self._clock()
+        self.watcher.close()
+
+    def ends_well(self, report: StopReport) -> bool:
+        """Say whether an end is the one that was asked for: handed over, or stopped or ended by itself once it was ready."""
+        if report.why == "released":
+            return True
+        if self.ready_s is None or self._problem is not None or self.ready.then != "stop":
+            return False
+        return report.why == "stop" or (report.why == "exited" and report.exit_code == 0)
+
+    def conclude(
+        self, report: StopReport | None, where: str, elapsed_s: float
+    ) -> tuple[Literal["completed", "failed"], str] | None:
+        """Say how it ended, where readiness had a part in it.
+
+        Args:
+            report: of the supervisor.
+            where: what is in the cache directories.
+            elapsed_s: since the start.
+
+        Returns:
+            Outcome and message; None where the same is to be said as of any other generator.
+        """
+        why = report.why if report is not None else ""
+        elapsed = format_duration(elapsed_s)
+        if why == "released" and self.handed_over is not None:
+            record = self.handed_over.record
+            return "completed", (
+                f"Tensor cache server is ready after {elapsed} ({for_terminal(record.ready)}): {where}. It was left running "
+                f"as {record.who}; stop it with `{record.stop_command}`."
+            )
+        if self.ready_s is None:
+            if report is not None and why == "exited":
+                return (
+                    "failed",
+                    f"Tensor cache generation failed: the generator {_ended(report)} before it was ready; {where}.",
+                )
+            return None
+        if self._problem is not None:
+            return "failed", (
+                f"Tensor cache generation failed: the server was ready, could not be handed over ({self._problem}) "
+                f"and was stopped; {where}."
+            )
+        if report is not None and self.ends_well(report):
+            return "completed", f"Tensor cache generation completed in {elapsed}, when its server was ready: {where}."
+        if report is not None and why == "exited":
+            return (
+                "failed",
+                f"Tensor cache generation failed: the server was ready, and then {_ended(report)}; {where}.",
+            )
+        return None
+
+    def result(self, started_s: float, phases: list[PhaseChange]) -> Readiness:
+        """Say what became of it, for the report.
+
+        Args:
+            started_s: monotonic time of the start.
+            phases: of the stall rule.
+
+        Returns:
+            The result.
+        """
+        return Readiness(
+            kind=self._job.ready.kind,
+            what=describe_wanted(self.ready)[0],
+            then=self.ready.then,
+            at_s=None if self.ready_s is None else self.ready_s - started_s,
+            last_answer=self.watcher.last_answer,
+            phases=tuple(phases),
+            handed_over=self.handed_over,
+        )
+
+    def _became_ready(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:
+        with self._lock:
+            if self._forestalled or supervisor.gone.is_set():
+                return
+            self.ready_s = self._clock()
+        if self.ready.then == "stop":
+            supervisor.stop()
+            return
+        try:
+            self.handed_over = hand_over(describe_wanted(self.ready)[0])
+        except Exception as error:  # noqa: BLE001 - a server that nobody guards, or could find again, must not go on
+            self._problem = error.message if isinstance(error, CachewatchError) else f"{type(error).__name__}: {error}"
+            supervisor.stop()
+
+
+def _ended(report: StopReport) -> str:
+    if report.signal is not None:
+        return f"was killed by {signal_name(report.signal)}"
+    return f"ended with exit code {report.exit_code}"

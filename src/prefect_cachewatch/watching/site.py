@@ -1,0 +1,441 @@
+"""Pre-flight: cache directories looked at, locked and measured, before anything is started.
+
+A `CacheSite` is what one job holds while it runs: resolved directories, a lock on each by
+descriptor, and the scan process. Whatever is wrong is one sentence, and nothing was touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.files import LOCK_FILE
+from prefect_cachewatch.common.parked import park
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.errors import (
+    CacheDirectoryBusy,
+    CacheDirectoryError,
+    CommandError,
+    ScanError,
+    ScanTimeout,
+)
+from prefect_cachewatch.measure.mounts import Mount, mount_of, read_mounts
+from prefect_cachewatch.measure.scanner import DirectoryScanner
+from prefect_cachewatch.supervise.filelocks import (
+    LockHolder,
+    describe_holders,
+    find_holders,
+    is_reader_only,
+    take_exclusive,
+)
+from prefect_cachewatch.supervise.tending import wake
+
+__all__ = ["CacheSite", "check_command"]
+
+_CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
+_BELOW_S = 20.0
+_LEAST_FREE_BYTES = 1 << 20
+
+
+def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+    """See that a command can be executed, as execvp(3) would look for it.
+
+    Args:
+        command: argv.
+        env: the environment it will get; its PATH is searched.
+        cwd: its working directory, None for the present one.
+
+    Raises:
+        CommandError: not found (exit code 127), not executable (126), or the working directory is wrong (125).
+    """
+    if cwd is not None and not Path(cwd).is_dir():
+        raise CommandError(f"working directory {for_terminal(cwd)} is not a directory: create it first", exit_code=125)
+    program, shown = command[0], for_terminal(command[0])
+    where = [""] if "/" in program else env.get("PATH", os.defpath).split(os.pathsep)
+    refused: tuple[str, str] | None = None
+    for directory in where:
+        path = os.path.join(cwd or ".", directory, program)
+        why = _why_not_executable(path, searched=bool(directory))
+        if why is None:
+            return
+        if why:
+            refused = refused or (path if directory else program, why)
+    if refused is not None:
+        raise CommandError(f"command {for_terminal(refused[0])!r} is not executable: {refused[1]}", exit_code=126)
+    if "/" in program:
+        raise CommandError(f"command {shown!r} does not exist: check the path", exit_code=127)
+    raise CommandError(f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127)
+
+
+def _why_not_executable(path: str, *, searched: bool) -> str | None:
+    """Say why a file cannot be executed; empty where there is none, None where it can be."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        absent = error.errno == errno.ENOENT or (searched and error.errno == errno.ENOTDIR)
+        return "" if absent else error.strerror or "it cannot be looked at"
+    if stat.S_ISDIR(found.st_mode):
+        return "it is a directory; name the program in it"
+    if not os.access(path, os.X_OK):
+        return "chmod +x it, or name its interpreter first"
+    return None
+
+
+class CacheSite:
+    """The directories of one job, held from pre-flight to the last attempt's end.
+
+    Args:
+        cache_dirs: absolute paths.
+        ignore: globs that never count.
+        create: whether missing directories are made.
+        expected_bytes: size of the finished cache, if known; more than what is free is refused.
+        deadline_s: least deadline of a scan.
+        lock: whether the directories are locked against other jobs; not for work that somebody else does.
+        scanner: makes what measures them, given the least deadline; default a process on this host.
+        files: who looks at the home directory; default this process.
+
+    Raises:
+        CacheDirectoryError: a directory cannot be used; `CacheDirectoryBusy` if another job holds it.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "cache"]) as site:
+        ...     site.paths == [str(Path(d).resolve() / "cache")]
+        True
+    """
+
+    def __init__(
+        self,
+        cache_dirs: Sequence[Path],
+        *,
+        ignore: Sequence[str] = (),
+        create: bool = True,
+        expected_bytes: int | None = None,
+        deadline_s: float = 10.0,
+        lock: bool = True,
+        scanner: Callable[[float], DirectoryScanner] = DirectoryScanner,
+        files: Files | None = None,
+    ) -> None:
+        self._files = files or InPlace()
+        self.ignore = list(ignore)
+        self._make_scanner = scanner
+        self.scanner = scanner(deadline_s)
+        self._closed = False
+        self.to_clean = False
+        """Whether what each attempt makes is to be known, so that `clean` may remove it; set it before `begin`."""
+        self.to_record = False
+        """Whether what is made in the first directory is recorded there (`publish.begun`); set it before `begin`."""
+        self.growth_mark: str | None = None
+        """File that says, for whoever comes after a kill, when the first directory grew last; set it before `begin`."""
+        self._remembered_s: float | None = None
+        self._watched_only = not lock
+        self._deadline_s = deadline_s
+        self.paths: list[str] = []
+        self.lock_fds: list[int] = []
+        self.mounts: dict[str, Mount | None] = {}
+        try:
+            self._check(list(dict.fromkeys(map(str, cache_dirs))), create, expected_bytes)
+            for path in self.paths if lock else ():
+                self.lock_fds += _lock(path)
+            if lock:
+                self._require_alone()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> CacheSite:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def on_network(self) -> bool:
+        """Whether a file's times may come from another machine's clock."""
+        return any(mount is not None and mount.is_network for mount in self.mounts.values())
+
+    def begin(self) -> dict[str, Any]:
+        """Take the start of an attempt: what is there now is no growth.
+
+        Returns:
+            The scan process's answer.
+
+        Raises:
+            CacheDirectoryError: the directories cannot be measured at all.
+        """
+        marked = {} if self.growth_mark is None else {"mark": self.growth_mark}
+        try:
+            # A first scan of a cold tree may take minutes; nothing is running yet that could hang unseen.
+            answer = self.scanner.request(
+                "begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore, **marked
+            )
+        except ScanError as error:
+            raise CacheDirectoryError(f"{self._names()} cannot be measured: {error.message}") from error
+        for root in answer["roots"]:
+            if root["missing"] or root["error"]:
+                shown = for_terminal(root["path"])
+                raise CacheDirectoryError(
+                    f"cache directory {shown} cannot be measured: {root['error']}", path=root["path"]
+                )
+        if self.to_clean or self.to_record:
+            self._remember()
+        return answer
+
+    def _remember(self) -> None:
+        self._remembered_s = None
+        try:
+            answer = self.scanner.request(
+                "remember", max(self.scanner.deadline_s, 120.0, self._walk_s), record=self.to_record
+            )
+        except ScanError as error:
+            raise CacheDirectoryError(
+                f"what an attempt makes in {self._names()} cannot be told from what is there: {error.message}; "
+                "use on_retry resume, and a store instead of in-place publishing"
+            ) from error
+        if answer["refused"]:
+            raise CacheDirectoryError(f"{for_terminal(answer['refused'], 2000)}: nothing was started")
+        self._remembered_s = float(answer["remembered_s"])
+
+    @property
+    def _walk_s(self) -> float:
+        """How long a walk over all may take that asks for every file."""
+        return max(60.0, 10 * (self._remembered_s or 0.0))
+
+    def restart_scanner(self) -> None:
+        """Replace a scan process that has died; never one that is stuck, and none after the end."""
+        if self._closed:
+            return
+        self.scanner.close()
+        self.scanner = self._make_scanner(self._deadline_s)
+
+    def note_end(self, *, failed: bool) -> None:
+        """Have what the attempt made listed, as soon as its tree is gone: what comes later is not the attempt's.
+
+        Args:
+            failed: whether it may have to be removed for another attempt.
+        """
+        if self._remembered_s is not None and (self.to_record or (self.to_clean and failed)):
+            with contextlib.suppress(ScanError):  # not listed is not known, and `clean` refuses then
+                self.scanner.request("sight", self._walk_s)
+
+    def clean(self) -> dict[str, Any]:
+        """Remove the files and directories that the last attempt is known to have made.
+
+        Returns:
+            `removed` (files), `freed_bytes`, and `kept`: files that came meanwhile and are not known to be the attempt's,
+            with the first `kept_paths`.
+
+        Raises:
+            CacheDirectoryError: that cannot be known, and nothing was touched; or a file of it cannot be removed.
+        """
+        try:
+            answer = self.scanner.request("clean", max(600.0, self._walk_s))
+        except ScanError as error:
+            raise CacheDirectoryError(f"{self._names()} cannot be cleaned: {error.message}") from error
+        if answer["refused"]:
+            raise CacheDirectoryError(f"{for_terminal(answer['refused'], 2000)}: nothing was removed")
+        if answer["failed"]:
+            more = f" and {answer['failed'] - 1:,} more" if answer["failed"] > 1 else ""
+            raise CacheDirectoryError(
+                f"what the attempt made cannot be removed: {for_terminal(answer['problems'][0], 2000)}{more}"
+            )
+        return answer
+
+    def close(self) -> None:
+        """Let go of the locks and the scan process."""
+        self._closed = True
+        self.scanner.close()
+        while self.lock_fds:
+            os.close(self.lock_fds.pop())
+
+    def _names(self) -> str:
+        names = ", ".join(for_terminal(path) for path in self.paths)
+        return f"cache directory {names}" if len(self.paths) == 1 else f"cache directories {names}"
+
+    def _require_alone(self) -> None:
+        """Refuse what lies in another run's directory, or holds one: each would count and clean the other's files."""
+        try:
+            found = self.scanner.request("overlap", _CHECK_TIMEOUT_S + _BELOW_S, paths=self.paths, budget_s=_BELOW_S)
+        except ScanError as error:
+            raise CacheDirectoryError(f"{self._names()} cannot be looked through: {error.message}") from error
+        if not found:
+            return
+        path, other = found["path"], found.get("above") or found["below"]
+        with contextlib.suppress(OSError):
+            holders = find_holders(os.stat(other))
+            if not _are_ours(holders):
+                return
+            named = f" ({describe_holders(holders[:1])})" if holders else ""
+            how = "lies in" if "above" in found else "holds"
+            raise CacheDirectoryBusy(
+                f"cache directory {for_terminal(path)} {how} {for_terminal(other)}, which is in use by another job{named}: "
+                "wait for it to end, or give each job a directory of its own",
+                path=path,
+                holder_pid=holders[0].pid if holders else None,
+            )
+
+    def _check(self, paths: Sequence[str], create: bool, expected_bytes: int | None) -> None:
+        mounts = read_mounts()
+        try:
+            homes = self._files.run(_homes, timeout_s=_HOME_TIMEOUT_S)
+        except TimeoutError:  # it hangs, and no cache directory that is to be used can be it
+            homes = set()
+        missing = []
+        for path in paths:
+            answer = self._ask(path, create=False, count=expected_bytes is not None)
+            resolved = answer["path"]
+            _refuse_special(path, resolved, mounts, homes)
+            if answer.get("missing") and create:
+                missing.append(path)
+            elif answer["error"]:
+                raise CacheDirectoryError(answer["error"], path=path)
+            else:
+                self._check_space(path, answer, expected_bytes)
+            self.mounts[resolved] = mount_of(resolved, mounts)
+            if resolved not in self.paths:
+                self.paths.append(resolved)
+        for path in missing:
+            answer = self._ask(path, create=True)
+            if answer["error"]:
+                raise CacheDirectoryError(answer["error"], path=path)
+            self._check_space(path, answer, expected_bytes)
+
+    def _ask(self, path: str, create: bool, count: bool = False) -> dict[str, Any]:
+        shown = for_terminal(path)
+        try:
+            answer = self.scanner.request(
+                "check", _CHECK_TIMEOUT_S, path=path, create=create, count=count, writable=not self._watched_only
+            )
+        except ScanTimeout as error:
+            raise CacheDirectoryError(
+                f"cache directory {shown} does not answer within {_CHECK_TIMEOUT_S:.0f} s: "
+                "its file system hangs; check the mount",
+                path=path,
+            ) from error
+        except ScanError as error:
+            raise CacheDirectoryError(f"cache directory {shown} cannot be used: {error.message}", path=path) from error
+        if answer["error"]:
+            answer["error"] = answer["error"].replace(path, shown)
+        return answer
+
+    def _check_space(self, path: str, answer: Mapping[str, Any], expected_bytes: int | None) -> None:
+        if self._watched_only:
+            return  # it runs already: a full disk is a cause to be named, no reason not to look
+        free, inodes, shown = answer["free_bytes"], answer["free_inodes"], for_terminal(path)
+        if free < _LEAST_FREE_BYTES:
+            raise CacheDirectoryError(
+                f"the file system of cache directory {shown} is full ({format_bytes(free)} free): make room first",
+                path=path,
+            )
+        if inodes is not None and inodes < 1:
+            raise CacheDirectoryError(
+                f"the file system of cache directory {shown} has no free inodes: remove files first",
+                path=path,
+            )
+        if expected_bytes is not None and free + answer["present_bytes"] < expected_bytes:
+            raise CacheDirectoryError(
+                f"cache directory {shown} needs {format_bytes(expected_bytes)} (expected_bytes), and its file system has "
+                f"{format_bytes(free)} free: make room, or choose another directory",
+                path=path,
+            )
+
+
+def _homes() -> set[str]:
+    return {os.path.realpath(home) for home in (os.environ.get("HOME"), os.path.expanduser("~")) if home}
+
+
+def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount], home: Collection[str]) -> None:
+    shown = for_terminal(path)
+    what = None
+    if resolved == "/":
+        what = "the root directory"
+    elif resolved in home:
+        what = "the home directory"
+    elif any(mount.mount_point == resolved for mount in mounts):
+        what = "the root of a mounted file system"
+    if what:
+        raise CacheDirectoryError(
+            f"cache directory {shown} is {what}: give the cache a directory of its own below it", path=path
+        )
+
+
+def _lock(path: str, until_s: float | None = None) -> list[int]:
+    """Take the directory's lock: flock on its own descriptor, so that no lock file is left in a cache.
+
+    Where a reader of the directory has locked it too (a backup program), a lock file keeps writers of ours apart.
+    """
+    fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)]
+    taken = False
+    try:
+        try:
+            fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = True
+        except BlockingIOError:
+            if is_reader_only(fds[0]):
+                taken = _lock_file(fds)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EISDIR):
+                raise
+            # NFS makes flock a byte-range lock, which needs a file open for writing.
+            taken = _lock_file(fds)
+    except OSError as error:
+        _close(fds)
+        raise CacheDirectoryError(
+            f"cache directory {for_terminal(path)} cannot be locked: {error.strerror}", path=path
+        ) from error
+    if taken:
+        return [fds[0], *map(park, fds[1:])]
+    status = os.fstat(fds[-1])
+    _close(fds)  # before it is asked who holds locks
+    holders = find_holders(status)
+    if until_s is None and wake(holder.pid for holder in holders):
+        until_s = time.monotonic() + _WOKEN_S  # of a run that is over, unless its flow lives, which sees to it itself
+    if until_s is not None and time.monotonic() < until_s:
+        time.sleep(0.1)
+        return _lock(path, until_s)
+    from prefect_cachewatch.watching.servers.records import find_server_on  # noqa: PLC0415 - seldom, and it brings pydantic along
+
+    if (server := find_server_on(path)) is not None:
+        raise CacheDirectoryBusy(
+            f"cache directory {for_terminal(path)} is in use by server {for_terminal(server.name, 100)} ({server.who}), "
+            f"which was left running: stop it first with {server.stop_command}, or use another directory",
+            path=path,
+            holder_pid=server.pid,
+        )
+    whose = "is in use by another job" if _are_ours(holders) else "is locked by a program that is no job of cachewatch"
+    named = f" ({describe_holders(holders[:1])})" if holders else ""
+    raise CacheDirectoryBusy(
+        f"cache directory {for_terminal(path)} {whose}{named}: wait for it to end, or use another directory",
+        path=path,
+        holder_pid=holders[0].pid if holders else None,
+    )
+
+
+def _are_ours(holders: Sequence[LockHolder]) -> bool:
+    # A program that uses the library is any Python; until its guards run nothing else tells.
+    marks = ("cachewatch", "prefect", "python")
+    return not holders or any(mark in word for who in holders for word in who.argv for mark in marks)
+
+
+def _lock_file(fds: list[int]) -> bool:
+    # *.lock never counts as growth. Its owner's alone: on a local disk who may read a file may lock it.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fds.append(os.open(LOCK_FILE, flags, 0o600, dir_fd=fds[0]))
+    return take_exclusive(fds[1], past_readers=True)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

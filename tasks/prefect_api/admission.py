@@ -1,0 +1,124 @@
+"""Admission of a generation to its storage: slots before each attempt, a record of the run after the last.
+
+The slots are those of a Prefect global concurrency limit; what they are worth is the planner's matter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+
+from prefect_cachewatch.capacity.history import RunRecord
+from prefect_cachewatch.metrics.exporter import MetricsExporter
+from prefect_cachewatch.postmortem.advice import next_step
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
+from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot, storage_weight
+from prefect_cachewatch.tasks.run_records import store_run_record
+from prefect_cachewatch.watching.attempt import Outcome
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """One run's share of a storage; with no storage named it admits at once and records nothing.
+
+    Args:
+        storage: name of the storage and of its global concurrency limit, or None.
+        slots: slots an attempt occupies; None for what `plan_capacity` stored.
+        job: name of the job.
+    """
+
+    def __init__(self, storage: str | None, slots: int | None, job: str) -> None:
+        self.storage, self.job = storage, job
+        self.outcomes: list[Outcome] = []
+        self.report: Report | None = None
+        self.waited_s = 0.0
+        self.metrics: MetricsExporter | None = None
+        self._slots = slots
+        self._started_s = time.time()
+
+    def check(self) -> None:
+        """See that the limit is there and admits this job, before anything is touched.
+
+        Raises:
+            InputError: it is missing, or smaller than what the job occupies.
+        """
+        if self.storage is not None:
+            if self._slots is None:
+                self._slots = storage_weight(self.storage)
+            require_limit(self.storage, self._slots)
+
+    @contextmanager
+    def slots(self, logger: AnyLogger) -> Iterator[None]:
+        """Hold the slots for an attempt, waiting for them with a log line.
+
+        Args:
+            logger: of the run.
+        """
+        if self.storage is None:
+            yield
+            return
+        context = FlowRunContext.get()
+        run_id = context.flow_run.id if context and context.flow_run else None
+        with ExitStack() as held:
+            with self.metrics.waiting(self.storage) if self.metrics is not None else nullcontext():
+                waited_s = held.enter_context(storage_slot(self.storage, self._slots, logger, flow_run_id=run_id))
+            self.waited_s += waited_s
+            yield
+
+    def record(self, state: State[Any], logger: AnyLogger) -> None:
+        """Store what the run was like, for `check_capacity` and for a fleet's table; best effort.
+
+        Args:
+            state: how it ended.
+            logger: of the run.
+        """
+        context = FlowRunContext.get()
+        if context is None or context.flow_run is None:
+            return
+        if not is_fleet_job(context.flow_run.tags) and (self.storage is None or not self.outcomes):
+            return
+        try:
+            store_run_record(self._record(str(context.flow_run.id), state))
+        except Exception as error:  # noqa: BLE001 - the record is for statistics; the run's own end counts
+            logger.warning("the run record of %s was not stored: %s", self.job, type(error).__name__)
+
+    def _record(self, run_id: str, state: State[Any]) -> RunRecord:
+        last = self.outcomes[-1] if self.outcomes else None
+        diagnosis = self.report.diagnosis if self.report is not None else None
+        advice = diagnosis.resolution if diagnosis else next_step(last.name, last.kind) if last else ""
+        if last is not None:
+            bytes_present: int | None = last.growth.bytes_present
+        else:  # nothing was run: what a cached build has stands in the summary
+            bytes_present = getattr(state.data, "bytes_present", None)
+        return RunRecord(
+            run_id=run_id,
+            storage=self.storage or "",
+            job=self.job,
+            started_s=self._started_s,
+            ended_s=time.time(),
+            slot_wait_s=self.waited_s,
+            bytes_written=sum(outcome.growth.bytes_written for outcome in self.outcomes),
+            longest_pause_s=max((outcome.longest_pause_s for outcome in self.outcomes), default=None),
+            first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
+            state=state.name or (last.name if last else "Unknown"),
+            slots=self._slots or 1,
+            attempts=len(self.outcomes),
+            bytes_present=bytes_present,
+            rate_bytes_per_s=_rate(last) if last is not None else None,
+            cause=None if state.is_completed() else state.message,
+            advice=None if state.is_completed() else advice or None,
+        )
+
+
+def _rate(outcome: Outcome) -> float | None:
+    if outcome.first_write_s is None or outcome.last_growth_s is None or outcome.last_growth_s <= outcome.first_write_s:
+        return None
+    return outcome.growth.bytes_written / (outcome.last_growth_s - outcome.first_write_s)

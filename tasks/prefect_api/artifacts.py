@@ -1,0 +1,300 @@
+"""What a run leaves in Prefect: the listing as a table, the explanation as Markdown, progress in place.
+
+Publishing is best effort with a bounded patience: a server that is down delays the end of a run by
+no more than that, and the report on disk is there in any case.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from logging import Logger, LoggerAdapter
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.postmortem.advice import next_step
+from prefect_cachewatch.postmortem.chart import draw_growth, svg_data_uri
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.run.history import PastRun, enough_window_s
+from prefect_cachewatch.watching.stall import effective_poll_s
+
+__all__ = [
+    "PATIENCE_S",
+    "completion_markdown",
+    "listing_rows",
+    "publish_completion",
+    "publish_failure",
+    "report_markdown",
+]
+
+PATIENCE_S = 120.0
+ROWS_MAX = 1000
+AnyLogger = Logger | LoggerAdapter[Any]
+
+
+def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIENCE_S) -> list[str]:
+    """Publish the listing and the explanation of an attempt that did not complete.
+
+    Args:
+        report: of the attempt.
+        logger: of the run.
+        patience_s: how long an unreachable server is tried.
+
+    Returns:
+        The keys that were published.
+    """
+    slug = slugify(report.name)
+    makers: dict[str, Callable[[str], Any]] = {
+        f"cachewatch-{slug}-listing": lambda key: create_table_artifact(
+            listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, what grew last first"
+        ),
+        f"cachewatch-{slug}-report": lambda key: create_markdown_artifact(
+            report_markdown(report), key=key, description=for_markdown(report.message, 1000)
+        ),
+    }
+    deadline_s = time.monotonic() + patience_s
+    return [key for key, make in makers.items() if _publish(make, key, deadline_s, logger) is not None]
+
+
+def publish_completion(
+    report: Report, history: Sequence[PastRun], stall: StallPolicy, logger: AnyLogger, patience_s: float = 10.0
+) -> list[str]:
+    """Publish the short summary of an attempt that completed.
+
+    Args:
+        report: of the attempt.
+        history: completed runs of this cache, this one first.
+        stall: the policy it ran under.
+        logger: of the run.
+        patience_s: how long an unreachable server is tried; a completed run waits for none.
+
+    Returns:
+        The keys that were published.
+    """
+    key = f"cachewatch-{slugify(report.name)}-report"
+    text = completion_markdown(report, history, stall)
+    description = for_markdown(report.message, 1000)
+    made = _publish(
+        lambda key: create_markdown_artifact(text, key=key, description=description),
+        key, time.monotonic() + patience_s, logger,
+    )  # fmt: skip
+    return [key] if made is not None else []
+
+
+def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: AnyLogger) -> UUID | None:
+    pause_s = 1.0
+    while True:
+        try:
+            made: UUID = make(key)
+            return made
+        except Exception as error:  # noqa: BLE001 - any failure of the API, and none may hide the outcome
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                logger.warning("artifact %s was not published: %s", key, type(error).__name__)
+                return None
+            time.sleep(min(pause_s, max(left_s, 0)))
+            pause_s = min(pause_s * 2, 15)
+
+
+def listing_rows(report: Report) -> list[dict[str, Any]]:
+    """Write the listing as rows of a table artifact: at most 1,000 files, then totals.
+
+    Args:
+        report: of the attempt.
+
+    Returns:
+        One row a file, then one a directory for what was cut, then the total.
+    """
+    listing = report.listing
+    if listing is None:
+        return [
+            {
+                "file": "no listing",
+                "size": "",
+                "on disk": "",
+                "modified": "",
+                "age": "",
+                "flags": "; ".join(report.notes),
+            }
+        ]
+    rows = [
+        {
+            "file": _shown(entry.path, report),
+            "size": format_bytes(entry.size_bytes),
+            "on disk": format_bytes(entry.allocated_bytes),
+            "modified": entry.modified_at,
+            "age": format_duration(max(0.0, entry.age_s)),
+            "flags": ", ".join(entry.flags),
+        }
+        for entry in listing.entries[:ROWS_MAX]
+    ]
+    for total in listing.rest[:100]:
+        rows.append(
+            {
+                "file": f"{_shown(total.path, report)} ({total.files:,} more files)",
+                "size": format_bytes(total.bytes),
+                "on disk": "", "modified": "", "age": "", "flags": "",
+            }
+        )  # fmt: skip
+    rows.append(
+        {
+            "file": f"total: {listing.total_files:,} files",
+            "size": format_bytes(listing.total_bytes),
+            "on disk": "", "modified": "", "age": "", "flags": "truncated" if listing.truncated else "",
+        }
+    )  # fmt: skip
+    return rows
+
+
+def report_markdown(report: Report) -> str:
+    """Write the explanation of an attempt: message, numbers, what to do next, log tail.
+
+    Args:
+        report: of the attempt.
+
+    Returns:
+        Markdown in which nothing that came from outside is markup.
+    """
+    growth, stop = report.growth, report.stop
+    rows = [
+        ("Outcome", report.outcome + (f" ({report.stall.kind})" if report.stall.kind else "")),
+        ("Attempt", f"{report.attempt}, {format_duration(report.duration_s)}"),
+        ("Bytes written", f"{format_bytes(growth.bytes_written)} in this attempt"),
+        ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
+        ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
+        ("Last growth", "never" if growth.last_growth_s is None else f"after {format_duration(growth.last_growth_s)}"),
+        ("Longest pause before", format_duration(growth.longest_pause_s)),
+        ("Generator", _ended(report)),
+        *_ready_rows(report),
+    ]
+    if stop is not None:
+        rows.append(
+            ("Process tree", f"gone after {stop.gone_after_s:.2f} s: {len(stop.terminated)} terminated, "
+             f"{len(stop.killed)} killed, {len(stop.survivors)} left")
+        )  # fmt: skip
+    for who in stop.survivors if stop else ():
+        rows.append(("Could not be killed", f"pid {who.pid}, state {who.state}"))
+    rows.append(("Command", " ".join(report.command)))
+    diagnosis = report.diagnosis
+    message = report.message
+    for lead in (" Cause: ", " Probable cause: "):  # it has a paragraph of its own below
+        message = message.split(f"{lead}{diagnosis.summary}", 1)[0] if diagnosis else message
+    lines = [f"## {for_markdown(message, 2000)}", ""]
+    if diagnosis is not None and diagnosis.category != "unknown":
+        summary = diagnosis.summary[:1].upper() + diagnosis.summary[1:]
+        lines += [
+            f"**Cause:** {for_markdown(summary, 1000)} ({diagnosis.category}, confidence {diagnosis.confidence})",
+            "",
+        ]
+    advice = diagnosis.resolution if diagnosis else next_step(report.outcome, report.stall.kind)
+    if advice:
+        lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
+    lines += [_chart(report), ""]
+    if diagnosis is not None and diagnosis.evidence:
+        lines += ["Seen:", "", *(f"- {for_markdown(line, 300)}" for line in diagnosis.evidence), ""]
+    if report.bundle is not None:
+        lines += [
+            f"Everything that was found out: {markdown_code('cachewatch report ' + report.bundle, 1000)} on the worker",
+            "",
+        ]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
+    if report.growth.suspected:
+        lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
+    if report.notes:
+        lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
+    if report.log_tail:
+        tail = "\n".join(for_terminal(line, 300) for line in report.log_tail[-30:])
+        fence = "`" * max(3, 1 + max((len(run) for run in tail.split() if set(run) == {"`"}), default=0))
+        while fence in tail:
+            fence += "`"
+        lines += ["", "Last lines of the generator's output:", "", f"{fence}text", tail, fence]
+    return "\n".join(lines) + "\n"
+
+
+def completion_markdown(report: Report, history: Sequence[PastRun], stall: StallPolicy) -> str:
+    """Write the short summary of an attempt that completed.
+
+    Args:
+        report: of the attempt.
+        history: completed runs of this cache, this one first.
+        stall: the policy it ran under.
+
+    Returns:
+        Markdown in which nothing that came from outside is markup.
+    """
+    growth = report.growth
+    wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
+    rate = growth.bytes_written / wrote_s if wrote_s > 0 else None
+    rows = [
+        ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
+        ("Bytes written", format_bytes(growth.bytes_written)),
+        ("Rate while writing", f"{format_bytes(rate)}/s" if rate else "nothing to say"),
+        ("Duration", format_duration(report.duration_s)),
+        ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
+        (
+            "Longest pause",
+            f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
+        ),
+    ]
+    rows += _ready_rows(report)
+    enough_s = enough_window_s(history, effective_poll_s(stall))
+    if enough_s is not None:
+        runs = "this run" if len(history) == 1 else f"the last {len(history)} runs"
+        rows.append(
+            ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
+        )
+    lines = [f"## {for_markdown(report.message, 2000)}", "", _chart(report), "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
+    if report.growth.suspected:
+        lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
+    if report.notes:
+        lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _chart(report: Report) -> str:
+    samples = [(s.at_s, s.bytes_written, s.allocated_written) for s in report.growth.samples]
+    last_s, pause_s = report.growth.last_growth_s or 0.0, report.stall.pause_s
+    if report.stall.kind is None or pause_s is None:
+        svg = draw_growth(samples, end_s=report.duration_s)
+    else:
+        svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s)
+    # An image, since both UIs strip raw SVG from Markdown.
+    return f"![Bytes written over time]({svg_data_uri(svg)})"
+
+
+def _ready_rows(report: Report) -> list[tuple[str, str]]:
+    ready = report.ready
+    if ready is None:
+        return []
+    when = "never" if ready.at_s is None else f"after {format_duration(ready.at_s)}"
+    rows = [("Ready", f"{when}, by {ready.what}")]
+    if ready.at_s is None and ready.last_answer is not None:
+        rows.append(("Last answer", ready.last_answer))
+    warm_s = next((change.at_s for change in ready.phases if change.phase == "warm_up"), None)
+    if warm_s is not None:
+        rows.append(("Warm-up began", f"after {format_duration(warm_s)}"))
+    if ready.left_running:
+        rows.append(("Left running", f"pid {ready.pid}" if ready.pid is not None else f"container {ready.container}"))
+        rows.append(("To stop it", ready.how_to_stop or ""))
+    return rows
+
+
+def _ended(report: Report) -> str:
+    if report.exit_code is not None:
+        return f"exit code {report.exit_code}"
+    return f"signal {report.signal}" if report.signal is not None else "unknown"
+
+
+def _shown(path: str, report: Report) -> str:
+    for root in report.cache_dirs:
+        if len(report.cache_dirs) == 1 and path.startswith(root.rstrip("/") + "/"):
+            path = path[len(root.rstrip("/")) + 1 :] or "."
+    return for_terminal(path)

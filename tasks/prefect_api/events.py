@@ -1,0 +1,87 @@
+"""Events of a cache, for automations: `cachewatch.generation.started`, `.progress`, `.suspected`, `.stalled`, ...
+
+The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of it; the run itself is
+related by Prefect. Emitting never waits for a server: Prefect sends events from a thread of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from prefect.events import emit_event
+
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.postmortem.report import Report
+
+__all__ = ["describe_end", "emit_generation_event", "resource_id"]
+
+
+def resource_id(name: str) -> str:
+    """Say the id of a cache's resource, stable over its runs.
+
+    Args:
+        name: of the job.
+
+    Returns:
+        The id.
+
+    Example:
+        >>> resource_id("Llama 3 70B")
+        'cachewatch.cache.llama-3-70b'
+    """
+    return f"cachewatch.cache.{slugify(name)}"
+
+
+def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
+    """Say which event tells of the end of an attempt.
+
+    Args:
+        report: of the attempt.
+
+    Returns:
+        Kind, name of the job, payload: outcome, message, the stall's kind, the diagnosis' category,
+        summary and confidence, the numbers, and `ready` as in the report.
+    """
+    growth, diagnosis = report.growth, report.diagnosis
+    return (
+        report.outcome,
+        report.name,
+        {
+            "attempt": report.attempt,
+            "outcome": report.outcome,
+            "kind": report.stall.kind,
+            "category": diagnosis.category if diagnosis else None,
+            "confidence": diagnosis.confidence if diagnosis else None,
+            "summary": diagnosis.summary if diagnosis else None,
+            "message": report.message,
+            "bytes_written": growth.bytes_written,
+            "bytes_present": growth.bytes_present,
+            "files_present": growth.files_present,
+            "duration_s": report.duration_s,
+            "longest_pause_s": growth.longest_pause_s,
+            "exit_code": report.exit_code,
+            "bundle": report.bundle,
+            "ready": asdict(report.ready) if report.ready else None,
+        },
+    )
+
+
+def emit_generation_event(kind: str, name: str, payload: dict[str, Any]) -> bool:
+    """Emit `cachewatch.generation.<kind>` about a cache.
+
+    Args:
+        kind: started, progress, suspected, warming_up, or an outcome: nothing_written, stalled, failed, deadline_exceeded, cancelled, completed.
+        name: of the job.
+        payload: numbers and short texts; nothing secret.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    resource = {"prefect.resource.id": resource_id(name), "prefect.resource.name": for_terminal(name, 100)}
+    try:
+        emit_event(f"cachewatch.generation.{kind}", resource=resource, payload=payload)
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing for the generation
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""A Prefect API that is away for a while, as it is when its server is restarted.
+
+Prefect's clients try again where they have been answered before, and give up at once where they have not; each
+piece of a run has a client of its own. What is done here is asked again until the API has been away for too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["ask_patiently", "is_outage"]
+
+T = TypeVar("T")
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+PATIENCE_S = 180.0  # a server that is restarted, or moved to another machine
+_LONGEST_PAUSE_S = 5.0
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Say whether an error means that the API was not reached, or did not work, rather than that it said no.
+
+    Args:
+        error: what a Prefect client raised; its causes are looked at too.
+
+    Returns:
+        True for broken and refused connections, timeouts and answers of 500 and above.
+
+    Example:
+        >>> is_outage(httpx.ConnectError("refused")), is_outage(ValueError())
+        (True, False)
+    """
+    while error is not None:
+        if isinstance(error, httpx.TransportError):
+            return True
+        if isinstance(error, httpx.HTTPStatusError):
+            return error.response.status_code >= 500
+        error = error.__cause__
+    return False
+
+
+def ask_patiently(
+    ask: Callable[[], T],
+    logger: Logger,
+    *,
+    patience_s: float = PATIENCE_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Ask something of the API, again and again while it is away.
+
+    Args:
+        ask: does it; must be fit to be done twice.
+        logger: told once that the API is waited for, and once that it is back.
+        patience_s: how long it may be away, in seconds.
+        clock: monotonic time.
+        sleep: waits.
+
+    Returns:
+        The answer.
+
+    Raises:
+        InputError: it was away for longer.
+    """
+    began_s, pause_s = clock(), 1.0
+    while True:
+        try:
+            answer = ask()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            away_s = clock() - began_s
+            if away_s >= patience_s:
+                raise InputError(
+                    f"the Prefect API has not answered for {format_duration(away_s)} ({type(error).__name__}): "
+                    "start it with `prefect server start`, or set PREFECT_API_URL"
+                ) from error
+            if pause_s == 1.0:
+                logger.warning(
+                    "The Prefect API does not answer (%s): asking again for %s",
+                    type(error).__name__,
+                    format_duration(patience_s),
+                )
+        else:
+            if pause_s > 1.0:
+                logger.info("The Prefect API answers again after %s", format_duration(clock() - began_s))
+            return answer
+        sleep(pause_s)
+        pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)

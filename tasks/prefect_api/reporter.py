@@ -1,0 +1,206 @@
+"""The best-effort reporter: log lines and progress, from a thread of its own that nobody waits for.
+
+The monitor makes no API call; whatever the API does, this thread alone is late.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from prefect_cachewatch.common.secrets import LineRedactor
+from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import for_markdown, for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event
+from prefect_cachewatch.watching.attempt import Watch
+
+__all__ = ["ExpectedSize", "Reporter"]
+
+# Together at most 5 requests a minute: logs go in one batch a tick, the progress artifact in one request.
+LOG_EVERY_S = 20.0
+PROGRESS_EVERY_S = 30.0
+# Events are no requests: they go over a connection of their own.
+EVENT_EVERY_S = 60.0
+_TICK_S = 1.0
+_FIRST_PROGRESS_S = 5.0
+_LINES_MAX = 20
+
+
+@dataclass(frozen=True)
+class ExpectedSize:
+    """How big the finished cache should be; `source` ends the words that name the size, empty for the job's own."""
+
+    size_bytes: int
+    source: str
+
+
+class Reporter:
+    """Tells Prefect how an attempt is getting on.
+
+    Args:
+        watch: the attempt.
+        logger: of the run.
+        secrets: values that must not be logged.
+        log_every_s: time between two log lines.
+        attempt: number of the attempt.
+        expected: the size to expect, if anything says it.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        logger: AnyLogger,
+        secrets: Sequence[str] = (),
+        log_every_s: float = LOG_EVERY_S,
+        attempt: int = 1,
+        expected: ExpectedSize | None = None,
+    ) -> None:
+        self._attempt = attempt
+        self._expected_bytes = expected.size_bytes if expected else None
+        self._expected_from = expected.source if expected else ""
+        self._watch, self._logger, self._redactor = watch, logger, LineRedactor(secrets)
+        self._log_every_s = log_every_s
+        self._stop = threading.Event()
+        self._output_seen = 0
+        self._suspicions_seen = self._phases_seen = 0
+        self._artifact: UUID | None = None
+        # A plain thread has no run logger and no run context: it is given this one's.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name="cachewatch-reporter", daemon=True)
+
+    def start(self) -> None:
+        """Start reporting."""
+        self._thread.start()
+
+    def close(self, timeout_s: float = 0.5) -> None:
+        """Stop reporting; a thread that hangs in the API is left behind.
+
+        Args:
+            timeout_s: the longest wait.
+        """
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _started_as(self) -> str:
+        job = self._watch.job
+        return job.container.image if job.container else job.command[0]
+
+    def _run(self) -> None:
+        self._emit("started", {"command": self._started_as(), "expected_bytes": self._expected_bytes})
+        now_s = time.monotonic()
+        next_log_s, next_progress_s, next_event_s = (
+            now_s + self._log_every_s,
+            now_s + min(_FIRST_PROGRESS_S, self._log_every_s),
+            now_s + EVENT_EVERY_S,
+        )
+        ended = False
+        while not ended:
+            ended = self._stop.wait(min(_TICK_S, self._log_every_s))
+            now_s = time.monotonic()
+            try:
+                self._suspicions()
+                self._phases()
+                if now_s >= next_event_s and not ended:
+                    next_event_s = now_s + EVENT_EVERY_S
+                    self._emit("progress", self._numbers())
+                if now_s >= next_log_s and not ended:
+                    next_log_s = now_s + self._log_every_s
+                    self._log()
+                # Also at the end, if it was ever shown: what stands there afterwards is where the attempt ended.
+                if (now_s >= next_progress_s and not ended) or (ended and self._artifact is not None):
+                    next_progress_s = now_s + PROGRESS_EVERY_S
+                    self._progress()
+            except Exception as error:  # noqa: BLE001 - the API's troubles are not the generation's
+                self._logger.debug("progress was not reported: %s", type(error).__name__)
+
+    def _suspicions(self) -> None:
+        for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:
+            self._suspicions_seen += 1
+            self._logger.warning("suspected stall: %s", suspicion.message)
+            self._emit("suspected", {**self._numbers(), "message": suspicion.message})
+
+    def _phases(self) -> None:
+        if self._watch.serving is None:
+            return
+        for change in self._watch.state.rule.phases.changes[self._phases_seen :]:
+            self._phases_seen += 1
+            self._logger.info("%s: %s", "warm-up begins" if change.phase == "warm_up" else "writing", change.why)
+            if change.phase == "warm_up":
+                self._emit("warming_up", {**self._numbers(), "message": change.why})
+
+    def _emit(self, kind: str, payload: dict[str, Any]) -> None:
+        emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload})
+
+    def _numbers(self) -> dict[str, Any]:
+        state = self._watch.state
+        return {
+            "bytes_present": state.growth.bytes_present,
+            "bytes_written": state.growth.bytes_written,
+            "files_present": state.growth.files_present,
+            "pause_s": round(state.rule.pause_s, 1),
+            "window_s": state.rule.window_s,
+            "expected_bytes": self._expected_bytes,
+            "phase": state.rule.phases.now,
+        }
+
+    def _log(self) -> None:
+        state = self._watch.state
+        rule, growth = state.rule, state.growth
+        self._log_output()
+        warming_up = self._watch.serving is not None and rule.phases.now == "warm_up"
+        self._logger.info(
+            "%s in %s files, %s %s of %s%s",
+            format_bytes(growth.bytes_present),
+            f"{growth.files_present:,}",
+            "warm-up" if warming_up else "pause",
+            format_duration(round(rule.pause_s)),
+            format_duration(rule.window_s),
+            f", waiting for {self._watch.serving.waiting_for}"
+            if self._watch.serving is not None and warming_up
+            else "",
+        )
+
+    def _log_output(self) -> None:
+        output = self._watch.output
+        seen = self._output_seen
+        lines, self._output_seen = output.lines_since(seen)
+        if not lines:
+            return
+        new_bytes = self._output_seen - seen
+        shown = "\n".join(for_terminal(line, 300) for line in self._redactor.lines(lines)[-_LINES_MAX:])
+        self._logger.info("generator's output, last lines of %s:\n%s", format_bytes(new_bytes), shown)
+
+    def _progress(self) -> None:
+        percent, text = self._share()
+        description = f"{for_markdown(self._watch.job.name)}: {text}"
+        if self._artifact is None:
+            key = f"cachewatch-{slugify(self._watch.job.name)}-progress"
+            made = create_progress_artifact(percent, key=key, description=description)
+            assert isinstance(made, UUID)
+            self._artifact = made
+        else:
+            update_progress_artifact(self._artifact, percent, description=description)
+
+    def _share(self) -> tuple[float, str]:
+        """Per cent and words; without an expected size the bytes stand in the words and the bar at zero."""
+        state = self._watch.state
+        growth, files = state.growth, f"{state.growth.files_present:,} files"
+        if not self._expected_bytes:
+            return 0.0, f"{format_bytes(growth.bytes_present)} in {files} so far; the size to expect is not known"
+        percent = min(100.0, 100.0 * growth.bytes_present / self._expected_bytes)
+        text = f"{format_bytes(growth.bytes_present)} of {format_bytes(self._expected_bytes)}{self._expected_from} in {files}"
+        elapsed_s = time.monotonic() - self._watch.started_s
+        left = self._expected_bytes - growth.bytes_present
+        if left > 0 and growth.bytes_written > 0 and elapsed_s > 0 and not self._stop.is_set():
+            text += f"; about {format_duration(float(round(left / (growth.bytes_written / elapsed_s))))} left"
+        return percent, text

@@ -1,0 +1,108 @@
+"""Metrics of a flow run, on the machine that runs it: opened before anything is touched, closed when the run has ended.
+
+A destination that cannot be used refuses the run; a port that another run has taken does not, it is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from prefect.client.schemas.objects import State
+
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.errors import InputError, MetricsPortTaken
+from prefect_cachewatch.metrics.destination import TextfileDirectory, check_linger, parse_destination
+from prefect_cachewatch.metrics.exporter import MetricsExporter, open_metrics
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+
+__all__ = ["FlowMetrics"]
+
+_OUTCOMES = {
+    "Cached": "cached",
+    "DeadlineExceeded": "deadline_exceeded",
+    "FilesystemUnresponsive": "stalled",
+    "NothingWritten": "nothing_written",
+    "Refused": "refused",
+    "Stalled": "stalled",
+    "VerificationFailed": "verification_failed",
+}
+
+
+class FlowMetrics:
+    """The metrics of one run; without a destination it does nothing.
+
+    Args:
+        where: destination on the machine that runs the flow, as `parse_destination` reads it, or None.
+        linger_s: how long an endpoint stays at the end for those who have scraped it.
+        job: of the run.
+        logger: of the run.
+    """
+
+    def __init__(self, where: str | None, linger_s: float, job: CacheJob, logger: AnyLogger) -> None:
+        self.exporter: MetricsExporter | None = None
+        self._where, self._linger_s, self._job, self._logger = where, linger_s, job, logger
+
+    def open(self, files: Files) -> MetricsExporter | None:
+        """Open the destination.
+
+        Args:
+            files: who writes a metrics file.
+
+        Returns:
+            The exporter; None if none was asked for, or its port is taken.
+
+        Raises:
+            InputError: the destination cannot be used.
+        """
+        if self._where is None:
+            return None
+        check_linger(self._linger_s)
+        target = parse_destination(self._where)
+        if isinstance(target, TextfileDirectory) and not Path(target.path).is_absolute():
+            raise InputError(
+                f"metrics directory {for_terminal(target.path)} is not an absolute path: write it from / on, "
+                "as in file:/var/lib/prometheus/node-exporter"
+            )
+        try:
+            self.exporter = open_metrics(self._where, self._job.name, self._job.cache_dirs, files)
+        except MetricsPortTaken as error:
+            # Two runs on one host at night: the second one's cache is worth more than its metrics.
+            self._logger.warning("no metrics of this run: %s", error.message)
+            return None
+        self._logger.info("metrics: %s", self.exporter.where)
+        return self.exporter
+
+    def ended(self, state: State[Any]) -> State[Any]:
+        """Take in how the run ended, wait for those who scrape to see it, and close.
+
+        Args:
+            state: the run's last.
+
+        Returns:
+            The same state.
+        """
+        if self.exporter is not None:
+            outcome = "completed" if state.is_completed() else "failed"
+            self.exporter.run_ended(_OUTCOMES.get(state.name or "", outcome))
+            if self.exporter.lingers and self._linger_s:
+                self._logger.info("metrics stay open for up to %s, for a last scrape", format_duration(self._linger_s))
+            with contextlib.suppress(KeyboardInterrupt):  # ends the wait; the run itself is over
+                self.exporter.close(self._linger_s)
+            if self.exporter.problem is not None:
+                self._logger.warning(self.exporter.problem)
+        return state
+
+    def abandon(self, error: BaseException) -> None:
+        """Close at once: the run was cancelled, or something of ours has failed.
+
+        Args:
+            error: what ends it; a cancellation arrives as an exception that is no `Exception`.
+        """
+        if self.exporter is not None:
+            self.exporter.run_ended("failed" if isinstance(error, Exception) else "cancelled")
+            self.exporter.close()

@@ -1,0 +1,108 @@
+"""`cachewatch stop` where there is nothing to stop, or not one server that is meant: one sentence, nothing touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from prefect_cachewatch.cli.stop import command
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.proc import read_stat
+from prefect_cachewatch.supervise.supervisor import RunningServer
+from prefect_cachewatch.watching.servers.records import ServerRecord, make_record, write_record
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path))
+    return tmp_path
+
+
+def stop(*arguments: str) -> Result:
+    return CliRunner().invoke(command, arguments, standalone_mode=False)
+
+
+def record(name: str, server: RunningServer | None = None) -> ServerRecord:
+    me = read_stat(os.getpid())
+    assert me is not None
+    mine = RunningServer("process", os.getpid(), me.start_ticks, ((os.getpid(), me.start_ticks),))
+    return make_record(
+        server or mine, name=name, run_id=uuid.uuid4().hex, cache_dirs=("/mnt/x",), ready="http://h/health",
+        started_at=time.time() - 60, stop_grace_s=0, log=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "say which server to stop: its NAME, --pid PID or --all; cachewatch stop --list shows them"),
+        (["llama", "--all"], "say which server to stop"),
+        (["--pid", "1", "--all"], "say which server to stop"),
+        (["nobody"], "no server 'nobody' was left running by this user: cachewatch stop --list shows those that were"),
+        (["--pid", "4711"], "no server with pid 4711 was left running by this user"),
+        (["--list", "llama"], "--list names all servers: leave out NAME, --pid and --all"),
+        (["--json", "--all"], "--json belongs to --list: write cachewatch stop --list --json"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_sentence(arguments, sentence):
+    result = stop(*arguments)
+    assert isinstance(result.exception, InputError)
+    assert sentence in result.exception.message
+    assert result.output == ""
+
+
+def test_two_servers_of_one_name_have_to_be_told_apart():
+    paths = [write_record(record("llama")), write_record(record("llama"))]
+    result = stop("llama")
+    assert isinstance(result.exception, InputError)
+    assert result.exception.message.startswith(
+        f"2 servers are called llama (pid {os.getpid()}, pid {os.getpid()}): say which"
+    )
+    assert all(path.exists() for path in paths)
+
+
+def test_a_container_whose_engine_is_not_there_is_not_stopped_and_its_record_stays(tmp_path):
+    engine_url = f"unix://{tmp_path}/none.sock"
+    server = RunningServer("container", None, container_id="0123456789abcdef", engine_url=engine_url)
+    path = write_record(record("llama", server))
+    result = stop("llama")
+    assert isinstance(result.exception, InputError)
+    assert result.exception.message == (
+        f"the container engine at {engine_url}, which runs llama (container 0123456789ab), does not answer: "
+        "start it, and stop the server again"
+    )
+    assert path.exists()
+
+
+def test_one_that_runs_on_another_machine_is_left_to_it():
+    write_record(record("llama").model_copy(update={"machine": "another"}))
+    result = stop("llama")
+    assert isinstance(result.exception, InputError)
+    assert "runs on another machine or in another container" in result.exception.message
+    assert stop("--all").return_value == 0
+
+
+def test_the_list_names_what_runs_what_has_ended_and_what_cannot_be_used(state: Path):
+    write_record(record("llama \x1b[2J"))
+    write_record(record("gone", RunningServer("process", 4711, 1, ((4711, 1),))))
+    broken = state / "servers" / "broken.json"
+    broken.write_text("{")
+    broken.chmod(0o600)
+    lines = stop("--list").output.splitlines()
+    assert lines[0] == f"record {broken} cannot be used: it is not the record of a server"
+    assert lines[1].startswith(f"llama \\x1b[2J  pid {os.getpid()}  running, ready for ")
+    assert lines[2].startswith("gone  pid 4711  ended, ")
+    described = json.loads(stop("--list", "--json").output)
+    assert [one["state"] for one in described] == ["refused", "running", "ended"]
+    assert described[1]["cache_dirs"] == ["/mnt/x"]
+
+
+def test_without_any_server_the_list_says_so_and_all_is_no_error(state: Path):
+    assert stop("--list").output == f"no server was left running (records are in {state}/servers)\n"
+    assert (stop("--all").return_value, stop("--all").output) == (0, "no server that was left running runs any more\n")

@@ -1,0 +1,381 @@
+"""Profiles: what follows from parameters, to the letter; what is not known or not valid; how one is added."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.cli.main import main
+from prefect_cachewatch.config import CacheJob, MarkerFiles, StallPolicy
+from prefect_cachewatch.config.profiles import (
+    HuggingFaceDownload,
+    TensorRTLLM,
+    TTInferenceServer,
+    complete_job,
+    expand_profile,
+    find_profile,
+    known_profiles,
+    make_profile,
+)
+from prefect_cachewatch.config.ready import ReadyOnExit
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.jobsfile import read_jobs_file
+
+DOCS = Path(__file__).parents[4] / "docs" / "profiles.md"
+MODEL = "Llama-3.1-8B-Instruct"
+
+
+def server(**values: object) -> TTInferenceServer:
+    return TTInferenceServer(**{"model": MODEL, "device": "n300", **values})
+
+
+# tt-inference-server
+
+
+@pytest.mark.parametrize(
+    ("device", "mesh"),
+    [
+        ("cpu", "CPU"), ("e150", "E150"), ("n150", "N150"), ("N150X4", "N150x4"), ("n300", "N300"), ("t3k", "T3K"),
+        ("p100", "P100"), ("p150", "P150"), ("p150x4", "P150x4"), ("p150x8", "P150x8"), ("p300", "P300"),
+        ("p300x2", "P300x2"), ("galaxy", "TG"), ("galaxy-t3k", "T3K"), ("dual_galaxy", "(8,8)"),
+        ("quad_galaxy", "(8,16)"), ("blackhole_galaxy", "BH-Galaxy"), ("gpu", "GPU"), ("super_cluster", "Super-Cluster"),
+    ],
+)  # fmt: skip
+def test_a_device_has_the_servers_own_name_in_the_path(device, mesh):
+    found = server(device=device, cache_root="/root")
+    assert str(found.tensor_cache) == f"/root/tt_metal_cache/cache_{MODEL}/{mesh}"
+    assert found.resolve().env["MESH_DEVICE"] == mesh
+
+
+@pytest.mark.parametrize(
+    ("place", "root", "tensor"),
+    [
+        ({"tt_cache_path": "/c/tensors"}, None, "/c/tensors"),
+        ({"cache_root": "/home/container_app_user/cache_root"}, "/home/container_app_user/cache_root",
+         f"/home/container_app_user/cache_root/tt_metal_cache/cache_{MODEL}/N300"),
+        ({"host_volume": "/mnt/tt", "version": "0.20.0"}, f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.20.0",
+         f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.20.0/tt_metal_cache/cache_{MODEL}/N300"),
+        ({"host_volume": "/mnt/tt", "version": "v1.2", "impl": "gpt_oss"}, f"/mnt/tt/volume_id_gpt_oss-{MODEL}-v1.2",
+         f"/mnt/tt/volume_id_gpt_oss-{MODEL}-v1.2/tt_metal_cache/cache_{MODEL}/N300"),
+        ({"docker_volume": "auto"}, f"/var/lib/docker/volumes/volume_id_tt_transformers-{MODEL}/_data",
+         f"/var/lib/docker/volumes/volume_id_tt_transformers-{MODEL}/_data/tt_metal_cache/cache_{MODEL}/N300"),
+        ({"docker_volume": "caches", "docker_root": "/data/docker"}, "/data/docker/volumes/caches/_data",
+         f"/data/docker/volumes/caches/_data/tt_metal_cache/cache_{MODEL}/N300"),
+    ],
+)  # fmt: skip
+def test_the_directories_are_where_the_server_puts_them(place, root, tensor):
+    found = server(**place)
+    settings = found.resolve()
+    assert (str(found.root) if found.root else None, str(settings.cache_dirs[0])) == (root, tensor)
+    if "docker_volume" in place:
+        assert (settings.env, len(settings.cache_dirs), len(settings.hints)) == ({}, 1, 1)
+        return
+    assert [str(path) for path in settings.cache_dirs] == [tensor, f"{tensor}-kernels"]
+    expected = {"MESH_DEVICE": "N300", "TT_CACHE_PATH": tensor, "TT_METAL_CACHE": f"{tensor}-kernels"}
+    assert settings.env == expected | ({"CACHE_ROOT": root} if root else {})
+
+
+def test_the_kernel_cache_may_be_elsewhere_and_a_hugging_face_name_is_the_models():
+    found = server(model=f"meta-llama/{MODEL}", docker_volume="auto", kernel_cache="/mnt/kernels").resolve()
+    assert [str(path) for path in found.cache_dirs][1:] == ["/mnt/kernels"]
+    assert f"/cache_{MODEL}/" in str(found.cache_dirs[0])
+
+
+def test_its_windows_markers_and_readiness_fit_a_first_start():
+    profile = server(tt_cache_path="/c", port=7000)
+    job, stall = profile.job(["run"]), profile.stall()
+    assert (stall.first_write_within_s, stall.stall_after_s, stall.warmup_within_s) == (1800, 300, 2700)
+    assert (job.ready.kind, job.ready.url, job.ready.then) == ("http", "http://127.0.0.1:7000/health", "leave_running")
+    assert job.markers == MarkerFiles(
+        started=Path("TT_METAL_CACHE_FIRST_RUN_STARTED"), completed=Path("TT_METAL_CACHE_COMPLETED")
+    )
+    assert {"TT_METAL_CACHE_FIRST_RUN_STARTED", "TT_METAL_CACHE_COMPLETED"} < set(job.ignore)
+    assert (job.name, job.command) == (f"{MODEL}-n300", ["run"])
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"device": "n301", "tt_cache_path": "/c"},
+         "profile tt-inference-server: device: device 'n301' is not known: did you mean n300?"),
+        ({}, "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume: "
+             "none is given"),
+        ({"tt_cache_path": "/c", "docker_volume": "auto"},
+         "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume: "
+         "tt_cache_path and docker_volume are given"),
+        ({"host_volume": "/mnt"},
+         "profile tt-inference-server: host_volume needs the version: the server's directory in it is "
+         "volume_id_<impl>-<model>-v<version>"),
+        ({"cache_root": "caches"},
+         "profile tt-inference-server: cache_root: 'caches' is not an absolute path: write it from / on"),
+        ({"tt_cache_path": "/c", "modle": "x"},
+         "profile tt-inference-server has no parameter 'modle': did you mean model?"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_sentence(values, sentence):
+    with pytest.raises(InputError) as caught:
+        make_profile("tt-inference-server", {"model": MODEL, "device": "n300", **values})
+    assert caught.value.message == sentence
+
+
+# The small ones
+
+REQUIRED = {
+    "tt-inference-server": {"model": "m", "device": "n150", "tt_cache_path": "/c"},
+    "torch-compile": {"cache_dir": "/c"},
+    "openvino": {"cache_dir": "/c"},
+    "vllm-compile-cache": {"cache_root": "/c"},
+    "trtllm-build": {"checkpoint_dir": "/k", "output_dir": "/c"},
+    "hf-download": {"home": "/c"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "dirs", "env", "command"),
+    [
+        ("torch-compile", {}, ["/c"], {"TORCHINDUCTOR_CACHE_DIR": "/c", "TRITON_CACHE_DIR": "/c/triton",
+                                       "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}, []),
+        ("torch-compile", {"package_dir": "/p"}, ["/c", "/p"], None, []),
+        ("openvino", {}, ["/c"], {}, []),
+        ("vllm-compile-cache", {}, ["/c/torch_compile_cache"], {"VLLM_CACHE_ROOT": "/c"}, []),
+        ("trtllm-build", {"workers": "4"}, ["/c"], {},
+         ["trtllm-build", "--checkpoint_dir", "/k", "--output_dir", "/c", "--workers", "4"]),
+        ("trtllm-build", {"timing_cache": "/t.cache"}, ["/c"], {},
+         ["trtllm-build", "--checkpoint_dir", "/k", "--output_dir", "/c", "--workers", "1", "--input_timing_cache",
+          "/t.cache", "--output_timing_cache", "/t.cache"]),
+        ("hf-download", {}, ["/c/hub", "/c/xet"],
+         {"HF_HOME": "/c", "HF_HUB_CACHE": "/c/hub", "HF_XET_CACHE": "/c/xet"}, []),
+        ("hf-download", {"repo": "org/model", "revision": "abc", "local_dir": "/l"}, ["/l", "/c/xet"], None,
+         ["hf", "download", "org/model", "--revision", "abc", "--local-dir", "/l"]),
+    ],
+)  # fmt: skip
+def test_what_follows_from_a_small_profile(name, more, dirs, env, command):
+    settings = make_profile(name, REQUIRED[name] | more).resolve()
+    assert [str(path) for path in settings.cache_dirs] == dirs
+    assert list(settings.command) == command
+    assert env is None or settings.env == env
+
+
+@pytest.mark.parametrize("name", known_profiles())
+def test_each_profile_is_named_as_the_table_says_and_makes_a_job(name):
+    kind = find_profile(name)
+    assert kind.profile_name == name
+    assert kind.summary.endswith(".")
+    assert all(field.description for field in kind.model_fields.values())
+    profile = make_profile(name, REQUIRED[name])
+    assert profile.job(["x"]).command == ["x"]
+    assert profile.stall(stall_after_s=77).stall_after_s == 77
+    assert f"| `{name}` |" in DOCS.read_text()
+    if not profile.resolve().command:
+        with pytest.raises(ValueError, match=f"the profile {name} knows no command: give the generator's argv"):
+            profile.job()
+
+
+def test_a_profile_with_a_command_makes_a_job_by_itself():
+    assert TensorRTLLM(checkpoint_dir="/k", output_dir="/c").job().command[0] == "trtllm-build"
+    assert HuggingFaceDownload(home="/h", repo="org/m").job().name == "org--m"
+
+
+# What a job says itself goes before its profile
+
+
+def test_what_the_job_and_the_policy_say_themselves_stays():
+    job = CacheJob(name="j", command=["x"], cache_dirs=["/own"], env={"HF_HOME": "/elsewhere"}, ready=ReadyOnExit())
+    chosen = {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"}
+    found, stall = complete_job(chosen, job, StallPolicy(stall_after_s=77))
+    assert (found.cache_dirs, found.ready.kind, found.name) == ([Path("/own")], "exit", "j")
+    assert (found.env["HF_HOME"], found.env["TT_CACHE_PATH"]) == ("/elsewhere", "/c")
+    assert (stall.stall_after_s, stall.first_write_within_s) == (77, 1800)
+    found, _ = complete_job(chosen, CacheJob(name="j", command=["x"]), StallPolicy())
+    assert [str(path) for path in found.cache_dirs] == ["/c", "/c-kernels"]
+    assert found.ready.kind == "http"
+    assert complete_job(None, job, StallPolicy()) == (job, StallPolicy())
+
+
+def test_a_written_job_is_completed_and_stays_a_job():
+    written = {
+        "name": "j", "command": ["x"], "env": {"A": "b"}, "stall": {"stall_after_s": 77},
+        "profile": {"name": "tt-inference-server", "model": "m", "device": "n150", "tt_cache_path": "/c"},
+    }  # fmt: skip
+    found = expand_profile(written)
+    stall = found.pop("stall")
+    job = CacheJob(**json.loads(json.dumps(found)))
+    assert (job.name, job.ready.kind, job.env["A"], job.env["MESH_DEVICE"]) == ("j", "http", "b", "N150")
+    assert (stall["stall_after_s"], stall["warmup_within_s"]) == (77, 2700.0)
+    assert expand_profile({"name": "j"}) == {"name": "j"}
+    for wrong in ("openvino", {"cache_dir": "/c"}, {"name": 3}, None):
+        with pytest.raises(InputError, match="profile is no mapping with a name: write profile: "):
+            expand_profile({"profile": wrong})
+
+
+JOBS = """version: 1
+defaults:
+  retry: {attempts: 2}
+  profile:
+    name: tt-inference-server
+    host_volume: /mnt/tt
+    version: "0.20.0"
+  stall:
+    warmup_within_s: 3000
+jobs:
+  - name: llama
+    command: [run]
+    profile: {model: Llama, device: n300}
+  - name: qwen
+    command: [run]
+    stall: {stall_after_s: 600}
+    profile:
+      model: Qwen
+      device: galaxy
+  - command: [compile]
+    profile: {name: torch-compile, cache_dir: /mnt/inductor}
+"""
+
+
+def test_a_jobs_file_knows_profiles_also_as_defaults(tmp_path):
+    path = tmp_path / "jobs.yaml"
+    path.write_text(JOBS)
+    llama, qwen, torch = read_jobs_file(path).jobs
+    root = "/mnt/tt/volume_id_tt_transformers-Llama-v0.20.0"
+    assert str(llama.cache_dirs[0]) == f"{root}/tt_metal_cache/cache_Llama/N300"
+    assert (llama.stall.warmup_within_s, llama.stall.stall_after_s, llama.ready.kind) == (3000, 300, "http")
+    assert (qwen.stall.stall_after_s, qwen.env["MESH_DEVICE"], qwen.retry.attempts) == (600, "TG", 2)
+    assert (torch.name, torch.ready.kind, [str(path) for path in torch.cache_dirs]) == (
+        "inductor", "exit", ["/mnt/inductor"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ("device: n300", "device: n301",
+         "line 13: jobs[0]: profile tt-inference-server: device: device 'n301' is not known: did you mean n300?"),
+        ("model: Qwen", "modle: Qwen",
+         "line 17: jobs[1]: profile tt-inference-server has no parameter 'modle': did you mean model?"),
+        ("name: torch-compile", "name: torch-compiel",
+         "line 21: jobs[2]: there is no profile 'torch-compiel': did you mean torch-compile? (see cachewatch profiles)"),
+        ("    profile: {name: torch", "    profil: {name: torch", "line 21: jobs[2].profil is not known: did you mean profile?"),
+    ],
+)  # fmt: skip
+def test_a_jobs_file_with_a_bad_profile_is_answered_with_the_line(tmp_path, before, after, sentence):
+    path = tmp_path / "jobs.yaml"
+    path.write_text(JOBS.replace(before, after))
+    with pytest.raises(InputError) as caught:
+        read_jobs_file(path)
+    assert caught.value.message.endswith(sentence)
+    assert "jobs.yaml, line " in caught.value.message
+
+
+# The registry
+
+
+def test_an_unknown_profile_is_answered_with_the_nearest_name():
+    with pytest.raises(InputError) as caught:
+        find_profile("tt-inference")
+    assert caught.value.message == (
+        "there is no profile 'tt-inference': did you mean tt-inference-server? (see cachewatch profiles)"
+    )
+
+
+def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, name: str = "ours") -> None:
+    """Put a package with an entry point on the path, as pip would."""
+    info = tmp_path / "ours-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ours\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[prefect_cachewatch.profiles]\n{name} = {target}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+EXAMPLE = re.search(r"```python\n(from pathlib import Path\n.*?)```", DOCS.read_text(), re.DOTALL)
+
+
+def test_the_documented_example_of_a_new_profile_runs_and_can_be_installed(tmp_path, monkeypatch, capsys):
+    assert EXAMPLE is not None
+    (tmp_path / "our_profiles_1.py").write_text(EXAMPLE[1])
+    toml = re.search(r'"prefect_cachewatch.profiles"\]\n([\w-]+) = "[\w.]+:(\w+)"', DOCS.read_text())
+    assert toml is not None
+    _install(tmp_path, monkeypatch, f"our_profiles_1:{toml[2]}", toml[1])
+    assert known_profiles()[-1] == "converted-checkpoint"
+    found = make_profile("converted-checkpoint", {"target": "/mnt/layers"})
+    assert (found.job().command, found.job().env) == (["convert-checkpoint"], {"CONVERT_TO": "/mnt/layers"})
+    assert found.stall().stall_after_s == 240
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles"])
+    assert ended.value.code == 0
+    assert "converted-checkpoint  Our converter: one file a layer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("raise RuntimeError('broken')", "profile 'ours' of our_broken:Ours cannot be loaded (RuntimeError: broken): "
+                                         "repair or remove the package that has it"),
+        ("Ours = dict", "profile 'ours' is no subclass of prefect_cachewatch.config.profiles.Profile: "
+                        "repair or remove the package that has it"),
+    ],
+)  # fmt: skip
+def test_a_broken_package_breaks_its_own_profile_alone(tmp_path, monkeypatch, source, sentence):
+    monkeypatch.delitem(__import__("sys").modules, "our_broken", raising=False)
+    (tmp_path / "our_broken.py").write_text(source)
+    _install(tmp_path, monkeypatch, "our_broken:Ours")
+    with pytest.raises(InputError) as caught:
+        find_profile("ours")
+    assert caught.value.message == sentence
+    assert find_profile("openvino").profile_name == "openvino"
+
+
+def test_a_built_in_name_cannot_be_taken(tmp_path, monkeypatch):
+    _install(tmp_path, monkeypatch, "somewhere:Else", "openvino")
+    assert find_profile("openvino").__module__ == "prefect_cachewatch.config.profiles.compilers"
+    assert known_profiles().count("openvino") == 1
+
+
+# The command
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["profiles", *argv])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_the_command_lists_shows_and_resolves(capsys):
+    status, out, _ = run(capsys)
+    assert status == 0
+    assert all(line == "" or len(line) < 80 for line in out.splitlines())
+    assert [line.split()[0] for line in out.splitlines() if line[:1].isalnum()][:6] == list(REQUIRED)
+    status, out, _ = run(capsys, "tt-inference-server")
+    assert "  device          Device: cpu, e150" in out
+    assert all(len(line) < 80 for line in out.splitlines()[1:])
+    status, out, _ = run(capsys, "openvino,cache_dir=/mnt/ov")
+    block = re.search(r"\$ cachewatch profiles openvino,cache_dir=/mnt/ov\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert block is not None and out == block[1]
+    status, out, _ = run(capsys, "hf-download", "-P", "home=/c", "--json")
+    assert json.loads(out)["cache_dirs"] == ["/c/hub", "/c/xet"]
+    assert json.loads(run(capsys, "openvino", "--json")[1])["parameters"]["required"] == ["cache_dir"]
+    assert set(json.loads(run(capsys, "--json")[1])) == set(known_profiles())
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["openvion"], "there is no profile 'openvion': did you mean openvino? (see cachewatch profiles)"),
+        (["openvino", "-P", "cachedir=/c"], "profile openvino has no parameter 'cachedir': did you mean cache_dir?"),
+        (["openvino", "-P", "/c"], "'/c' is no parameter of a profile: write it like model=Llama-3.1-8B-Instruct"),
+        (["openvino,cache-dir=/c", "-P", "cache_dir=/d"],
+         "the profile's parameter cache_dir is given twice: leave one out"),
+        (["trtllm-build", "-P", "output_dir=/c"],
+         "profile trtllm-build needs the parameter checkpoint_dir: Directory of the TensorRT-LLM checkpoint"),
+        (["trtllm-build", "-P", "output_dir=/c", "-P", "checkpoint_dir=/k", "-P", "workers=many"],
+         "profile trtllm-build: workers: input should be a valid integer, unable to parse string as an integer "
+         "(given: 'many')"),
+        (["-P", "cache_dir=/c"],
+         "-P belongs to a profile: name one, as in cachewatch profiles openvino -P cache_dir=/mnt/ov"),
+    ],
+)  # fmt: skip
+def test_bad_input_of_the_command_is_one_sentence(capsys, argv, sentence):
+    assert run(capsys, *argv) == (125, "", f"cachewatch: {sentence}\n")

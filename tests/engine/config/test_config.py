@@ -1,0 +1,108 @@
+"""The inputs: bounds, messages, and the pauses between attempts."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from prefect_cachewatch import config
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+
+JOB = {"name": "x", "command": ["true"], "cache_dirs": ["/mnt/x"]}
+MODELS = [CacheJob, StallPolicy, StopPolicy, RetryPolicy]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_field_has_a_description_for_the_form(model: type[BaseModel]):
+    assert {name for name, field in model.model_fields.items() if not field.description} == set()
+
+
+def test_the_documented_defaults_stand():
+    stall, retry = StallPolicy(), RetryPolicy()
+    assert (stall.stall_after_s, stall.first_write_within_s, stall.poll_s) == (300, 1200, 15)
+    assert (stall.min_growth_bytes, stall.progress, stall.adaptive) == (4096, "bytes", "off")
+    assert (stall.churn_after_s, stall.max_duration_s) == (None, None)
+    assert StopPolicy().grace_s == 10
+    assert (retry.attempts, retry.backoff_s, retry.factor, retry.max_backoff_s) == (3, 30, 2, 600)
+    assert (retry.jitter, retry.no_progress_attempts, retry.on_retry) == (0.2, 2, "resume")
+    assert CacheJob(**JOB).ignore == list(config.DEFAULT_IGNORE)
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        (CacheJob, JOB | {"cache_dirs": ["relative/dir"]}),
+        (CacheJob, JOB | {"cache_dirs": []}),
+        (CacheJob, JOB | {"cache_dirs": ["/mnt/a\0b"]}),
+        (CacheJob, JOB | {"command": []}),
+        (CacheJob, JOB | {"command": [""]}),
+        (CacheJob, JOB | {"command": ["a\0b"]}),
+        (CacheJob, JOB | {"name": ""}),
+        (CacheJob, JOB | {"name": "x" * 201}),
+        (CacheJob, JOB | {"env": {"1A": "x"}}),
+        (CacheJob, JOB | {"env": {"A=B": "x"}}),
+        (CacheJob, JOB | {"expected_bytes": 0}),
+        (CacheJob, JOB | {"comand": ["typo"]}),
+        (StallPolicy, {"stall_after_s": 0}),
+        (StallPolicy, {"stall_after_s": -1}),
+        (StallPolicy, {"stall_after_s": float("nan")}),
+        (StallPolicy, {"stall_after_s": float("inf")}),
+        (StallPolicy, {"poll_s": 0.01}),
+        (StallPolicy, {"min_growth_bytes": 0}),
+        (StallPolicy, {"progress": "hope"}),
+        (StopPolicy, {"grace_s": -1}),
+        (RetryPolicy, {"attempts": 0}),
+        (RetryPolicy, {"jitter": 1.1}),
+    ],
+)
+def test_input_out_of_bounds_is_refused(model, values):
+    with pytest.raises(ValidationError):
+        model(**values)
+
+
+def test_inputs_cannot_be_changed_afterwards():
+    with pytest.raises(ValidationError):
+        CacheJob(**JOB).name = "y"  # type: ignore[misc]
+
+
+def test_a_job_survives_the_way_through_json():
+    job = CacheJob(**JOB | {"env": {"A": "b"}, "cwd": "/tmp"})
+    assert CacheJob.model_validate_json(job.model_dump_json()) == job
+    assert job.cache_dirs == [Path("/mnt/x")]
+
+
+def test_the_pauses_between_attempts_double_up_to_the_cap():
+    policy = RetryPolicy(backoff_s=30, factor=2, max_backoff_s=100, jitter=0)
+    assert [policy.backoff_before(n, 0.3) for n in (2, 3, 4, 5)] == [30, 60, 100, 100]
+    assert RetryPolicy(factor=10, max_backoff_s=600, jitter=0).backoff_before(10**9, 0.5) == 600
+
+
+@given(st.integers(2, 10**6), st.floats(0, 1, exclude_max=True))
+def test_jitter_stays_within_its_share(attempt, random):
+    policy = RetryPolicy()
+    plain = min(600, 30 * 2 ** min(attempt - 2, 200))
+    assert 0.8 * plain <= policy.backoff_before(attempt, random) <= 1.2 * plain
+
+
+def test_an_attribute_cache_is_asked_for_on_the_command_line_and_bounded():
+    import click
+    from click.testing import CliRunner
+
+    from prefect_cachewatch.cli.options.guard import guard_options, stall_from
+    from prefect_cachewatch.errors import InputError
+
+    made = []
+
+    @click.command()
+    @guard_options
+    def command(**options):
+        made.append(stall_from(options).attribute_cache_s)
+
+    for argv in ([], ["--attribute-cache", "60s"]):
+        assert CliRunner().invoke(command, argv).exit_code == 0
+    assert made == [None, 60]
+    refused = CliRunner().invoke(command, ["--attribute-cache", "2d"]).exception
+    assert isinstance(refused, InputError)
+    assert refused.message == "--attribute-cache 2 days is out of range: give at most 24 h"

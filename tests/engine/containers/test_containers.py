@@ -1,0 +1,371 @@
+"""Containers without an engine: what people write, the request it becomes, and engines that do not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from prefect_cachewatch.cli.options.container import container_from, environment_from
+from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
+from prefect_cachewatch.containers.creation import container_request, covering_mount
+from prefect_cachewatch.containers.engine import engine_candidates, find_engine
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.containers.host_processes import container_tree, start_ticks_of
+from prefect_cachewatch.containers.janitor import clear_containers
+from prefect_cachewatch.containers.preflight import ContainerPlan
+from prefect_cachewatch.containers.run_records import create_record, is_held, labels_of_run, parse_record
+from prefect_cachewatch.containers.stopping import RunningContainer
+from prefect_cachewatch.containers.supervisor import ContainerSupervisor
+from prefect_cachewatch.errors import CacheDirectoryError, InputError
+from prefect_cachewatch.supervise.run_files import RunFileRefused, machine_id
+from prefect_cachewatch.supervise.supervisor import Launch
+from support import CACHEWATCH, run
+
+
+def why(**spec: object) -> str:
+    with pytest.raises(ValidationError) as caught:
+        ContainerSpec(**({"image": "i"} | spec))
+    return caught.value.errors()[0]["msg"].removeprefix("Value error, ")
+
+
+def test_what_does_not_fit_together_is_refused_in_one_sentence():
+    assert why(image="-v") == "'-v' is not the name of an image: write it like registry/name:tag"
+    assert why(mounts=["data"]) == "'data' is not SOURCE:TARGET or SOURCE:TARGET:ro"
+    assert why(mounts=["/a:/b:rx"]) == "'/a:/b:rx' is not SOURCE:TARGET or SOURCE:TARGET:ro"
+    assert why(mounts=["../a:/b"]) == "'../a' is neither an absolute path nor the name of a volume"
+    assert why(mounts=["a:/"]) == "mount target '/' is not an absolute path below /"
+    assert why(mounts=["a:/x", "/b:/x/"]) == "two mounts have the target /x: leave one out"
+    assert why(devices=["/etc/passwd"]).startswith("device '/etc/passwd' is not a path below /dev")
+    assert why(gpus="some") == "'some' is not all, a number, or device=0,1"
+    assert why(ulimits={"memlock": "a lot"}).startswith("memlock=a lot is not a limit")
+    assert why(labels={"cachewatch.run": "x"}) == "label 'cachewatch.run' is cachewatch's own: choose another name"
+    assert why(workdir="here") == "'here' is not an absolute path in the container"
+    assert why(engine="ssh://host").startswith("'ssh://host' is not an engine's URL")
+
+
+def test_privileged_and_the_hosts_pid_namespace_are_not_offered():
+    assert why(privileged=True) == "Extra inputs are not permitted"
+    assert why(pid="host") == "Extra inputs are not permitted"
+
+
+def test_a_job_needs_a_command_or_a_container_and_a_volume_needs_a_container():
+    with pytest.raises(ValidationError, match="the job has no command"):
+        CacheJob(name="x", cache_dirs=["/c"])
+    with pytest.raises(ValidationError, match="the job has no container"):
+        CacheJob(name="x", command=["true"], cache_dirs=["volume:v/c"])
+    with pytest.raises(ValidationError, match=r"set container\.workdir"):
+        CacheJob(name="x", cache_dirs=["/c"], cwd="/tmp", container={"image": "i"})
+    assert CacheJob(name="x", cache_dirs=["volume:v/c"], container={"image": "i"}).command == []
+
+
+def test_the_request_says_all_that_was_asked_for_and_nothing_else():
+    spec = ContainerSpec(
+        image="ghcr.io/o/s:1", entrypoint=["/e"], mounts=["/w:/weights:ro", "vol:/cache"], devices=["/dev/tenstorrent"],
+        gpus="device=0,1", shm_size_bytes=1 << 30, ulimits={"memlock": -1, "nofile": "10:20"}, user="1000:1000",
+        group_add=["44"], network="none", labels={"team": "ml"}, workdir="/w", memory_bytes=1 << 33, cpus=1.5, init=True,
+    )  # fmt: skip
+    request = container_request(
+        spec, ["gen", "-v"], {"A": "1"}, {"cachewatch.run": "c"}, [ContainerMount(source="/m", target="/m")]
+    )
+    assert request == {
+        "Image": "ghcr.io/o/s:1",
+        "Entrypoint": ["/e"],
+        "Cmd": ["gen", "-v"],
+        "Env": ["A=1"],
+        "Labels": {"team": "ml", "cachewatch.run": "c"},
+        "User": "1000:1000",
+        "WorkingDir": "/w",
+        "AttachStdin": False,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "OpenStdin": False,
+        "Tty": False,
+        "HostConfig": {
+            "AutoRemove": False,
+            "RestartPolicy": {"Name": "no"},
+            "Privileged": False,
+            "Mounts": [
+                {"Type": "bind", "Source": "/w", "Target": "/weights", "ReadOnly": True},
+                {"Type": "volume", "Source": "vol", "Target": "/cache", "ReadOnly": False},
+                {"Type": "bind", "Source": "/m", "Target": "/m", "ReadOnly": False},
+            ],
+            "Devices": [
+                {"PathOnHost": "/dev/tenstorrent", "PathInContainer": "/dev/tenstorrent", "CgroupPermissions": "rwm"}
+            ],
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": "16m"}},
+            "DeviceRequests": [{"Driver": "nvidia", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "1"]}],
+            "ShmSize": 1 << 30,
+            "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}, {"Name": "nofile", "Soft": 10, "Hard": 20}],
+            "GroupAdd": ["44"],
+            "NetworkMode": "none",
+            "Memory": 1 << 33,
+            "MemorySwap": 1 << 33,
+            "NanoCpus": 1_500_000_000,
+            "Init": True,
+        },
+    }
+    plain = container_request(ContainerSpec(image="i"), [], {}, {})
+    assert "Cmd" not in plain and "Entrypoint" not in plain and "DeviceRequests" not in plain["HostConfig"]
+
+
+def test_a_port_is_published_on_the_loopback_address_unless_told_otherwise():
+    request = container_request(ContainerSpec(image="i", ports=["8000:80", "0.0.0.0:1:2", "[::1]:3:4"]), [], {}, {})
+    assert request["HostConfig"]["PortBindings"] == {
+        "80/tcp": [{"HostIp": "127.0.0.1", "HostPort": "8000"}],
+        "2/tcp": [{"HostIp": "0.0.0.0", "HostPort": "1"}],
+        "4/tcp": [{"HostIp": "::1", "HostPort": "3"}],
+    }
+    assert request["ExposedPorts"] == {"80/tcp": {}, "2/tcp": {}, "4/tcp": {}}
+    assert why(ports=["80"]) == "'80' is not [ADDRESS:]HOST:CONTAINER, as in 8000:8000"
+    assert why(ports=["0:80"]) == "'0:80' is not [ADDRESS:]HOST:CONTAINER, as in 8000:8000"
+    assert why(ports=["1:2"], network="host").startswith("ports are published on a network of the container's own")
+
+
+def plan(*mounts: str, volumes: dict[str, str] | None = None) -> ContainerPlan:
+    (address,) = engine_candidates("unix:///e.sock")
+    return ContainerPlan("job", ContainerSpec(image="i", mounts=list(mounts)), address, "sha256:0", volumes or {})
+
+
+def located(plan: ContainerPlan, *dirs: str) -> list[str]:
+    job = CacheJob(name="x", cache_dirs=list(dirs), container=plan.spec)
+    return [str(path) for path in plan.locate(job).cache_dirs]
+
+
+def test_a_cache_directory_is_a_path_of_the_host_or_lies_in_a_volume_that_is_mounted():
+    volumes = {"v": "/var/lib/volumes/v/_data"}
+    assert located(plan("v:/cache", volumes=volumes), "volume:v/a/b", "/mnt/x") == [
+        "/var/lib/volumes/v/_data/a/b",
+        "/mnt/x",
+    ]
+    with pytest.raises(
+        CacheDirectoryError, match="in a volume that is not mounted into the container: add --volume w:/PATH"
+    ):
+        located(plan("v:/cache", volumes=volumes), "volume:w")
+    with pytest.raises(CacheDirectoryError, match="in a volume that is mounted read-only"):
+        located(plan("v:/cache:ro", volumes=volumes), "volume:v")
+    with pytest.raises(CacheDirectoryError, match=r"has \.\. in it"):
+        located(plan("v:/cache", volumes=volumes), "volume:v/a/../../x")
+    with pytest.raises(CacheDirectoryError, match=r"is mounted read-only \(at /in\)"):
+        located(plan("/mnt:/in:ro"), "/mnt/cache")
+
+
+def test_a_cache_directory_that_no_mount_covers_is_mounted_at_its_own_path():
+    volumes = {"v": "/var/lib/volumes/v/_data"}
+    mounts = plan("v:/cache", "/mnt/a:/a", volumes=volumes).mounts_for(
+        ["/var/lib/volumes/v/_data/x", "/mnt/a/b", "/mnt/ab", "/mnt/ab"]
+    )
+    assert [(mount.source, mount.target) for mount in mounts] == [("/mnt/ab", "/mnt/ab")]
+
+
+def test_the_nearest_mount_covers_a_path():
+    mounts = [ContainerMount(source="/mnt", target="/m", read_only=True), ContainerMount(source="/mnt/c", target="/c")]
+    found = covering_mount("/mnt/c/d", mounts)
+    assert found is not None and found.target == "/c"
+
+
+def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one():
+    def urls(asked: str | None, environ: dict[str, str], uid: int) -> list[str]:
+        return [one.url for one in engine_candidates(asked, environ, uid)]
+
+    assert urls("unix:///x", {"DOCKER_HOST": "unix:///y"}, 0) == ["unix:///x"]
+    assert urls(None, {"DOCKER_HOST": "tcp://h:2375"}, 0) == ["tcp://h:2375"]
+    assert urls(None, {}, 0) == ["unix:///var/run/docker.sock", "unix:///run/podman/podman.sock"]
+    assert urls(None, {"XDG_RUNTIME_DIR": "/run/user/7"}, 7) == [
+        "unix:///var/run/docker.sock",
+        "unix:///run/user/7/docker.sock",
+        "unix:///run/user/7/podman/podman.sock",
+        "unix:///run/podman/podman.sock",
+    ]
+    for host in ("ssh://me@host", "npipe:////./pipe/docker"):
+        with pytest.raises(InputError, match="spoken to over unix:// or plain tcp://"):
+            urls(None, {"DOCKER_HOST": host}, 0)
+
+
+def test_no_engine_is_one_sentence_that_says_what_was_tried(tmp_path):
+    with pytest.raises(InputError) as caught:
+        find_engine(f"unix://{tmp_path}/none.sock")
+    assert str(caught.value).startswith(
+        f"no container engine answers (tried unix://{tmp_path}/none.sock (engine): No such file or directory): start Docker"
+    )
+
+
+def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    cache = tmp_path / "cache"
+
+    def refused(*options: str, command: tuple[str, ...] = ("true",)) -> str:
+        ran = run([*CACHEWATCH, "exec", "--cache-dir", str(cache), *options, "--", *command])
+        assert (ran.status, ran.stdout, ran.stderr.count("\n")) == (125, "", 1), ran.stderr
+        assert not cache.exists()
+        return ran.stderr
+
+    assert "no container engine answers" in refused("--image", "i")
+    assert "--volume is for a container: name its image with --image" in refused("--volume", "a:/b")
+    assert "--volume: 'a' is not SOURCE:TARGET" in refused("--image", "i", "--volume", "a")
+    assert "--label 'x' is not NAME=VALUE" in refused("--image", "i", "--label", "x")
+    assert "--env UNSET_HERE is not set in this environment" in refused("--image", "i", "--env", "UNSET_HERE")
+    assert "set container.workdir (--workdir)" in refused("--image", "i", "--cwd", "/tmp")
+
+
+def test_options_become_the_specification():
+    assert container_from({}) is None
+    options = {"image": "i", "volume": ("v:/x:ro",), "ulimit": ("memlock=-1",), "label": ("a=b=c",), "init": True}
+    assert container_from(options) == ContainerSpec(
+        image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, labels={"a": "b=c"}, init=True
+    )
+    with pytest.raises(InputError, match="--env 'A' is not NAME=VALUE"):
+        environment_from(["A"], inherit=False)
+
+
+def test_a_job_with_a_container_says_what_to_install_where_the_sdk_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "docker", None)
+    monkeypatch.setitem(sys.modules, "docker.errors", None)
+    with pytest.raises(InputError, match=r"pip install 'prefect-cachewatch\[docker\]'"):
+        find_engine(None)
+
+
+@contextlib.contextmanager
+def fake_engine(directory: Path, answer: bytes | None) -> Iterator[EngineHttp]:
+    """An engine that gives one and the same answer, or accepts and is silent for ever."""
+    path = directory / "engine.sock"
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(path))
+    server.listen(16)
+    held: list[socket.socket] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            held.append(connection)
+            if answer is not None:
+                connection.recv(65536)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_RDWR)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield EngineHttp(f"unix://{path}")
+    finally:
+        with contextlib.suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join(10)
+        for connection in held:
+            connection.close()
+
+
+@pytest.fixture
+def short_path():
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def test_an_engine_that_never_answers_costs_the_deadline_and_no_more(short_path):
+    with fake_engine(short_path, None) as engine:
+        began_s = time.monotonic()
+        with pytest.raises(EngineSilent, match="no answer within 0 s"):
+            engine.call("GET", "/_ping", 0.3)
+        assert time.monotonic() - began_s < 20
+
+
+def test_an_engine_that_speaks_nonsense_is_no_engine(short_path):
+    with fake_engine(short_path, b"SSH-2.0-OpenSSH_9.2\r\n") as engine, pytest.raises(EngineSilent):
+        engine.ping(5.0)
+
+
+def test_an_engines_refusal_has_its_own_words(short_path):
+    body = b'{"message": "no such container"}'
+    answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with fake_engine(short_path, answer) as engine:
+        with pytest.raises(EngineRefused, match="no such container") as caught:
+            engine.call("POST", "/containers/x/pause", 5.0)
+        assert caught.value.status == 409
+        assert engine.pause("x", 5.0) is False
+
+
+def test_a_container_that_nobody_can_say_anything_of_is_a_survivor_after_a_bounded_time(short_path):
+    with fake_engine(short_path, b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n") as engine:
+        began_s = time.monotonic()
+        stopped = RunningContainer(engine, "f" * 64, "c").stop(0.1, lambda seconds: time.sleep(seconds) or float("inf"))
+    assert not stopped.gone
+    assert stopped.survivors[0]["argv"] == ["container " + "f" * 12]
+    assert time.monotonic() - began_s < 60
+
+
+def test_a_pid_of_somebody_else_is_not_believed():
+    assert start_ticks_of(os.getpid(), "f" * 64, "0" * 32) is None
+    assert start_ticks_of(0, "f" * 64, "0" * 32) is None
+    assert container_tree(os.getpid(), 1) == {}
+
+
+def test_a_record_is_held_by_its_descriptor_and_by_nothing_else(tmp_path):
+    directory, cookie = str(tmp_path / "records"), "a" * 32
+    fd, path = create_record(cookie, "unix:///e.sock", directory)
+    assert is_held(cookie, directory)
+    assert parse_record(Path(path).read_bytes(), os.path.basename(path)) == (cookie, "unix:///e.sock", machine_id())
+    os.close(fd)
+    assert not is_held(cookie, directory)
+    for content, name in (
+        (b"", path),
+        (b"[]", path),
+        (b'{"schema": 9}', path),
+        (Path(path).read_bytes(), "b.container"),
+    ):
+        with pytest.raises(RunFileRefused):
+            parse_record(content, os.path.basename(name))
+
+
+def test_a_dead_engines_record_is_named_and_kept(tmp_path):
+    directory, cookie = str(tmp_path / "records"), "b" * 32
+    fd, path = create_record(cookie, f"unix://{tmp_path}/gone.sock", directory)
+    os.close(fd)
+    report = clear_containers(recorded_only=True, directory=directory)
+    assert "containers of dead runs may be left there" in report.problems[0]
+    assert os.path.exists(path)
+
+
+def test_labels_say_whose_a_container_is_and_nothing_secret():
+    labels = labels_of_run("c" * 32, "llama", [os.getpid()])
+    assert sorted(labels) == [
+        "cachewatch.boot", "cachewatch.guards", "cachewatch.job", "cachewatch.machine", "cachewatch.pidns",
+        "cachewatch.run", "cachewatch.uid",
+    ]  # fmt: skip
+    assert labels["cachewatch.guards"].startswith(f"{os.getpid()}:")
+
+
+def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
+    launch = Launch(["x"], {"TOKEN": "secret-value"}, None, (0, 1, 2), 1.0, "d" * 32)
+    made = plan()
+    supervisor = ContainerSupervisor(launch, made, [])
+    message = {"why": "exited", "exit_code": 137, "out_of_memory": True, "error": "", "gone_after_s": 0.0,
+               "terminated": [], "killed": [], "survivors": []}  # fmt: skip
+    supervisor._take("gone", message)
+    assert supervisor.report is not None
+    assert (supervisor.report.exit_code, supervisor.report.signal) == (None, 9)
+    assert "beyond the memory there was" in supervisor.notes[-1]
+    assert "secret-value" not in json.dumps([supervisor.notes, repr(launch)])
+
+
+def test_a_record_of_another_machine_is_left_alone(tmp_path):
+    directory, cookie = tmp_path / "records", "e" * 32
+    fd, path = create_record(cookie, f"unix://{tmp_path}/gone.sock", str(directory))
+    os.close(fd)
+    Path(path).write_text(Path(path).read_text().replace(machine_id(), "another-machine"))
+    report = clear_containers(recorded_only=True, directory=str(directory))
+    assert (report.problems, os.path.exists(path)) == ((), True)

@@ -1,0 +1,70 @@
+"""What an earlier run of a fleet has completed counts only while it still lies there."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.fleet.finished import missing_caches
+from prefect_cachewatch.fleet.jobs import FleetJob
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.run.history import PastRun, history_path
+
+
+def job(path, **more):
+    return FleetJob(name="c", command=["gen"], cache_dirs=[str(path)], **more)
+
+
+def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    cache = tmp_path / "cache"
+    assert missing_caches([job(cache)], elsewhere=False) == {"c": f"{cache} is not there"}
+    cache.mkdir()
+    assert missing_caches([job(cache)], elsewhere=False) == {"c": f"{cache} is empty"}
+    (cache / "run.log").write_text("ignored")
+    assert missing_caches([job(cache)], elsewhere=False) == {"c": f"{cache} is empty"}
+    (cache / "a.bin").write_bytes(b"x" * 900)
+    assert missing_caches([job(cache)], elsewhere=False) == {}
+    history = history_path("c", [str(cache)])
+    history.parent.mkdir(parents=True, exist_ok=True)
+    history.write_text(json.dumps(asdict(PastRun("", 1.0, 1000, 1000, None, 0.0))) + "\n")
+    assert missing_caches([job(cache)], elsewhere=False) == {"c": "it has 900 B of the 1000 B that its run left"}
+
+
+def test_a_directory_of_another_host_is_not_judged_from_here(tmp_path):
+    assert missing_caches([job("/nowhere/at/all")], elsewhere=True) == {}
+    assert "c" in missing_caches([job(tmp_path / "cache")], elsewhere=True), "its storage is seen from here"
+
+
+def test_an_empty_directory_is_there_where_it_may_be_empty_and_a_volume_is_not_seen(tmp_path):
+    assert missing_caches([job(tmp_path, allow_empty=True)], elsewhere=False) == {}
+    container = {"image": "x", "mounts": [{"source": "caches", "target": "/mnt"}]}
+    assert missing_caches([job("volume:caches/llama", container=container)], elsewhere=False) == {}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_published_cache_is_there_while_its_manifest_says_so(tmp_path, elsewhere):
+    def missing(force=False):
+        publish = {"store": str(tmp_path), "force": force}
+        done = FleetJob(name="c", command=["gen", "{cache_dir}"], publish=publish)
+        return missing_caches([done], elsewhere=elsewhere).get("c")
+
+    assert missing() == "no whole build of it is current"
+    store, policy = CacheStore(tmp_path), PublishPolicy(store=tmp_path)
+    with store.begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+        Path(build.path, "a.bin").write_bytes(b"x")
+        build.publish(policy, findings=build.check(policy))
+    assert missing() == "no whole build of it is current"
+    store.activate("c", build.build_id)
+    assert missing() is None and missing(force=True) is None
+    Path(build.path, "a.bin").unlink()
+    assert missing() == "no whole build of it is current"
+
+
+def test_a_store_that_is_not_seen_from_here_is_not_judged(tmp_path):
+    done = FleetJob(name="c", command=["gen", "{cache_dir}"], publish={"store": str(tmp_path / "elsewhere")})
+    assert missing_caches([done], elsewhere=True) == {}
+    assert "does not exist" in missing_caches([done], elsewhere=False)["c"]

@@ -1,0 +1,470 @@
+"""Names, labels and values of the metrics, and where they may go: rules with literals and a fake clock."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.jobsfile import read_jobs_file
+from prefect_cachewatch.measure.ledger import Growth
+from prefect_cachewatch.metrics.catalogue import (
+    ATTEMPT_OUTCOMES,
+    CATALOGUE,
+    SCAN_BUCKETS_S,
+    bounded,
+    label_values,
+    name_label,
+)
+from prefect_cachewatch.metrics.destination import HttpAddress, TextfileDirectory, check_linger, parse_destination
+from prefect_cachewatch.metrics.exporter import MetricsExporter
+from prefect_cachewatch.metrics.exposition import make_registry, read_counters, render, render_text
+from prefect_cachewatch.metrics.run import RunMetrics
+from prefect_cachewatch.metrics.textfile import textfile_path
+from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
+from prefect_cachewatch.watching.stall import Measurement, StallRule, Suspicion, Verdict
+
+LABEL_VALUES = {label: label_values(label) or () for label in ("cause", "kind", "outcome", "reason")}
+POLICY = StallPolicy(stall_after_s=300, first_write_within_s=1200, poll_s=15)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def run_metrics(name: str = "llama") -> tuple[RunMetrics, Clock]:
+    clock = Clock()
+    return RunMetrics(name, wall=clock, clock=clock), clock
+
+
+def watch(written: int = 0, *, scan_s: float = 0.02, blind: str = "", status: str = "growing", pauses: int = 0) -> Any:
+    """What the metrics read of a watch, made of the real rule and the real counters."""
+    rule = StallRule(POLICY, 0.0)
+    if blind:
+        rule.observe_blind(10.0, 10.0, missing=blind == "missing")
+    else:
+        rule.observe(10.0, 10.0 + scan_s, Measurement(written, written))
+    rule.suspicions = [Suspicion(1.0, 1.0, "no growth")] * pauses
+    growth = Growth(
+        written, 2 * written, 0, 0, bytes_present=3 * written, allocated_present=4 * written, files_present=7
+    )
+    return SimpleNamespace(
+        state=SimpleNamespace(growth=growth, rule=rule, began_s=10.0, verdict=Verdict(status))  # type: ignore[arg-type]
+    )
+
+
+def outcome(name: str, kind: str | None = None, written: int = 0) -> Any:
+    return SimpleNamespace(name=name, kind=kind, growth=Growth(written, 2 * written), duration_s=12.5)
+
+
+def value(run: RunMetrics, name: str, *labels: str) -> float | None:
+    return run.snapshot().values.get((f"cachewatch_{name}", labels))
+
+
+# Names
+
+
+def test_names_follow_the_conventions():
+    assert len({spec.name for spec in CATALOGUE}) == len(CATALOGUE)
+    for spec in CATALOGUE:
+        assert re.fullmatch(r"cachewatch_[a-z]+(_[a-z]+)*", spec.name)
+        assert spec.name.endswith("_total") == (spec.type == "counter"), spec.name
+        assert spec.name.endswith("_info") == (spec.type == "info"), spec.name
+        assert spec.help[0].isupper() or spec.help[0] == "1"
+        assert spec.help.endswith(".")
+        assert not {"cache", "job", "instance", "le"} & set(spec.labels)
+
+
+def test_every_label_has_a_list_of_values_or_is_one_name_a_run():
+    labels = {label for spec in CATALOGUE for label in spec.labels}
+    assert {label for label in labels if label_values(label) is None} == {"storage", "version"}
+    assert set(LABEL_VALUES["cause"]) == {*CATEGORIES, "other"}
+
+
+def test_a_value_that_is_on_no_list_is_other():
+    assert bounded("cause", "disk_full") == "disk_full"
+    assert bounded("cause", "/mnt/cache/layer.0") == "other"
+    assert bounded("outcome", "") == "other"
+
+
+@given(st.text(st.characters(), max_size=300))
+def test_a_name_is_a_label_that_is_short_and_shows_no_control_character(name):
+    label = name_label(name)
+    assert len(label) <= 80
+    assert not [char for char in label if unicodedata.category(char).startswith(("C", "Zl", "Zp"))]
+    label.encode("utf-8")
+
+
+def test_long_names_that_begin_alike_stay_apart():
+    names = [f"{'x' * 199}{n}" for n in range(50)]
+    assert len({name_label(name) for name in names}) == 50
+
+
+# Values
+
+
+def test_what_can_be_named_is_there_from_the_start_at_zero():
+    run, _ = run_metrics()
+    assert {value(run, "attempts_total", name) for name in ATTEMPT_OUTCOMES} == {0.0}
+    assert (value(run, "runs_total", "refused"), value(run, "written_bytes_total")) == (0.0, 0.0)
+    assert (value(run, "running"), value(run, "last_verdict")) == (0.0, None)
+
+
+def test_a_sample_is_written_down():
+    run, clock = run_metrics()
+    run.attempt_began(1, 5_000_000)
+    clock.now_s = 1015.0
+    run.sampled(watch(100_000))
+    assert (value(run, "running"), value(run, "attempt"), value(run, "expected_bytes")) == (1.0, 1.0, 5e6)
+    assert (value(run, "written_bytes_total"), value(run, "written_allocated_bytes_total")) == (100_000, 200_000)
+    assert (value(run, "present_bytes"), value(run, "present_allocated_bytes")) == (300_000, 400_000)
+    assert (value(run, "present_files"), value(run, "pause_seconds")) == (7, 0)
+    assert (value(run, "window_seconds"), value(run, "suspected"), value(run, "blind")) == (300, 0, 0)
+    assert value(run, "last_scan_timestamp_seconds") == 1015.0
+    run.sampled(watch(status="suspected", pauses=1))
+    assert (value(run, "suspected"), value(run, "suspicions_total"), value(run, "window_seconds")) == (1, 1, 1200)
+
+
+def test_a_measurement_that_failed_is_a_failure_and_no_scan():
+    run, _ = run_metrics()
+    run.attempt_began(1, None)
+    run.sampled(watch(5000, scan_s=0.2))
+    run.sampled(watch(5000, blind="unreadable"))
+    run.sampled(watch(5000, blind="missing"))
+    assert value(run, "blind") == 1
+    assert [value(run, "scan_failures_total", reason) for reason in ("missing", "unreadable")] == [1, 1]
+    snapshot = run.snapshot()
+    assert snapshot.scans == (0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
+    assert snapshot.scans_sum_s == pytest.approx(0.2)
+    run.sampled(watch(6000))
+    assert value(run, "blind") == 0
+
+
+@pytest.mark.parametrize(("scan_s", "bucket"), [(0.0, 0), (0.01, 0), (0.011, 1), (300.0, 9), (301.0, 10)])
+def test_a_scan_falls_into_the_bucket_whose_bound_it_does_not_exceed(scan_s, bucket):
+    run, _ = run_metrics()
+    probe = watch(0)
+    probe.state.rule.reading = probe.state.rule.reading._replace(ended_s=scan_s)
+    probe.state.began_s = 0.0
+    run.sampled(probe)
+    assert run.snapshot().scans.index(1) == bucket
+    assert len(run.snapshot().scans) == len(SCAN_BUCKETS_S) + 1
+
+
+def test_counters_count_on_over_the_attempts_of_a_run():
+    run, clock = run_metrics()
+    run.attempt_began(1, None)
+    run.sampled(watch(1000, pauses=2))
+    run.attempt_ended(outcome("stalled", "no_growth", 1500), "disk_full")
+    assert value(run, "written_bytes_total") == 1500
+    assert value(run, "last_verdict", "no_growth", "disk_full") == 1
+    assert (value(run, "running"), value(run, "pause_seconds")) == (0, 0)
+    run.attempt_began(2, 10)
+    assert value(run, "last_verdict", "no_growth", "disk_full") is None
+    assert value(run, "verdicts_total", "no_growth", "disk_full") == 1
+    run.sampled(watch(500, pauses=1))
+    assert (value(run, "written_bytes_total"), value(run, "suspicions_total"), value(run, "attempt")) == (2000, 3, 2)
+    run.attempt_ended(outcome("completed", None, 700), None)
+    clock.now_s = 2000.0
+    run.run_ended("completed")
+    assert [value(run, "attempts_total", name) for name in ("stalled", "completed", "failed")] == [1, 1, 0]
+    assert (value(run, "runs_total", "completed"), value(run, "written_bytes_total")) == (1, 2200)
+    assert (value(run, "last_success_timestamp_seconds"), value(run, "last_attempt_duration_seconds")) == (2000.0, 12.5)
+
+
+def test_a_size_that_was_expected_of_the_last_attempt_only_is_forgotten():
+    run, _ = run_metrics()
+    run.attempt_began(1, 10)
+    run.attempt_began(2, None)
+    assert value(run, "expected_bytes") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "cause", "labels"),
+    [
+        ("stalled", "churning", "churning", ("churning", "churning")),
+        ("stalled", "no_growth", None, ("no_growth", "unknown")),
+        ("stalled", "a new kind", "/etc/passwd", ("other", "other")),
+        ("deadline_exceeded", None, "compute_bound", ("deadline_exceeded", "compute_bound")),
+        ("failed", None, "oom_killed", ("failed", "oom_killed")),
+        ("cancelled", None, None, None),
+        ("completed", None, None, None),
+    ],
+)
+def test_a_verdict_has_a_kind_and_a_cause_of_the_lists(name, kind, cause, labels):
+    run, _ = run_metrics()
+    run.attempt_began(1, None)
+    run.attempt_ended(outcome(name, kind), cause)
+    found = [labels for (metric, labels) in run.snapshot().values if metric == "cachewatch_verdicts_total"]
+    assert found == ([labels] if labels else [])
+
+
+def test_an_attempt_that_is_under_way_when_the_run_ends_ended_with_it():
+    for ending, counted in (("cancelled", "cancelled"), ("refused", "failed")):
+        run, _ = run_metrics()
+        run.attempt_began(1, None)
+        run.run_ended(ending)
+        assert (value(run, "attempts_total", counted), value(run, "runs_total", ending)) == (1, 1)
+        assert (value(run, "running"), value(run, "last_success_timestamp_seconds")) == (0, None)
+
+
+def test_a_wait_for_slots_counts_while_it_lasts():
+    run, clock = run_metrics()
+    assert value(run, "slot_waiting_seconds", "nfs-a") is None
+    run.wait_began("nfs-a")
+    clock.now_s += 40
+    assert (value(run, "slot_waiting_seconds", "nfs-a"), value(run, "slot_wait_seconds_total", "nfs-a")) == (40, 40)
+    clock.now_s += 5
+    run.wait_ended()
+    clock.now_s += 100
+    run.wait_ended()
+    assert (value(run, "slot_waiting_seconds", "nfs-a"), value(run, "slot_wait_seconds_total", "nfs-a")) == (0, 45)
+
+
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("began"), st.integers(1, 5)),
+        st.tuples(st.just("sampled"), st.integers(0, 10**9)),
+        st.tuples(st.just("ended"), st.text(max_size=20), st.text(max_size=20), st.text(max_size=20)),
+        st.tuples(st.just("run"), st.text(max_size=20)),
+        st.tuples(st.just("wait"), st.just("nfs")),
+    ),
+    max_size=25,
+)
+
+
+@given(CALLS)
+def test_whatever_happens_counters_never_fall_and_labels_stay_on_their_lists(calls):
+    run, clock = run_metrics("job")
+    counted = {spec.name for spec in CATALOGUE if spec.type == "counter"}
+    specs = {spec.name: spec for spec in CATALOGUE}
+    before: dict[Any, float] = {}
+    for call, *given_ in calls:
+        clock.now_s += 1
+        if call == "began":
+            run.attempt_began(given_[0], None)
+        elif call == "sampled":
+            run.sampled(watch(given_[0]))
+        elif call == "ended":
+            run.attempt_ended(outcome(given_[0], given_[1]), given_[2])
+        elif call == "run":
+            run.run_ended(given_[0])
+        else:
+            run.wait_began(given_[0])
+            run.wait_ended()
+        values = run.snapshot().values
+        for series, earlier in before.items():
+            if series[0] in counted:
+                assert values[series] >= earlier
+        before = dict(values)
+        for name, labels in values:
+            for label, text in zip(specs[name].labels, labels, strict=True):
+                assert label not in LABEL_VALUES or text in LABEL_VALUES[label]
+    assert len(before) < 40 + len(calls)
+
+
+# Text
+
+
+def test_a_page_parses_in_both_formats_and_holds_what_the_catalogue_names():
+    run, _ = run_metrics('a "quoted" \\ name\n{x="y"}')
+    run.attempt_began(1, 10)
+    run.sampled(watch(5000))
+    run.wait_began("nfs")
+    run.wait_ended()
+    run.attempt_ended(outcome("stalled", "no_growth"), "disk_full")
+    run.run_ended("completed")
+    families = list(text_string_to_metric_families(render_text(run).decode()))
+    names = {family.name for family in families}
+    assert names == {spec.name.removesuffix("_total") for spec in CATALOGUE}
+    labels = {sample.labels["cache"] for family in families for sample in family.samples}
+    assert labels == {'a "quoted" \\ name\\n{x="y"}'}
+    registry = make_registry(lambda: [run])
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+
+    page, kind = render(registry, "application/openmetrics-text;version=1.0.0,text/plain;q=0.5")
+    assert kind.startswith("application/openmetrics-text")
+    found = {family.name for family in read_openmetrics(page.decode())}
+    assert len(found) == len(CATALOGUE)
+
+
+def test_the_page_of_several_runs_names_each_metric_once():
+    runs = [run_metrics(name)[0] for name in ("a", "b", "c")]
+    page = render(make_registry(lambda: runs))[0].decode()
+    assert page.count("# TYPE cachewatch_running gauge") == 1
+    assert re.findall(r'^cachewatch_running\{cache="(\w)"\}', page, re.M) == ["a", "b", "c"]
+
+
+def test_buckets_are_cumulated_and_end_with_infinity():
+    run, _ = run_metrics()
+    for scan_s in (0.005, 0.2, 0.3, 1000):
+        run.sampled(watch(0, scan_s=scan_s))
+    page = render_text(run).decode()
+    found = re.findall(r'scan_seconds_bucket\{cache="llama",le="([^"]+)"\} (\S+)', page)
+    assert found[0] == ("0.01", "1.0")
+    assert found[3:5] == [("0.5", "3.0"), ("1.0", "3.0")]
+    assert found[-1] == ("+Inf", "4.0")
+    assert 'scan_seconds_count{cache="llama"} 4.0' in page
+
+
+def test_counters_come_back_from_the_text_and_gauges_do_not():
+    run, clock = run_metrics("llama")
+    run.attempt_began(1, 10)
+    run.sampled(watch(5000))
+    run.wait_began("nfs")
+    clock.now_s += 3
+    run.wait_ended()
+    run.attempt_ended(outcome("stalled", "no_growth", 5000), "disk_full")
+    run.run_ended("stalled")
+    later, _ = run_metrics("llama")
+    later.count_on(read_counters(render_text(run).decode(), "llama"))
+    assert value(later, "verdicts_total", "no_growth", "disk_full") == 1
+    assert (value(later, "written_bytes_total"), value(later, "slot_wait_seconds_total", "nfs")) == (5000, 3)
+    assert (value(later, "attempt"), value(later, "present_bytes")) == (0, None)
+    assert value(later, "last_verdict", "no_growth", "disk_full") is None
+    later.attempt_began(1, None)
+    later.sampled(watch(10))
+    assert value(later, "written_bytes_total") == 5010
+
+
+def test_a_file_from_a_stranger_brings_in_no_series_of_its_own():
+    text = """
+cachewatch_verdicts_total{cache="llama",kind="no_growth",cause="/mnt/secret"} 3
+cachewatch_verdicts_total{cache="llama",kind="no_growth"} 3
+cachewatch_attempts_total{cache="other",outcome="stalled"} 3
+cachewatch_attempts_total{cache="llama",outcome="stalled"} NaN
+cachewatch_attempts_total{cache="llama",outcome="failed"} -1
+cachewatch_runs_total{cache="llama",outcome="failed"} 2
+node_load1{cache="llama"} 3
+"""
+    assert read_counters(text, "llama") == {("cachewatch_runs_total", ("failed",)): 2.0}
+    with pytest.raises(ValueError, match=r".+"):
+        read_counters("cachewatch_runs_total{cache=", "llama")
+
+
+def test_two_names_never_share_a_file(tmp_path):
+    names = ["a", "A", "a b", "a-b", "a/b", "á", "..", "a" * 100, "a" * 101]
+    paths = [textfile_path(tmp_path, name_label(name)) for name in names]
+    assert len(set(paths)) == len(names)
+    for path in paths:
+        assert path.parent == tmp_path
+        assert re.fullmatch(r"cachewatch-[a-z0-9-]+-[0-9a-f]{8}\.prom", path.name)
+
+
+# Where they go
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:9464", HttpAddress("127.0.0.1", 9464, 9464)),
+        (":9464", HttpAddress("127.0.0.1", 9464, 9464)),
+        ("9464", HttpAddress("127.0.0.1", 9464, 9464)),
+        ("localhost:0", HttpAddress("localhost", 0, 0)),
+        ("0.0.0.0:9464-9479", HttpAddress("0.0.0.0", 9464, 9479)),
+        ("[::1]:9464", HttpAddress("::1", 9464, 9464)),
+        (" :65535 ", HttpAddress("127.0.0.1", 65535, 65535)),
+        ("file:/var/lib/x", TextfileDirectory("/var/lib/x")),
+        ("file:///var/lib/x", TextfileDirectory("/var/lib/x")),
+        ("file:x", TextfileDirectory("x")),
+    ],
+)
+def test_a_destination_is_read(text, expected):
+    assert parse_destination(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is no address"),
+        ("127.0.0.1", "is no address"),
+        ("127.0.0.1:", "is no address"),
+        ("host:port", "is no address"),
+        ("http://127.0.0.1:9464/metrics", "is no address"),
+        ("::1:9464", "is no address"),
+        ("127.0.0.1:65536", "has a port above 65535"),
+        (":9479-9464", "is no range of ports"),
+        (":0-5", "is no range of ports"),
+        (":9000-9256", "is no range of ports"),
+        ("file:", "names no directory"),
+    ],
+)
+def test_what_is_no_destination_is_said_in_one_sentence(text, says):
+    with pytest.raises(InputError, match=re.escape(says)) as caught:
+        parse_destination(text)
+    assert caught.value.message.startswith(f"metrics destination {text!r} ")
+    assert "\n" not in caught.value.message
+    assert ":9464" in caught.value.message
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_destination_or_one_sentence(text):
+    try:
+        found = parse_destination(text)
+    except InputError as error:
+        assert "\n" not in error.message
+        return
+    if isinstance(found, HttpAddress):
+        assert 0 <= found.first_port <= found.last_port <= 65535
+        assert parse_destination(str(found)) == found
+
+
+@pytest.mark.parametrize("linger_s", [-1, 3601, float("nan"), float("inf")])
+def test_a_linger_that_is_none_is_refused(linger_s):
+    with pytest.raises(InputError, match="out of range: give 0 to 3600 s"):
+        check_linger(linger_s)
+
+
+def test_jobs_of_a_fleet_say_where_theirs_go_and_a_mistake_has_its_line(tmp_path):
+    text = """version: 1
+defaults: {metrics: "file:/var/lib/metrics"}
+jobs:
+  - {name: a, command: [gen], cache_dirs: [/mnt/a]}
+  - {name: b, command: [gen], cache_dirs: [/mnt/b], metrics: ":9464-9479", metrics_linger_s: 5}
+"""
+    path = tmp_path / "jobs.yaml"
+    path.write_text(text)
+    first, second = (job.parameters() for job in read_jobs_file(path).jobs)
+    assert first["metrics"] == "file:/var/lib/metrics"
+    assert "metrics_linger_s" not in first
+    assert (second["metrics"], second["metrics_linger_s"]) == (":9464-9479", 5.0)
+    path.write_text(text.replace(":9464-9479", "9464/metrics"))
+    with pytest.raises(InputError, match=r"line 5.*metrics destination '9464/metrics' is no address") as caught:
+        read_jobs_file(path)
+    assert "\n" not in caught.value.message
+
+
+# Failures of their own
+
+
+class Broken:
+    where, problem, lingers = "nowhere", None, False
+
+    def changed(self) -> None:
+        raise OSError("broken")
+
+    def release(self, linger_s: float, interrupted: Any) -> None:
+        raise RuntimeError("still broken")
+
+
+def test_what_breaks_in_the_metrics_is_a_problem_and_no_exception():
+    exporter = MetricsExporter(RunMetrics("llama"), Broken())
+    exporter.attempt_began(1, None)
+    exporter.sampled(SimpleNamespace(state=None))  # type: ignore[arg-type]
+    with exporter.waiting("nfs"):
+        pass
+    exporter.close()
+    assert exporter.problem == "metrics are incomplete: OSError: broken"
+    assert value(exporter.run, "runs_total", "failed") == 1

@@ -1,0 +1,888 @@
+"""The store on a real file system: publish, activate, roll back, clean up, and everything planted against it."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreBusy, StoreError
+from prefect_cachewatch.measure.growth_mark import GrowthMark
+from prefect_cachewatch.publish import durable, target
+from prefect_cachewatch.publish.digests import digest_build
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CacheStore(tmp_path)
+
+
+def policy_of(store, **fields):
+    return PublishPolicy(store=store.root, **fields)
+
+
+def recipe_of(store, *words, **fields):
+    return BuildRecipe.of(["gen", *words, "{cache_dir}"], policy_of(store, **fields))
+
+
+def write(build, files):
+    for path, data in files.items():
+        target = Path(build.path, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def publish(store, files=None, *, name="c", activate=True, recipe=None, **fields):
+    policy = policy_of(store, **fields)
+    with store.begin(name, recipe or recipe_of(store)) as build:
+        write(build, files or {"a.bin": b"abc", "d/b.bin": b"defg"})
+        findings = build.check(policy)
+        build.publish(policy, findings=findings)
+    if activate:
+        store.activate(name, build.build_id)
+    return build
+
+
+def seen(watch, numbers):
+    """What the scan process does with each scan of everything."""
+    watch.begin_scan()
+    watch.end_scan(numbers, True)
+
+
+def states(store, name="c"):
+    return {build.build_id: build.state for build in store.list_builds(name)}
+
+
+# -- publish
+
+
+def test_clean_up_between_publishing_and_activating_takes_no_build_of_a_live_publisher(store):
+    publish(store)
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store, "other")) as build:
+        write(build, {"a.bin": b"abc"})
+        build.publish(policy, findings=build.check(policy))
+        assert not store.gc("c", keep=1, grace_s=0).removed
+        store.activate("c", build.build_id)
+    assert len(store.gc("c", keep=1, grace_s=0).removed) == 1
+    assert store.verify("c").whole
+
+
+def test_a_record_with_numbers_that_no_clock_shows_is_none(store):
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.bin": b"abc"})
+        build.note_growth()
+    record = {"build_id": build.build_id, "key": "k", "started_s": 10**400}
+    Path(store.root, "c", ".staging.json").write_text(json.dumps(record))
+    Path(store.root, "c", ".activations.json").write_text(json.dumps({"history": [], "released": {"x": 10**400}}))
+    assert states(store) == {build.build_id: "abandoned"}
+    with pytest.raises(StoreError, match="was cut short or edited: move it away"):
+        store.gc("c", keep=1, grace_s=0)
+
+
+def test_a_published_build_is_current_and_its_manifest_lists_every_file(store):
+    build = publish(store)
+    current = Path(store.current_path("c"))
+    assert os.readlink(current) == f"builds/{build.build_id}"
+    assert (current / "d/b.bin").read_bytes() == b"defg"
+    manifest = json.loads(Path(build.manifest_path).read_text())
+    assert [(entry["path"], entry["size_bytes"]) for entry in manifest["files"]] == [
+        ("a.bin", 3),
+        ("d/b.bin", 4),
+    ]
+    digest = subprocess.run(
+        ["sha256sum", current / "a.bin"], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
+    assert manifest["files"][0]["digest"] == digest
+    assert manifest["totals"] == {"bytes": 7, "files": 2}
+    assert manifest["argv"] == ["gen", "{cache_dir}"]
+    assert manifest["host"]["hostname"] == socket.gethostname()
+    assert manifest["key"] == recipe_of(store).key
+
+
+def test_staging_is_an_empty_directory_since_some_generators_skip_what_is_not(store):
+    with store.begin("c", recipe_of(store)) as build:
+        assert os.listdir(build.path) == []
+
+
+def test_nothing_is_current_before_activation(store):
+    build = publish(store, activate=False)
+    assert not Path(store.current_path("c")).exists()
+    assert states(store) == {build.build_id: "published"}
+    with pytest.raises(StoreError, match="has no active build"):
+        store.open_current("c")
+
+
+def test_a_secret_in_the_command_is_not_in_the_manifest(store):
+    build = publish(store, recipe=recipe_of(store, "--token", "hunter2"))
+    assert "hunter2" not in Path(build.manifest_path).read_text()
+
+
+def test_a_build_is_not_published_unchecked_or_refused(store):
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.tmp": b"x"})
+        with pytest.raises(StoreError, match="only after its checks"):
+            build.publish(policy)
+        findings = build.check(policy)
+        with pytest.raises(StoreError, match="only after its checks"):
+            build.publish(policy, findings=findings)
+
+
+def test_a_file_written_between_check_and_publication_is_seen(store):
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.bin": b"abc"})
+        findings = build.check(policy)
+        write(build, {"late.bin": b"x"})
+        with pytest.raises(StoreError, match="something wrote into"):
+            build.publish(policy, findings=findings)
+    assert states(store) == {build.build_id: "abandoned"}
+
+
+def test_a_file_that_changes_while_it_is_digested_is_seen(store):
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.bin": os.urandom(64 << 20)})
+        findings = build.check(policy)
+        stop = threading.Event()
+
+        def scribble():
+            while not stop.is_set():
+                with open(f"{build.path}/a.bin", "r+b") as file:
+                    file.write(b"x")
+
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        try:
+            with pytest.raises(StoreError, match=r"changed while it was read|something wrote into"):
+                build.publish(policy, findings=findings)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_ignored_files_are_not_part_of_the_cache(store):
+    build = publish(store, {"a.bin": b"abc", "run.log": b"log"})
+    assert [entry["path"] for entry in json.loads(Path(build.manifest_path).read_text())["files"]] == ["a.bin"]
+    Path(build.path, "run.log").write_text("longer than before")
+    assert store.verify("c").whole
+
+
+def test_links_inside_a_build_are_kept_and_links_out_of_it_refused(store):
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"blobs/x": b"abc"})
+        os.symlink("blobs/x", f"{build.path}/model.bin")
+        os.symlink("blobs", f"{build.path}/snapshot")
+        assert build.check(policy) == []
+        for name, target in {"up": "../other", "abs": "/etc/passwd", "dangling": "nothing"}.items():
+            os.symlink(target, f"{build.path}/{name}")
+        # Spelt as if it stayed inside, and outside by what it resolves to.
+        os.makedirs(f"{build.path}/x/y")
+        os.symlink("../../blobs", f"{build.path}/x/y/d")
+        os.symlink("y/d/../../outside", f"{build.path}/x/sly")
+        Path(build.path).parent.joinpath("outside").write_text("o")
+        (finding,) = build.check(policy)
+        assert finding.category == "link_escapes"
+        assert finding.paths == ("abs", "dangling", "up", "x/sly")
+        for path in finding.paths:
+            os.unlink(f"{build.path}/{path}")
+        build.publish(policy, findings=build.check(policy))
+    store.activate("c")
+    os.unlink(f"{build.path}/model.bin")
+    with pytest.raises(BuildDamaged, match=r"model\.bin is missing or leads elsewhere"):
+        store.verify("c")
+
+
+def test_pipes_and_sockets_are_refused_and_never_opened(store):
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a.bin": b"abc"})
+        os.mkfifo(f"{build.path}/pipe")
+        (finding,) = build.check(policy_of(store))
+        assert (finding.category, finding.paths) == ("special_file", ("pipe",))
+
+
+def test_names_of_any_bytes_are_published_and_verified(store):
+    names = [b"\xff\xfe.bin", b"new\nline", b"\x1b[31m", b"x" * 255, "ünï".encode()]
+    with store.begin("c", recipe_of(store)) as build:
+        for name in names:
+            with open(os.fsencode(build.path) + b"/" + name, "wb") as file:
+                file.write(name)
+        build.publish(policy_of(store), findings=build.check(policy_of(store)))
+    assert store.verify("c", build.build_id).files == 5
+
+
+def test_digests_take_the_same_memory_for_a_large_file(store, tmp_path):
+    script = (
+        "import os, resource, sys\n"
+        "from prefect_cachewatch.publish.digests import digest_build\n"
+        "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
+        "digest_build(fd, threads=2)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "os.truncate(sys.argv[1] + '/a', 512 << 20)\n"
+        "print(digest_build(fd, threads=2)[0][0].size_bytes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big/a").write_bytes(b"x" * (4 << 20))
+    out = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "big"], capture_output=True, text=True, check=True
+    ).stdout
+    size, grown_kib = map(int, out.split())
+    assert size == 512 << 20
+    assert grown_kib < 8 << 10
+
+
+def test_more_threads_give_the_same_digests(tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}").write_bytes(os.urandom(number * 999))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert digest_build(fd, threads=1)[0] == digest_build(fd, threads=5)[0]
+    finally:
+        os.close(fd)
+
+
+# -- refusal
+
+
+def test_a_refused_build_lies_in_quarantine_with_its_reasons(store):
+    good = publish(store)
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"w.tensorbin.tmp.7": b"half"})
+        where = build.quarantine(build.check(policy), "a temporary file was left behind")
+    assert where == str(store.root / "c/quarantine" / build.build_id)
+    assert Path(where, "w.tensorbin.tmp.7").read_bytes() == b"half"
+    reasons = json.loads(Path(where, ".cachewatch/quarantine.json").read_text())
+    assert reasons["findings"][0]["category"] == "temporary_file"
+    assert states(store) == {good.build_id: "active", build.build_id: "quarantined"}
+    assert store.verify("c").whole
+
+
+# -- retries
+
+
+def test_a_killed_publishers_build_is_resumed_under_the_same_key_only(store):
+    with store.begin("c", recipe_of(store)) as first:
+        write(first, {"a.bin": b"abc"})
+    with store.begin("c", recipe_of(store, cache_key={"dtype": "bf8"})) as other:
+        assert not other.adopted and other.build_id != first.build_id
+        other.discard()
+    with store.begin("c", recipe_of(store)) as fresh:
+        assert not fresh.adopted, "the record now names another key's build"
+        fresh.discard()
+
+
+def test_a_resumed_build_loses_what_may_be_cut_and_keeps_the_rest(store):
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        build.note_growth()
+        watch = GrowthMark(build.growth_mark, build.path)
+        write(build, {"0.bin": b"whole"})
+        os.utime(f"{build.path}/0.bin", (2e9, 2e9))  # as unzip may, or cp -a
+        time.sleep(0.05)
+        seen(watch, 1)
+        time.sleep(0.05)
+        write(build, {"d/1.bin": b"cut", "2.bin.tmp.9": b"t", "3.bin": b""})
+        os.utime(f"{build.path}/d/1.bin", (1e9, 1e9))
+        seen(watch, 2)
+        seen(watch, 2)
+        watch.close()
+    with store.begin("c", recipe_of(store)) as again:
+        assert again.adopted and again.path == build.path
+        gone = again.prepare_resume(policy, window_s=0)
+        assert {s.path: s.reason for s in gone} == {
+            "d/1.bin": "changed_in_window",
+            "2.bin.tmp.9": "temporary",
+            "3.bin": "empty",
+        }
+        assert [f for _, _, names in os.walk(again.path) for f in names] == ["0.bin"]
+
+
+def test_suspects_are_kept_when_told_so(store):
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"0.bin": b"cut"})
+        assert build.prepare_resume(policy_of(store, suspects="keep"), window_s=300) == []
+        assert Path(build.path, "0.bin").exists()
+
+
+def test_a_clean_retry_begins_with_an_empty_directory_of_the_same_path(store):
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"d/0.bin": b"x"})
+        build.clean()
+        assert os.listdir(build.path) == []
+
+
+@pytest.mark.parametrize("how", ["copied", "no mark", "cut mark", "clock set back", "another user's file system"])
+def test_where_nothing_shows_what_is_whole_the_build_begins_with_nothing_and_says_why(store, how, monkeypatch):
+    with store.begin("c", recipe_of(store)) as build:
+        build.note_growth()
+        write(build, {"0.bin": b"whole", "d/1.bin": b"cut"})
+        mark = Path(build.growth_mark)
+    known = json.loads(mark.read_text())
+    if how == "copied":
+        Path(build.path).rename(store.root / "moved")
+        subprocess.run(["cp", "-a", store.root / "moved", build.path], check=True)
+    elif how == "no mark":
+        mark.unlink()
+    elif how == "cut mark":
+        mark.write_text("{")
+    elif how == "clock set back":
+        mark.write_text(json.dumps(known | {"grew_after_ns": known["grew_after_ns"] + 10**12}))
+    else:  # FAT and sshfs: the change time is the modification time
+        monkeypatch.setattr(target, "holds_change_times", lambda _fd: False)
+    with store.begin("c", recipe_of(store)) as again:
+        assert again.adopted
+        gone = again.prepare_resume(policy_of(store), window_s=0)
+        assert {suspect.reason for suspect in gone} == {"unprovable"}
+        (note,) = again.notes
+        assert note.startswith("none of the 2 files of an earlier attempt can be shown to be whole: ")
+        assert [name for _, _, names in os.walk(again.path) for name in names] == []
+        # From here on it is known again.
+        assert json.loads(mark.read_text())["grew_after_ns"] >= known["grew_after_ns"]
+
+
+def test_what_a_run_had_open_at_its_end_is_suspect_for_the_next_run_however_long_it_stood_still(store):
+    with store.begin("c", recipe_of(store)) as build:
+        build.note_growth()
+        write(build, {"open.bin": b"half", "0.bin": b"whole"})
+        time.sleep(0.05)
+        watch = GrowthMark(build.growth_mark, build.path)
+        seen(watch, 1)
+        time.sleep(0.05)
+        write(build, {"1.bin": b"cut"})
+        seen(watch, 2)
+        watch.close()
+        Path(build.reported_record).write_text(build.reported_json([f"{build.path}/open.bin", "/elsewhere"]))
+    with store.begin("c", recipe_of(store)) as again:
+        gone = again.prepare_resume(policy_of(store), window_s=0)
+        assert {s.path: s.reason for s in gone} == {"open.bin": "reported", "1.bin": "changed_in_window"}
+
+
+def test_change_times_of_this_file_system_are_its_own(store):
+    fd = os.open(store.root, os.O_RDONLY)
+    try:
+        assert durable.holds_change_times(fd)
+    finally:
+        os.close(fd)
+    assert list(store.root.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chattr needs root")
+def test_a_suspect_that_cannot_be_removed_is_named_and_never_published(tmp_path):
+    store = CacheStore(tmp_path)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"cut.bin": b"half"})
+    if subprocess.run(["chattr", "+i", f"{build.path}/cut.bin"], check=False, capture_output=True).returncode:
+        pytest.skip("no immutable files here")
+    try:
+        for _ in range(2):
+            with (
+                store.begin("c", recipe_of(store)) as again,
+                pytest.raises(StoreError, match=r"cannot remove cut\.bin before the retry: Operation not permitted"),
+            ):
+                again.prepare_resume(policy_of(store), window_s=0)
+        assert [build.state for build in store.list_builds("c")] == ["abandoned"]
+    finally:
+        subprocess.run(["chattr", "-i", f"{build.path}/cut.bin"], check=True)
+
+
+# -- skip when whole
+
+
+def test_a_whole_current_build_of_the_same_key_is_found(store):
+    build = publish(store)
+    key = recipe_of(store).key
+    assert store.find_whole("c", key)[0].build_id == build.build_id
+    assert store.find_whole("c", "0" * 64) is None
+    assert store.find_whole("nowhere", key) is None
+    Path(build.path, "a.bin").write_bytes(b"xyz")
+    assert store.find_whole("c", key) is not None, "quick looks at names and sizes"
+    assert store.find_whole("c", key, verify="full") is None
+    Path(build.path, "a.bin").write_bytes(b"xy")
+    assert store.find_whole("c", key) is None
+
+
+# -- activation and the way back
+
+
+def test_roll_back_goes_back_step_by_step_and_never_to_what_was_rolled_back_from(store):
+    a, b, c = (publish(store).build_id for _ in range(3))
+    assert store.rollback("c").build_id == b
+    assert store.rollback("c").build_id == a
+    with pytest.raises(StoreError, match="no build was active before it"):
+        store.rollback("c")
+    d = publish(store).build_id
+    assert store.rollback("c").build_id == a
+    assert {b, c, d} <= set(states(store))
+
+
+def test_roll_back_passes_over_builds_that_are_not_whole_and_says_so(store):
+    a, b, c = (publish(store) for _ in range(3))
+    Path(b.path, "a.bin").unlink()
+    back = store.rollback("c")
+    assert back.build_id == a.build_id and back.previous == c.build_id
+    assert "a.bin is missing" in back.skipped[0]
+
+
+def test_a_build_that_is_not_whole_is_never_activated(store):
+    a, b = publish(store), publish(store, activate=False)
+    Path(b.path, "a.bin").write_bytes(b"cut"[:1])
+    with pytest.raises(BuildDamaged, match=r"a\.bin has 1 bytes, and the manifest says 3"):
+        store.activate("c")
+    Path(b.path, "a.bin").write_bytes(b"xyz")
+    with pytest.raises(BuildDamaged, match="other contents"):
+        store.activate("c", verify="full")
+    assert os.readlink(store.current_path("c")).endswith(a.build_id)
+
+
+def test_an_operator_rolls_back_while_a_publisher_is_at_work(store):
+    a, _ = publish(store), publish(store)
+    with store.begin("c", recipe_of(store)):
+        assert store.rollback("c").build_id == a.build_id
+
+
+def test_a_manifest_copied_from_another_build_is_refused(store):
+    a, b = publish(store), publish(store)
+    Path(b.manifest_path).write_bytes(Path(a.manifest_path).read_bytes())
+    with pytest.raises(BuildDamaged, match="is that of 'c'"):
+        store.verify("c", b.build_id)
+    assert states(store)[b.build_id] == "damaged"
+
+
+def test_seeding_the_staging_build_with_a_copy_of_the_last_one_does_not_make_it_look_finished(store):
+    a = publish(store)
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        subprocess.run(["cp", "-a", f"{a.path}/.", build.path], check=True)
+        assert states(store)[build.build_id] == "staging"
+        build.publish(policy, findings=build.check(policy))
+    assert store.verify("c", build.build_id).whole
+
+
+def test_a_history_cut_short_stops_the_switch_and_loses_nothing(store):
+    publish(store), publish(store)
+    history = store.root / "c/.activations.json"
+    history.write_bytes(history.read_bytes()[:20])
+    current = os.readlink(store.current_path("c"))
+    for act in (
+        lambda: store.rollback("c"),
+        lambda: store.gc("c", keep=1, grace_s=0),
+        lambda: publish(store),
+    ):
+        with pytest.raises(StoreError, match="was cut short or edited: move it away"):
+            act()
+    assert os.readlink(store.current_path("c")) == current
+    assert len(states(store)) == 3
+    history.unlink()
+    assert store.activate("c").previous == current.removeprefix("builds/")
+
+
+# -- two at once
+
+
+def test_a_second_publisher_is_told_who_the_first_is(store):
+    with store.begin("c", recipe_of(store)):
+        with pytest.raises(
+            StoreBusy, match=rf"cannot publish 'c': the lock is held by pid {os.getpid()} on .* since 20"
+        ):
+            store.begin("c", recipe_of(store))
+        with store.begin("other", recipe_of(store)):
+            pass
+    with store.begin("c", recipe_of(store)):
+        pass
+
+
+def test_twenty_threads_that_switch_and_list_at_once_leave_a_whole_cache(store):
+    builds = [publish(store).build_id for _ in range(4)]
+    errors = []
+
+    def work(number):
+        try:
+            for turn in range(6):
+                store.activate("c", builds[(number + turn) % 4])
+                with store.open_current("c") as pinned:
+                    assert Path(pinned.path, "a.bin").read_bytes() == b"abc"
+                store.list_builds("c")
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert store.verify("c").whole
+
+
+# -- clean-up
+
+
+def test_a_reader_that_holds_the_old_build_keeps_it_from_clean_up(store):
+    old = publish(store)
+    with store.open_current("c") as pinned:
+        new = publish(store)
+        assert [d.reason for d in store.gc("c", keep=1, grace_s=0).decisions] == ["active", "pinned"]
+        assert Path(pinned.path, "a.bin").read_bytes() == b"abc"
+        assert next(b.pinned for b in store.list_builds("c") if b.build_id == old.build_id)
+    assert store.gc("c", keep=1, grace_s=0).freed_bytes == 7
+    assert states(store) == {new.build_id: "active"}
+
+
+def test_a_child_that_inherits_the_descriptor_keeps_the_build(store):
+    publish(store)
+    with store.open_current("c") as pinned:
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[pinned.fileno()])
+    try:
+        publish(store)
+        assert store.gc("c", keep=1, grace_s=0).removed == ()
+    finally:
+        child.kill()
+        child.wait()
+    assert len(store.gc("c", keep=1, grace_s=0).removed) == 1
+
+
+def test_a_plain_reader_has_the_grace_time_from_the_switch_not_from_the_build(store):
+    old = publish(store)
+    for path in [old.path, old.manifest_path]:
+        os.utime(path, (1e9, 1e9))
+    publish(store)
+    assert store.gc("c", keep=1, grace_s=600).removed == ()
+    assert len(store.gc("c", keep=1, grace_s=0, dry_run=True).removed) == 1
+    assert old.build_id in states(store)
+    assert [d.build_id for d in store.gc("c", keep=1, grace_s=0).removed] == [old.build_id]
+
+
+def test_clean_up_leaves_the_build_of_a_live_publisher_and_takes_a_dead_ones(store):
+    publish(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a": b"x"})
+        store.gc("c", keep=1, grace_s=0)
+        assert states(store)[build.build_id] == "staging"
+    assert states(store)[build.build_id] == "abandoned"
+    assert store.gc("c", keep=1, grace_s=3600).removed == ()
+    store.gc("c", keep=1, grace_s=0)
+    assert build.build_id not in states(store)
+    with store.begin("c", recipe_of(store)) as again:
+        assert not again.adopted
+
+
+def test_clean_up_keeps_damaged_builds_for_a_person(store):
+    a = publish(store)
+    publish(store)
+    Path(a.manifest_path).write_text("{}")
+    assert store.gc("c", keep=1, grace_s=0).removed == ()
+    assert Path(a.path, "a.bin").exists()
+
+
+def test_clean_up_prunes_the_quarantine_by_number(store):
+    publish(store)
+    for _ in range(3):
+        with store.begin("c", recipe_of(store)) as build:
+            write(build, {"x.tmp": b"half"})
+            build.quarantine([], "test")
+    store.gc("c", keep=1, keep_quarantined=1, grace_s=0)
+    assert sorted(states(store).values()) == ["active", "quarantined"]
+    assert build.build_id in states(store)
+
+
+def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_publisher(store):
+    publish(store)
+    for where in ("c", "c/builds"):
+        (store.root / where / ".cachewatch-trash-0011/d").mkdir(parents=True)
+    assert len(store.list_builds("c")) == 1
+    publish(store)
+    assert not list(store.root.glob("c/**/.cachewatch-trash-*"))
+
+
+def test_the_example_of_the_documentation_runs(store):
+    publish(store, name="llama-3-70b-n300")
+    text = (Path(__file__).parents[3] / "docs/store.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(example.replace("/mnt/caches", str(store.root)), "docs/store.md", "exec"), {})
+
+
+# -- planted things
+
+
+@pytest.mark.parametrize("where", ["c", "c/builds", "c/quarantine"])
+def test_a_link_planted_for_a_directory_is_refused_and_not_followed(store, tmp_path_factory, where):
+    publish(store)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    place = store.root / where
+    place.rename(store.root / "moved")
+    place.symlink_to(elsewhere)
+    with pytest.raises(StoreError, match="is a symbolic link; the store follows none"):
+        publish(store)
+    with pytest.raises(StoreError, match="is a symbolic link; the store follows none"):
+        store.open_current("c")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_planted_for_a_build_is_refused(store, tmp_path_factory):
+    a, b = publish(store), publish(store)
+    Path(a.path).rename(store.root / "moved")
+    Path(a.path).symlink_to(store.root / "moved")
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        store.activate("c", a.build_id)
+    assert states(store) == {a.build_id: "damaged", b.build_id: "active"}
+    store.gc("c", keep=1, grace_s=0)
+    assert (store.root / "moved/a.bin").exists()
+
+
+@pytest.mark.parametrize("target", ["/etc", "../other/builds/20260131T235959123Z-0a1b2c3d", "builds/..", "builds/x"])
+def test_a_current_that_leads_elsewhere_is_said_and_nothing_is_removed(store, target):
+    publish(store), publish(store)
+    os.unlink(store.current_path("c"))
+    os.symlink(target, store.current_path("c"))
+    for act in (
+        store.open_current,
+        store.rollback,
+        store.verify,
+        lambda name: store.gc(name, keep=1, grace_s=0),
+    ):
+        with pytest.raises(StoreError, match="which is no build of this cache: remove the link"):
+            act("c")
+    assert len(states(store)) == 2
+
+
+def test_a_directory_in_the_place_of_current_is_said(store):
+    publish(store)
+    os.unlink(store.current_path("c"))
+    os.mkdir(store.current_path("c"))
+    with pytest.raises(StoreError, match="current is not a symbolic link: move it away"):
+        store.activate("c")
+
+
+@pytest.mark.parametrize("name", ["pin", "manifest.json"])
+def test_a_link_planted_inside_a_build_is_not_followed(store, tmp_path_factory, name):
+    build = publish(store)
+    bait = tmp_path_factory.mktemp("bait") / "file"
+    bait.write_text("bait")
+    place = Path(build.path, ".cachewatch", name)
+    place.unlink()
+    place.symlink_to(bait)
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        store.open_current("c")
+    assert bait.read_text() == "bait"
+
+
+def test_a_link_planted_for_the_lock_is_not_followed(store, tmp_path_factory):
+    publish(store)
+    bait = tmp_path_factory.mktemp("bait") / "file"
+    bait.write_text("bait")
+    (store.root / "c/.writer.lock").unlink()
+    (store.root / "c/.writer.lock").symlink_to(bait)
+    with pytest.raises(StoreError, match=r"lock file .* is a symbolic link"):
+        publish(store)
+    assert bait.read_text() == "bait"
+
+
+def test_a_generator_that_plants_a_link_for_our_directory_is_refused(store, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    policy = policy_of(store)
+    with store.begin("c", recipe_of(store)) as build:
+        write(build, {"a": b"x"})
+        os.symlink(elsewhere, f"{build.path}/.cachewatch")
+        with pytest.raises(StoreError, match="is a symbolic link"):
+            build.publish(policy, findings=build.check(policy))
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../c", "..", "c/builds", "/etc"])
+def test_a_name_that_leads_out_of_the_root_touches_nothing(store, name):
+    for act in (
+        lambda: store.begin(name, recipe_of(store)),
+        lambda: store.list_builds(name),
+        lambda: store.gc(name),
+    ):
+        with pytest.raises(StoreError, match="single directory name"):
+            act()
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_cut_staging_record_costs_the_resume_and_no_build(store):
+    with store.begin("c", recipe_of(store)) as first:
+        write(first, {"a": b"x"})
+    (store.root / "c/.staging.json").write_text('{"build_id": "../../x"')
+    with store.begin("c", recipe_of(store)) as second:
+        assert not second.adopted
+    assert first.build_id in states(store)
+
+
+@pytest.mark.parametrize("root", ["/", "~", "missing", "file"])
+def test_a_root_that_cannot_be_a_store_is_one_sentence(tmp_path, root):
+    (tmp_path / "file").write_text("x")
+    path = {"/": "/", "~": str(Path.home())}.get(root, str(tmp_path / root))
+    with pytest.raises(StoreError, match=r"cannot be a store|does not exist|is not a directory"):
+        CacheStore(path)
+
+
+# -- space, file systems, NFS
+
+
+def test_no_room_is_said_before_the_first_byte(store):
+    with pytest.raises(NotEnoughSpace, match=r"free, and .* are needed \(1\.1 times what the job expects\)"):
+        store.require_space("c", expected_bytes=10**17)
+    assert list(store.root.iterdir()) == []
+    store.require_space("c", expected_bytes=1)
+    publish(store)
+    store.require_space("c")
+
+
+IN_A_MOUNT = """
+import os, subprocess, sys
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+root, case = sys.argv[1:]
+def publish(size):
+    policy = PublishPolicy(store=root)
+    with CacheStore(root).begin("c", BuildRecipe.of(["g"], policy)) as build:
+        open(build.path + "/a", "wb").write(os.urandom(size))
+        build.publish(policy, findings=build.check(policy))
+    CacheStore(root).activate("c")
+def mount(where, options):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", where], check=True)
+try:
+    if case == "quarantine":
+        publish(1000)
+        mount(root + "/c/quarantine", "size=1m")
+        publish(1000)
+    elif case == "space":
+        mount(root, "size=1m,nr_inodes=100")
+        publish(600_000)
+        CacheStore(root).require_space("c")
+    elif case == "inodes":
+        mount(root, "size=9m,nr_inodes=30")
+        publish(1000)
+        for n in range(14): open(f"{root}/{n}", "w").close()
+        CacheStore(root).require_space("c")
+    elif case == "full":
+        mount(root, "size=1m,nr_inodes=100")
+        publish(1000)
+        with open(root + "/filler", "wb") as f:
+            try:
+                while True: f.write(b"x" * 65536); f.flush()
+            except OSError: pass
+        try:
+            publish(0)
+        except (StoreError, OSError) as error:
+            print(getattr(error, "message", error))
+        assert CacheStore(root).verify("c").whole
+        os.unlink(root + "/filler")
+        publish(1000)
+        print("published again")
+except StoreError as error:
+    print(error.message)
+"""
+
+
+def in_a_mount(root, case):
+    command = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    if subprocess.run([*command, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", IN_A_MOUNT, root, case], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_store_on_two_file_systems_is_said_at_the_start(tmp_path):
+    assert "its quarantine/ lie on two file systems" in in_a_mount(tmp_path, "quarantine")
+
+
+def test_too_few_bytes_for_another_build_are_said(tmp_path):
+    assert "are needed (1.1 times the last build): free some" in in_a_mount(tmp_path, "space")
+
+
+def test_too_few_inodes_for_another_build_are_said(tmp_path):
+    assert "free inodes, and" in in_a_mount(tmp_path, "inodes")
+
+
+def test_a_disk_that_fills_up_leaves_the_current_build_whole(tmp_path):
+    first, last = in_a_mount(tmp_path, "full").splitlines()
+    assert "No space left on device" in first and first.startswith("cannot begin a build in")
+    assert last == "published again"
+
+
+def test_a_rename_whose_answer_was_lost_as_on_nfs_counts_as_done(store, monkeypatch):
+    publish(store)
+    rename = os.rename
+
+    def lossy(*args, **kwargs):
+        rename(*args, **kwargs)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(durable.os, "rename", lossy)
+    build = publish(store)
+    assert os.readlink(store.current_path("c")).endswith(build.build_id)
+    assert len(store.gc("c", keep=1, grace_s=0).removed) == 1
+
+
+def test_a_rename_that_failed_is_not_taken_for_done(store, monkeypatch):
+    first = publish(store)
+    second = publish(store, activate=False)
+
+    def failing(*args, **kwargs):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(durable.os, "rename", failing)
+    with pytest.raises(StoreError, match=f"cannot switch .*{first.build_id} stays active"):
+        store.activate("c", second.build_id)
+    monkeypatch.undo()
+    assert os.readlink(store.current_path("c")).endswith(first.build_id)
+    assert not list((store.root / "c").glob(".cachewatch-new-*"))
+
+
+AS_ANOTHER = """
+import os, sys
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.target import BuildRecipe
+# Only now: another user may not read this interpreter's own files.
+os.setgid(65534)
+os.setuid(65534)
+store, policy = CacheStore(sys.argv[1]), PublishPolicy(store=sys.argv[1])
+for act in (
+    lambda: store.open_current("c").path,
+    lambda: [build.state for build in store.list_builds("c")],
+    lambda: store.verify("c").whole,
+    lambda: store.begin("c", BuildRecipe.of(["g"], policy)),
+    lambda: store.rollback("c"),
+    lambda: store.gc("c", keep=1, grace_s=0),
+):
+    try:
+        print(act())
+    except (StoreError, OSError) as error:
+        print(type(error).__name__, getattr(error, "message", error))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_user_reads_and_verifies_and_can_change_nothing(store):
+    publish(store), publish(store)
+    for path in [store.root, *store.root.parents]:
+        if path.stat().st_uid == 0 and not path.stat().st_mode & 0o001:
+            path.chmod(path.stat().st_mode | 0o055)
+    argv = [sys.executable, "-c", AS_ANOTHER, store.root]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [os.path.realpath(store.current_path("c")), "['active', 'published']", "True"], done.stderr
+    assert lines[3].startswith("StoreError") and "belongs to uid 0" in lines[3]
+    assert all(line.startswith("StoreError") and "Permission denied" in line for line in lines[4:]), lines
+    assert len(states(store)) == 2

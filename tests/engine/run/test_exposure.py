@@ -1,0 +1,91 @@
+"""Secrets in what Prefect would store are named, never shown, and refused where that is asked for."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from prefect_cachewatch.cli.fleet import command as fleet
+from prefect_cachewatch.cli.generate import command as generate
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.exposure import check_exposure, exposed_secrets
+
+
+def job(**fields):
+    return CacheJob(**({"name": "c", "command": ["gen"], "cache_dirs": ["/c"]} | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, []),
+        ({"command": ["gen", "--layers", "80", "--max-tokens", "128", "--key", "model=llama", "-p", "8080"]}, []),
+        ({"command": ["gen", "--password", "hunter2"]}, ["job.command --password"]),
+        ({"command": ["gen", "--api-key=hunter2"]}, ["job.command --api-key"]),
+        ({"command": ["sh", "-c", "TOKEN=abc123 gen"]}, ["job.command TOKEN"]),
+        ({"command": ["gen", "s3://me:pw@host/x"]}, ["job.command argument 1"]),
+        ({"env": {"DB_PWD": "hunter2", "SSHPASS": "word", "N": "1"}}, ["job.env.DB_PWD", "job.env.SSHPASS"]),
+        ({"env": {"URL": "postgres://me:pw@db/x"}}, ["job.env.URL"]),
+        ({"env": {"X": "ghp_0123456789abcdef"}}, ["job.env.X"]),
+        ({"env": {"TOKENIZERS_PARALLELISM": "false", "SSH_AUTH_SOCK": "/run/x", "TOKEN_FILE": "/run/t", "AUTH": "none"}}, []),
+        ({"env_secrets": {"HF_TOKEN": "hf-token"}}, []),
+        ({"ready": {"kind": "http", "url": "http://localhost/health?token=abc1"}}, ["job.ready.url"]),
+    ],
+)  # fmt: skip
+def test_secrets_of_a_job_are_found_where_they_stand(fields, found):
+    assert exposed_secrets({"job": job(**fields)}) == found
+
+
+def test_the_sentence_names_the_way_out_and_no_value():
+    given = {"job": job(command=["gen", "--password", "hunter2"], env={"DB_PWD": "hunter3"})}
+    sentence = check_exposure(given, strict=False)
+    assert "job.command --password, job.env.DB_PWD look like a secret" in sentence
+    assert "env_secrets" in sentence
+    assert "hunter" not in sentence
+    with pytest.raises(InputError, match="refused by strict secrets") as caught:
+        check_exposure(given, strict=True)
+    assert "hunter" not in str(caught.value)
+    assert check_exposure({"job": job()}, strict=True) is None
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_generate_warns_and_refuses_before_anything_is_stored(tmp_path, monkeypatch, strict):
+    ran = []
+    monkeypatch.setattr("prefect_cachewatch.cli.generate.run_flow", lambda *args, **kwargs: ran.append(args) or 0)
+    words = [
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        *(["--strict-secrets"] if strict else []),
+        "--",
+        "true",
+        "--password",
+        "hunter2",
+    ]
+    done = CliRunner().invoke(generate, words, standalone_mode=False)
+    if strict:
+        assert isinstance(done.exception, InputError)
+        assert (ran, (tmp_path / "cache").exists()) == ([], False)
+    else:
+        assert done.stderr.count("\n") == 1
+        assert "job.command --password looks like a secret" in done.stderr
+        assert "env_secrets" in done.stderr
+        assert len(ran) == 1
+    assert "hunter2" not in done.output
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_fleet_warns_and_refuses_before_anything_is_stored(tmp_path, strict):
+    path = tmp_path / "jobs.yaml"
+    path.write_text(
+        "version: 1\njobs:\n  - {name: a, command: ['true'], cache_dirs: [/mnt/a], env: {DB_PWD: hunter2}}\n"
+    )
+    done = CliRunner().invoke(
+        fleet, [str(path), "--check", *(["--strict-secrets"] if strict else [])], standalone_mode=False
+    )
+    if strict:
+        assert isinstance(done.exception, InputError)
+        assert "a.env.DB_PWD" in str(done.exception)
+    else:
+        assert "cachewatch: a.env.DB_PWD looks like a secret" in done.stderr
+    assert "hunter2" not in done.output

@@ -1,0 +1,118 @@
+"""What follows a stall, as values; and the files of automations, as they are read."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prefect_cachewatch.cli.automation_files import read_automations, shipped_automations
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.followup import PastEnd, decide_follow_up, named_cause
+
+FULL = "stalled: no growth for 5 min. Cause: the disk is full."
+STALL, DONE = PastEnd("Stalled", FULL), PastEnd("Completed")
+
+
+def test_the_first_stall_is_run_again_once_where_that_was_asked_for():
+    decision = decide_follow_up([STALL, DONE, STALL], "once")
+    assert (decision.run_again, decision.stalls_in_a_row) == (True, 1)
+    assert decide_follow_up([STALL], "once").run_again
+    assert not decide_follow_up([STALL, DONE], "never").run_again
+
+
+def test_the_second_stall_in_a_row_needs_a_person_and_says_what_they_share():
+    decision = decide_follow_up([STALL, STALL, DONE], "once")
+    assert (decision.run_again, decision.stalls_in_a_row) == (False, 2)
+    assert decision.sentence == (
+        "It stalled 2 times in a row with the same cause (the disk is full): it is not run again, a person must look."
+    )
+    other = PastEnd("Stalled", "no growth. Probable cause: a lock.")
+    assert "same cause" not in decide_follow_up([STALL, other], "once").sentence
+    assert "same cause" not in decide_follow_up([PastEnd("Stalled"), PastEnd("Stalled")], "once").sentence
+
+
+def test_what_was_run_again_is_not_run_a_third_time():
+    # Even where a completed run of another deployment of the job came in between.
+    assert not decide_follow_up([PastEnd("Stalled", again=True), DONE], "once").run_again
+
+
+def test_a_part_of_another_run_is_left_to_that():
+    decision = decide_follow_up([PastEnd("Stalled", part_of="nightly fleet"), DONE], "once")
+    assert not decision.run_again
+    assert decision.sentence == "It is a part of nightly fleet, which decides what follows."
+
+
+def test_an_end_is_a_value():
+    assert PastEnd("Stalled", "", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)).again is False
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [(FULL, "the disk is full"), ("x. Probable cause: a lock.", "a lock"), ("no growth for 5 min", ""), ("", "")],
+)
+def test_the_cause_is_what_the_message_ends_with(message, cause):
+    assert named_cause(message) == cause
+
+
+def test_the_shipped_automations_are_read_and_ask_for_no_ids():
+    assert list(shipped_automations()) == ["follow-up", "notify", "zombies"]
+    names = [one.name for one in read_automations([])]
+    assert names == [
+        "cachewatch: follow up on a stall",
+        "cachewatch: tell about a stall",
+        "cachewatch: crash zombies",
+    ]
+
+
+GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-nothing"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [", ", line 1: expected the node content, but found '<stream end>': correct the YAML"),
+        ("[]", "has no automation in it"),
+        ("5", "an automation is a mapping with a name, a trigger and actions"),
+        (yaml.safe_dump({**GOOD, "name": ""}), "an automation is a mapping with a name"),
+        (yaml.safe_dump({**GOOD, "triger": {}}), "'x' has an unknown key 'triger'; did you mean trigger?"),
+        (yaml.safe_dump({**GOOD, "actions": []}), "'x' needs a trigger and at least one action"),
+        (yaml.safe_dump({**GOOD, "actions": ["a"]}), "each action of 'x' is a mapping with a type"),
+        (
+            yaml.safe_dump({**GOOD, "actions": [{"type": "run-deployment", "deployment": "nightly"}]}),
+            "deployment in 'x' is FLOW/DEPLOYMENT, and stands in place of deployment_id",
+        ),
+        (yaml.safe_dump([GOOD, GOOD]), "'x' is in "),
+    ],
+)
+def test_a_file_that_is_no_automation_is_one_sentence(tmp_path: Path, text: str, said: str):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_automations([str(path)])
+    assert said in caught.value.message and str(path) in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_is_missing_names_the_nearest_one():
+    with pytest.raises(InputError, match=r"zombie is no file and none of the shipped .*; did you mean zombies\?"):
+        read_automations(["zombie"])
+
+
+def test_templates_are_copied_and_never_over_what_is_there(tmp_path: Path):
+    command = [sys.executable, "-m", "prefect_cachewatch.cli.main", "templates", str(tmp_path / "mine")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    source = Path(__file__).parents[3] / "deployments"
+    for path in ("prefect.yaml", "pools/kubernetes.json", "automations/zombies.yaml", "compose/env.example"):
+        assert (tmp_path / "mine" / path).read_bytes() == (source / path).read_bytes()
+    assert not list((tmp_path / "mine").rglob("*.py"))
+    mine = tmp_path / "mine" / "prefect.yaml"
+    mine.write_text("changed")
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 125 and again.stderr.startswith(f"cachewatch: {tmp_path / 'mine'} has ")
+    assert len(again.stderr.splitlines()) == 1 and mine.read_text() == "changed"

@@ -1,0 +1,106 @@
+"""The sentences that say how a generation ended."""
+
+import pytest
+
+from prefect_cachewatch.supervise.signals import signal_name
+from prefect_cachewatch.watching.messages import describe_growth, describe_stall
+from prefect_cachewatch.watching.stall import Verdict
+
+GROWTH = "1.08 GiB in 43 files; last growth layers.7.w2.tensorbin"
+WHERE = ["/mnt/cache/llama"]
+
+
+def stalled(kind, pause_s=300.0, window_s=300.0):
+    return Verdict("stalled", kind, pause_s, window_s)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "more", "sentence"),
+    [
+        (
+            stalled("no_growth"),
+            {},
+            "Tensor cache generation stalled: no disk write activity detected for 5 minutes in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+        (
+            stalled("no_growth"),
+            {"touched": True},
+            "Tensor cache generation stalled: no disk write activity detected for 5 minutes in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin). "
+            "Files change in place without growing: consider progress=any.",
+        ),
+        (
+            stalled("never_started", 1200, 1200),
+            {},
+            "Tensor cache generation never started: no byte written within 20 minutes in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+        (
+            stalled("never_ready", 1800, 1800),
+            {"unready": "http://127.0.0.1:8000/health never answered 200 (last answer: connection refused)"},
+            "Tensor cache generation never became ready: 30 minutes without a byte written, and "
+            "http://127.0.0.1:8000/health never answered 200 (last answer: connection refused); in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+        (
+            stalled("churning"),
+            {},
+            "Tensor cache generation stalled: files are written and deleted, but nothing is kept in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+        (
+            stalled("cache_directory_missing", 72),
+            {},
+            "Tensor cache generation stalled: cache directory missing for 72 s: /mnt/cache/llama.",
+        ),
+        (
+            stalled("filesystem_unresponsive", 72),
+            {"problem": "the file system does not answer"},
+            "Tensor cache generation stalled: /mnt/cache/llama could not be measured for 72 s "
+            "(the file system does not answer).",
+        ),
+        (
+            stalled("filesystem_unresponsive", 72),
+            {},
+            "Tensor cache generation stalled: /mnt/cache/llama could not be measured for 72 s.",
+        ),
+        (
+            Verdict("deadline_exceeded", None, 1, 300),
+            {},
+            "Tensor cache generation exceeded its time limit and was stopped in /mnt/cache/llama "
+            "(1.08 GiB in 43 files; last growth layers.7.w2.tensorbin).",
+        ),
+    ],
+)
+def test_each_verdict_has_its_sentence(verdict, more, sentence):
+    assert describe_stall(verdict, WHERE, GROWTH, **more) == sentence
+
+
+def test_several_directories_are_all_named():
+    assert " in /a, /b (" in describe_stall(stalled("no_growth"), ["/a", "/b"], GROWTH)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["no_growth", "never_started", "never_ready", "churning", "cache_directory_missing", "filesystem_unresponsive"],
+)
+def test_a_hostile_path_stays_on_its_line(kind):
+    text = describe_stall(stalled(kind), ["/mnt/a\x1b[2J\nb"], GROWTH, problem="/mnt/\x1bx: gone")
+    assert "\x1b" not in text
+    assert "\n" not in text
+
+
+def test_what_there_is_is_said_with_its_number():
+    assert describe_growth(0, 0) == "0 B in 0 files"
+    assert describe_growth(5, 1) == "5 B in 1 file"
+    assert describe_growth(2**40, 12345, "/c/a\n") == "1.00 TiB in 12,345 files; last growth a\\n"
+
+
+def test_signals_are_named():
+    assert [signal_name(9), signal_name(11), signal_name(64), signal_name(99)] == [
+        "SIGKILL",
+        "SIGSEGV",
+        "SIGRTMAX",
+        "signal 99",
+    ]
