@@ -1,91 +1,144 @@
-# Every target sets up what it needs. `make demo` and `make test` are the two to know.
+# Every target sets up what it needs; `make help` lists them. `make demo` and `make test` are the two to know.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TYPES := .venv-types
+DOCS := .venv-docs
+PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
 APART := generators or faults or slow or ui or deployments or fleet or containers or scale or peers
 
-.PHONY: demo test lint types bench size test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "cachewatch needs Python 3.11 or newer; $(PYTHON) is older: set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -e .
+	$(BIN)/$(PIP) -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test]'
+	$(BIN)/$(PIP) -e '.[test]'
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.installed
-	$(BIN)/pip install -q --disable-pip-version-check 'ruff>=0.9'
+	$(BIN)/$(PIP) -e '.[lint]'
 	@touch $@
 
-demo: $(VENV)/.installed
+install: $(VENV)/.test $(VENV)/.lint ## Set up .venv with the package, its tests and its linter.
+
+# pre-commit is yours to install (pipx install pre-commit): it runs the targets of this file.
+hooks: install ## Let git run the quick checks before each commit.
+	pre-commit install
+
+demo: $(VENV)/.installed ## Show a healthy and a frozen generation through the real flow.
 	$(BIN)/cachewatch demo
 
-test: $(VENV)/.test
+test: $(VENV)/.test ## Run the tests; ARGS="-k word" picks some.
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not ($(APART))' $(ARGS)
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.lint ## Check style and format (ruff).
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+format: $(VENV)/.lint ## Format, and mend what the linter can.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
 # An environment of its own with a plain install: type checkers cannot see through
 # the import hook of an editable install with mapped folders.
-types: $(VENV)/.installed
+types: $(VENV)/.installed ## Check types (mypy strict, pyright), in an environment of their own.
 	@test -d $(TYPES) || $(PYTHON) -m venv $(TYPES)
-	$(TYPES)/bin/pip install -q --disable-pip-version-check '.[test,types]'
-	$(TYPES)/bin/pip install -q --disable-pip-version-check --no-deps --force-reinstall .
+	$(TYPES)/bin/$(PIP) '.[test,types]'
+	$(TYPES)/bin/$(PIP) --no-deps --force-reinstall .
 	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
 	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
 
-# Independent simulators that the planner is compared with.
-$(VENV)/.peers: $(VENV)/.test
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,peers]'
+# Lines and branches, those of started commands and flows too. COVERED chooses the tests, FLOOR is the least percentage:
+# below it the target fails.
+FLOOR ?= 60
+COVERED ?= -n 4 --dist worksteal -m 'not ($(APART))'
+$(VENV)/.coverage: $(VENV)/.test
+	$(BIN)/$(PIP) -e '.[test,coverage]'
 	@touch $@
 
-# Lines of code and files of each room.
-size: $(VENV)/.installed
-	$(BIN)/python tests/size.py
+coverage: $(VENV)/.coverage ## Measure what the tests execute; fail below FLOOR per cent.
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(BIN)/coverage run -m pytest --timeout 600 $(COVERED) $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage html -q
+	$(BIN)/coverage report --fail-under=$(FLOOR)
 
-bench: $(VENV)/.peers
+# A plain install, for the same reason as in `types`: what reads the docstrings does not see through an editable one.
+$(DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/$(PIP) '.[docs]'
+	@touch $@
+
+docs: $(DOCS)/.installed ## Build the documentation site into build/site; a warning is an error.
+	$(DOCS)/bin/$(PIP) --no-deps --force-reinstall .
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean
+
+$(VENV)/.release: $(VENV)/.installed
+	$(BIN)/$(PIP) -e '.[release]'
+	@touch $@
+
+build: $(VENV)/.release ## Build sdist and wheel into dist, and check them as PyPI does.
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+
+size: $(VENV)/.installed ## Say how large the code is, room by room.
+	$(BIN)/python tests/size.py $(ARGS)
+
+picture: $(VENV)/.installed ## Draw the README's picture of a caught stall from a real run.
+	$(BIN)/python tests/picture.py docs/images/stall.svg
+
+# Independent simulators that the planner is compared with.
+$(VENV)/.peers: $(VENV)/.test
+	$(BIN)/$(PIP) -e '.[test,peers]'
+	@touch $@
+
+bench: $(VENV)/.peers ## Measure what it costs and how fast it is, beside named peers; about 20 minutes.
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 # The planner against independent codes (octave with its queueing package, ciw, simpy).
-test-capacity: $(VENV)/.peers
+test-capacity: $(VENV)/.peers ## Check the planner against octave and other simulators.
 	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
 	$(BIN)/pytest -m slow tests/engine $(ARGS)
 
-test-generators: $(VENV)/.test
+test-generators: $(VENV)/.test ## Test with real cache generators, each in an environment of its own.
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
 
 # Many generations as one, on a Prefect server with a worker: deaths, limits, cancellation, resuming.
-test-fleet: $(VENV)/.test
+test-fleet: $(VENV)/.test ## Test fleets on a real Prefect server with a worker.
 	$(BIN)/pytest -m fleet tests/orchestration $(ARGS)
 
 # A Prefect server, a worker and a headless Chromium (Debian's package chromium); screenshots in build/screenshots.
-test-ui: $(VENV)/.test
-	$(BIN)/pip install -q --disable-pip-version-check 'py-spy>=0.4'
+test-ui: $(VENV)/.test ## Test pages and Prefect's UI in a headless Chromium.
+	$(BIN)/$(PIP) 'py-spy>=0.4'
 	CACHEWATCH_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/pytest -m ui tests/ui $(ARGS)
 
 # The templates on a real Prefect server, and against the schemas of Docker's and Kubernetes' workers, the Kubernetes
 # API and the compose specification (compose-viz carries it; only its wheel is fetched). A Docker worker runs its pool on
 # podman, as root (Debian: podman runc catatonit busybox-static).
 $(VENV)/.pools: $(VENV)/.test
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,pools]'
+	$(BIN)/$(PIP) -e '.[test,pools]'
 	$(BIN)/pip download -q --disable-pip-version-check --no-deps --dest build/schemas compose-viz==0.3.5
 	@touch $@
 
-test-deployments: $(VENV)/.pools
+test-deployments: $(VENV)/.pools ## Test the templates on a real server and against the schemas of what they are for.
 	$(BIN)/pytest -m deployments tests/deployments $(ARGS)
 
 # The images of deployments/docker, and a guarded run in one: without root, capabilities or a writable root file system.
 # Not in CI: it wants an engine and a base image with Python, ENGINE=podman BASE=localhost/debian-python for example.
 ENGINE ?= docker
 BASE ?= docker.io/library/python:3.12-slim-bookworm
-images:
+images: ## Build the images of deployments/docker, and run a guarded generation in one.
 	for image in job worker server; do \
 	    $(ENGINE) build $(BUILD_ARGS) -f deployments/docker/Dockerfile --build-arg BASE=$(BASE) --target $$image -t cachewatch-$$image . || exit; \
 	done
@@ -93,33 +146,33 @@ images:
 	    cachewatch exec --cache-dir /mnt/caches/smoke -- python3 -c "open('/mnt/caches/smoke/a', 'wb').write(bytes(9999))"
 
 # Writes what was promised and measured to docs/reliability.md. Best as root: mounts and other users need it.
-test-faults: $(VENV)/.test
+test-faults: $(VENV)/.test ## Inject real faults, and write docs/reliability.md; best as root.
 	RELIABILITY_TABLE=docs/reliability.md $(BIN)/pytest -m faults tests/faults $(ARGS)
 
 # The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes docs/peers.md.
-test-peers: $(VENV)/.test
+test-peers: $(VENV)/.test ## Run the checks of timeout's, dumb-init's and tini's test suites; write docs/peers.md.
 	PEERS_TABLE=docs/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers $(ARGS)
 
 # Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
-test-containers: $(VENV)/.test
+test-containers: $(VENV)/.test ## Test containers on an engine of its own; as root.
 	$(BIN)/pytest -n 4 --dist loadfile -m containers tests/containers $(ARGS)
 
 # Random faults against random trees: make soak MINUTES=10 [SEED=n [CASE=n]]
 MINUTES ?= 10
-soak: $(VENV)/.test
+soak: $(VENV)/.test ## Inject random faults: MINUTES=10 [SEED=n [CASE=n]].
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
 
 # A Prefect server on PostgreSQL and Redis (Debian's packages postgresql and redis-server), process workers, a worker
 # killed and the server restarted: a dozen runs as a test; and 200, which writes docs/scale.md. Best on a quiet machine.
 $(VENV)/.scale: $(VENV)/.test
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[test,scale]'
+	$(BIN)/$(PIP) -e '.[test,scale]'
 	@touch $@
 
-test-scale: $(VENV)/.scale
+test-scale: $(VENV)/.scale ## Run a dozen generations on PostgreSQL and Redis.
 	$(BIN)/pytest -m scale tests/scale $(ARGS)
 
-scale: $(VENV)/.scale
+scale: $(VENV)/.scale ## Run 200 generations there, and write docs/scale.md.
 	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)
 
-clean:
-	rm -rf $(VENV) $(TYPES) build dist .pytest_cache .mypy_cache .ruff_cache
+clean: ## Remove the environments and everything that was built.
+	rm -rf $(VENV) $(TYPES) $(DOCS) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.ci_table import Report, Step, table, targets, verdict
+from tests.ci_table import Report, Step, is_few, table, targets, verdict
 
 ROOT = Path(__file__).parents[2]
 XML = """<testsuites><testsuite name="pytest">
@@ -47,6 +47,18 @@ def test_a_target_of_the_makefile_that_nobody_mentions_fails_the_table() -> None
     lines, good = table(steps, {}, ["lint", "soak"])
     assert not good
     assert lines[-1].split() == ["soak", "LEFT", "OUT", "WITHOUT", "A", "REASON"]
+
+
+@pytest.mark.parametrize(
+    ("second", "said"), [(Report(1), "ok, 1 only when run again"), (Report(0, 0, ("a::b",)), "FAILED (exit status 2)")]
+)
+def test_few_failed_tests_have_one_more_run_which_is_said(second: Report, said: str) -> None:
+    steps = [Step("test", 2, 60), Step("test:again", 0 if not second.failed else 2, 1)]
+    lines, good = table(steps, {"test": Report(9, 0, ("a::b",)), "test:again": second}, [])
+    assert lines[1].endswith(said)
+    assert good is not bool(second.failed)
+    assert "test: failed: a::b" in lines
+    assert [is_few(Report(9, 0, ("a::b",) * count)) for count in (0, 1, 5, 6)] == [False, True, True, False]
 
 
 def test_nothing_run_is_no_success() -> None:
