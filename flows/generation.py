@@ -64,6 +64,7 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [
@@ -248,12 +249,12 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
                 logger.info("no further attempt: %s", decision.reason)
             if inputs.delivery is not None:
                 leave_build(inputs.delivery, report, site)
-            return Failed(name=_state_name(outcome), message=outcome.message)
+            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=outcome.message)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
         due_s = time.monotonic() + pause_s
         if (problem := _await_survivors(outcome, pause_s, logger)) is not None:
             logger.error(problem)
-            return Failed(name=_state_name(outcome), message=f"{outcome.message} {problem}")
+            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=f"{outcome.message} {problem}")
         if outcome.stop is not None and outcome.stop.survivors:
             site.note_end(failed=True)  # they may have written until a moment ago
         try:
@@ -267,7 +268,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             write_reports(inputs, replace(report, message=message), f"report-{number}.json")
             if inputs.delivery is not None:
                 leave_build(inputs.delivery, report, site)
-            return Failed(name=_state_name(outcome), message=message)
+            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=message)
         left_s = max(0.0, due_s - time.monotonic())
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))
         time.sleep(left_s)
@@ -313,13 +314,6 @@ def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report
     if state.is_failed():
         return state
     return Completed(message=state.message, data=_summary(inputs, outcomes, report.publication))
-
-
-def _state_name(outcome: Outcome) -> str:
-    if outcome.kind == "filesystem_unresponsive":
-        return "FilesystemUnresponsive"
-    names = {"stalled": "Stalled", "deadline_exceeded": "DeadlineExceeded", "nothing_written": "NothingWritten"}
-    return names.get(outcome.name, "GeneratorFailed")
 
 
 def _summary(inputs: Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:

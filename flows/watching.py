@@ -33,6 +33,7 @@ from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_gener
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
 from prefect_cachewatch.tasks.watching import Observation, watch_process
+from prefect_cachewatch.watching.outcomes import ending_of, is_failure, is_verdict
 
 __all__ = ["WatchSummary", "watch_cache"]
 
@@ -129,7 +130,7 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
         for problem in (*observation.run.problems, *final.notes):
             logger.warning(problem)
         emit_generation_event(*describe_end(final))
-        if final.outcome in ("stalled", "deadline_exceeded", "failed", "nothing_written"):
+        if is_failure(final.outcome):
             _tell_failure(final, logger)
         else:
             logger.info(final.message)
@@ -156,20 +157,12 @@ def _conclude(observation: Observation, run_dir: Path) -> State[Any]:
     outcome, stalls = observation.outcome, observation.run.watch.stalls
     if outcome is None:
         return Failed(name="GeneratorFailed", message="The watch ended without an outcome; see the log.")
-    if outcome.kind == "filesystem_unresponsive":
-        return Failed(name="FilesystemUnresponsive", message=outcome.message)
-    if outcome.name in ("stalled", "deadline_exceeded"):
-        name = "Stalled" if outcome.name == "stalled" else "DeadlineExceeded"
-        return Failed(name=name, message=outcome.message)
-    if stalls:
+    name = ending_of(outcome.name, outcome.kind).state
+    if stalls and not is_verdict(outcome.name):
         count = "A stall was" if len(stalls) == 1 else f"{len(stalls)} stalls were"
         return Failed(name="StallReported", message=f"{count} reported, and it was left alone. {outcome.message}")
-    if outcome.name == "nothing_written":
-        return Failed(name="NothingWritten", message=outcome.message)
-    if outcome.name == "failed":
-        return Failed(name="GeneratorFailed", message=outcome.message)
-    if outcome.name == "detached":
-        return Failed(name="Detached", message=outcome.message)
+    if is_failure(outcome.name) or outcome.name == "detached":
+        return Failed(name=name, message=outcome.message)
     growth = outcome.growth
     summary = WatchSummary(
         name=observation.run.watch.job.name,
@@ -182,4 +175,4 @@ def _conclude(observation: Observation, run_dir: Path) -> State[Any]:
         cache_dirs=list(outcome.paths),
         run_dir=str(run_dir),
     )
-    return Completed(name="Ended" if outcome.name == "ended" else None, message=outcome.message, data=summary)
+    return Completed(name=name, message=outcome.message, data=summary)

@@ -20,11 +20,11 @@ from prefect.states import Completed, Failed
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.postmortem.advice import next_step
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
 from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.watching.monitor import GrowthMonitor
+from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule
 
@@ -156,7 +156,7 @@ def monitor_cache(
         growth = describe_growth(monitor.growth.bytes_present, monitor.growth.files_present, monitor.last_path)
         if not verdict.final and not allow_empty and began_empty and holds_nothing(monitor.growth):
             told = describe_nothing(site.paths, monitor.growth.bytes_written)
-            return Failed(name="NothingWritten", message=f"{told}. {next_step('nothing_written', None)}")
+            return Failed(name="NothingWritten", message=f"{told}. {ending_of('nothing_written').advice}")
         if not verdict.final:
             return Completed(message=f"{growth}; no stall.")
         message = describe_stall(verdict, site.paths, growth, problem=monitor.problem, touched=monitor.touched_in_pause)

@@ -21,6 +21,7 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import ending_of, is_failure
 
 __all__ = ["Observation", "watch_process"]
 
@@ -93,10 +94,9 @@ def watch_process(observation: Observation) -> State[Any]:
         return Failed(name="Refused", message=error.message)
     outcome = observation.outcome
     assert outcome is not None
-    names = {"stalled": "StallDetected", "deadline_exceeded": "DeadlineExceeded", "failed": "GeneratorFailed"}
-    names["nothing_written"] = "NothingWritten"
-    if outcome.name in names:
-        return Failed(name=names[outcome.name], message=outcome.message)
+    if is_failure(outcome.name):
+        name = "StallDetected" if outcome.name == "stalled" else ending_of(outcome.name).state
+        return Failed(name=name, message=outcome.message)
     if watch.stalls:
         return Failed(name="StallDetected", message=watch.stalls[-1].message)
     return Completed(message=outcome.message)

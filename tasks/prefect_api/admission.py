@@ -15,13 +15,13 @@ from prefect.context import FlowRunContext
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.postmortem.advice import next_step
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot, storage_weight
 from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import ending_of
 
 __all__ = ["Admission"]
 
@@ -93,7 +93,7 @@ class Admission:
     def _record(self, run_id: str, state: State[Any]) -> RunRecord:
         last = self.outcomes[-1] if self.outcomes else None
         diagnosis = self.report.diagnosis if self.report is not None else None
-        advice = diagnosis.resolution if diagnosis else next_step(last.name, last.kind) if last else ""
+        advice = diagnosis.resolution if diagnosis else ending_of(last.name, last.kind).advice if last else ""
         if last is not None:
             bytes_present: int | None = last.growth.bytes_present
         else:  # nothing was run: what a cached build has stands in the summary

@@ -18,10 +18,10 @@ from prefect_cachewatch.common.statedir import slugify
 from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.postmortem.advice import next_step
 from prefect_cachewatch.postmortem.chart import draw_growth, svg_data_uri
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.history import PastRun, enough_window_s
+from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
@@ -192,7 +192,7 @@ def report_markdown(report: Report) -> str:
             f"**Cause:** {for_markdown(summary, 1000)} ({diagnosis.category}, confidence {diagnosis.confidence})",
             "",
         ]
-    advice = diagnosis.resolution if diagnosis else next_step(report.outcome, report.stall.kind)
+    advice = diagnosis.resolution if diagnosis else ending_of(report.outcome, report.stall.kind).advice
     if advice:
         lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
     lines += [_chart(report), ""]

@@ -19,18 +19,9 @@ from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import TextfileDirectory, check_linger, parse_destination
 from prefect_cachewatch.metrics.exporter import MetricsExporter, open_metrics
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.watching.outcomes import ending_named, ending_of
 
 __all__ = ["FlowMetrics"]
-
-_OUTCOMES = {
-    "Cached": "cached",
-    "DeadlineExceeded": "deadline_exceeded",
-    "FilesystemUnresponsive": "stalled",
-    "NothingWritten": "nothing_written",
-    "Refused": "refused",
-    "Stalled": "stalled",
-    "VerificationFailed": "verification_failed",
-}
 
 
 class FlowMetrics:
@@ -87,8 +78,8 @@ class FlowMetrics:
             The same state.
         """
         if self.exporter is not None:
-            outcome = "completed" if state.is_completed() else "failed"
-            self.exporter.run_ended(_OUTCOMES.get(state.name or "", outcome))
+            ending = ending_named(state.name or "") or ending_of("completed" if state.is_completed() else "failed")
+            self.exporter.run_ended(ending.outcome)
             if self.exporter.lingers and self._linger_s:
                 self._logger.info("metrics stay open for up to %s, for a last scrape", format_duration(self._linger_s))
             with contextlib.suppress(KeyboardInterrupt):  # ends the wait; the run itself is over

@@ -38,6 +38,7 @@ PURE = [
     "watching.stall",
     "watching.servers.warmup",
     "watching.messages",
+    "watching.outcomes",
     "measure.folder",
     "measure.growth",
     "measure.ledger",

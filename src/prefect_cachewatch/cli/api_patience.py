@@ -12,7 +12,6 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from prefect_cachewatch.common.bounded import Bounded
@@ -20,6 +19,7 @@ from prefect_cachewatch.common.files import write_within
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
@@ -32,7 +32,6 @@ _LOOK_S = 0.25
 # What is our own at an attempt's end, and no matter of the API: a last scan, the post-mortem, the report.
 _OWN_END_S = 45.0
 _HURRY_S = 3.0
-_OWN_FAILURE = 125
 
 
 def api_url() -> str:
@@ -95,12 +94,11 @@ class ApiWatchdog:
     Args:
         telling: what the run notes of itself.
         patience_s: how long the API may take, each time that the run only speaks to it.
-        exit_status: of the command, by the report of the last attempt as a mapping.
     """
 
-    def __init__(self, telling: Telling, patience_s: float, exit_status: Callable[[str, Report], int]) -> None:
+    def __init__(self, telling: Telling, patience_s: float) -> None:
         self.finished = threading.Event()
-        self._telling, self._patience_s, self._exit_status = telling, patience_s, exit_status
+        self._telling, self._patience_s = telling, patience_s
         self._bounds_start = bool(api_url())  # a temporary server has a time limit of its own for its start
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signal: int | None = None
@@ -130,9 +128,7 @@ class ApiWatchdog:
         Returns:
             The exit status: 128+N for a run that signal N cancelled, a temporary server with it or not.
         """
-        if report.outcome == "cancelled" and self._signal is not None:
-            return 128 + self._signal
-        return self._exit_status(report.outcome, report)
+        return report.exit_status(self._signal)
 
     def _watch(self) -> None:
         while not self.finished.is_set():
@@ -170,7 +166,7 @@ class ApiWatchdog:
             status = 128 + self._signal
             said = f"cachewatch: {signal.Signals(self._signal).name} while the Prefect API did not answer; nothing is running"
         else:
-            status = _OWN_FAILURE
+            status = OWN_FAILURE
             said = f"cachewatch: the Prefect API at {api_url()} has not answered for {format_duration(self._patience_s)}: nothing is running"
         with contextlib.suppress(OSError):
             write_within(2, f"{said}\n".encode("utf-8", "backslashreplace"), 1.0)

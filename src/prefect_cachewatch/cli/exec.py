@@ -32,7 +32,7 @@ from prefect_cachewatch.run.placement import Placement, place_job
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
-from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.attempt import Watch, run_watch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,12 +40,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
-__all__ = ["NOTHING_WRITTEN", "STOPPED", "exit_status", "run_exec"]
-
-STOPPED = 124
-NOTHING_WRITTEN = 1
-_OWN_FAILURE = 125
-_NEVER_READY = 1
+__all__ = ["run_exec"]
 
 
 def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
@@ -179,34 +174,7 @@ def _watch_command(
     if outcome.name != "completed" or not quiet:
         print(outcome.message, file=sys.stderr, flush=True)
     metrics.finish(relay.received)
-    return exit_status(outcome, relay.received[0] if relay.received else None)
-
-
-def exit_status(outcome: Outcome, received: int | None = None) -> int:
-    """Say how the command ends after an outcome.
-
-    Args:
-        outcome: of the attempt.
-        received: the signal that cancelled it, if one did.
-
-    Returns:
-        The exit status.
-    """
-    if outcome.name == "completed":
-        return 0
-    if outcome.name in ("stalled", "deadline_exceeded"):
-        return STOPPED
-    if outcome.name == "nothing_written":
-        return NOTHING_WRITTEN
-    if outcome.name == "cancelled":
-        return 128 + received if received else _OWN_FAILURE
-    if outcome.stop is None or outcome.stop.why != "exited":
-        return _OWN_FAILURE
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    if outcome.exit_code == 0:
-        return _NEVER_READY
-    return outcome.exit_code if outcome.exit_code is not None else _OWN_FAILURE
+    return report.exit_status(relay.received[0] if relay.received else None)
 
 
 def _checked_recording(path: Path, job: CacheJob, files: Files) -> Callable[[], TraceRecorder]:

@@ -33,20 +33,16 @@ from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.report import Report, check_report_path
+from prefect_cachewatch.postmortem.report import check_report_path
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import place_job
 from prefect_cachewatch.run.trace.recorder import trace_path
+from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 __all__ = ["command", "run_flow"]
-
-NOT_PUBLISHED = 1
-NEVER_READY = 1
-STOPPED = 124
-OWN_FAILURE = 125
 
 
 @click.command("generate", context_settings={"allow_interspersed_args": False})
@@ -195,7 +191,7 @@ def run_flow(
         quiet_screen = _clear_before_logging(view)
         told = Telling()
         telling_token = whom_to_tell.set(told)
-        watchdog = ApiWatchdog(told, api_patience_s, _ended)
+        watchdog = ApiWatchdog(told, api_patience_s)
         watchdog.start()
         try:
             hooks: list[Any] = [*generate_cache.on_crashed_hooks, _cancelled_if(received)]
@@ -236,7 +232,10 @@ def run_flow(
         print(state.message, file=sys.stderr, flush=True)
     if state.is_cancelled():
         return 128 + (received or [signal.SIGTERM])[0]
-    return 0 if state.is_completed() else _failed_status(told.report)
+    if state.is_completed():
+        return 0
+    # A report that is well, of a run that is not: something of ours has failed after it.
+    return (told.report.exit_status() if told.report is not None else 0) or OWN_FAILURE
 
 
 def _cancelled_if(received: list[int]) -> Callable[[Any, Any, Any], None]:
@@ -291,22 +290,3 @@ def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
             handler.removeFilter(clear)
 
     return undo
-
-
-def _ended(outcome: str, report: Report) -> int:
-    return 0 if outcome in ("completed", "cached") else _failed_status(report)
-
-
-def _failed_status(report: Report | None) -> int:
-    if report is None:
-        return OWN_FAILURE
-    if report.outcome in ("verification_failed", "nothing_written"):
-        return NOT_PUBLISHED
-    if report.outcome in ("stalled", "deadline_exceeded"):
-        return STOPPED
-    if report.outcome == "failed" and report.stop is None:
-        if report.signal is not None:
-            return 128 + report.signal
-        if report.exit_code is not None:
-            return report.exit_code or NEVER_READY
-    return OWN_FAILURE

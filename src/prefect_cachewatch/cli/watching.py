@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.exec import NOTHING_WRITTEN, STOPPED
 from prefect_cachewatch.cli.options.guard import (
     DURATION,
     SIZE,
@@ -29,11 +28,11 @@ from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import STOPPED
+from prefect_cachewatch.watching.outcomes import exit_status as status_of
 
-__all__ = ["UNKNOWN_END", "command", "exit_status"]
+__all__ = ["command", "exit_status"]
 
-UNKNOWN_END = 123
-_OWN_FAILURE = 125
 # There is no command of ours that USR1 and USR2 could be meant for.
 _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -126,19 +125,12 @@ def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = Non
     Returns:
         The exit status.
     """
-    if outcome.name == "detached":
-        return 128 + received if received else _OWN_FAILURE
-    if outcome.was_stopped or stalls:
+    if stalls and outcome.name != "detached":
         return STOPPED
-    if outcome.name == "nothing_written":
-        return NOTHING_WRITTEN
-    if outcome.name == "ended":
-        return UNKNOWN_END
-    if outcome.stop is None or outcome.stop.why != "exited":
-        return _OWN_FAILURE
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return outcome.exit_code if outcome.exit_code is not None else UNKNOWN_END
+    by_itself = outcome.stop is not None and outcome.stop.why == "exited"
+    return status_of(
+        outcome.name, exit_code=outcome.exit_code, signal=outcome.signal, by_itself=by_itself, received=received
+    )
 
 
 def _attach_from(options: dict[str, Any]) -> AttachJob:

@@ -6,26 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect_cachewatch.watching.outcomes import ENDINGS, ending_named
+
 __all__ = ["JobRow", "Kind", "advice_for", "by_need", "kind_of", "needs_order"]
 
 Kind = Literal["waiting", "running", "done", "failed", "cancelled", "not_started"]
 
-# Final states of a generation, those first that nothing but a person will mend.
-_URGENCY = {
-    name: number
-    for number, name in enumerate(
-        (
-            "Refused",
-            "VerificationFailed",
-            "NothingWritten",
-            "GeneratorFailed",
-            "Stalled",
-            "FilesystemUnresponsive",
-            "DeadlineExceeded",
-            "Crashed",
-        )
-    )
-}
+_URGENCY = {ending.state: number for number, ending in enumerate(ENDINGS)}
 _KINDS: dict[str, Kind] = {
     "SCHEDULED": "waiting",
     "PENDING": "waiting",
@@ -38,12 +25,9 @@ _KINDS: dict[str, Kind] = {
     "CANCELLED": "cancelled",
 }
 
+# Where a fleet is what is to be started again.
 _ADVICE = {
     "Refused": "Correct what the sentence names and start the fleet again; caches that are whole are skipped.",
-    "VerificationFailed": "Look at the build in quarantine: cachewatch store list says where it lies.",
-    "NothingWritten": "Name the directory that the command writes to (cache_dirs), or allow an empty one (allow_empty).",
-    "GeneratorFailed": "Read the last lines of the generator's log in the run's report.",
-    "Crashed": "The process or its worker died: look at the worker's log and the kernel's (out of memory), then start again.",
     "Cancelled": "Somebody cancelled this run; start the fleet again for what is left.",
     "NotStarted": "Start the fleet again when the failed jobs are mended; caches that are whole are skipped.",
 }
@@ -105,7 +89,8 @@ def advice_for(state: str) -> str:
         >>> advice_for("Completed")
         ''
     """
-    return _ADVICE.get(state, "")
+    ending = ending_named(state)
+    return _ADVICE.get(state) or (ending.advice if ending is not None else "")
 
 
 def needs_order(row: JobRow) -> tuple[int, int, float, str]:
@@ -118,7 +103,7 @@ def needs_order(row: JobRow) -> tuple[int, int, float, str]:
         A key to sort by: failed, suspected, cancelled, not started, running (the longest pause first), waiting, done.
     """
     if row.kind == "failed":
-        return 0, _URGENCY.get(row.state, len(_URGENCY)), 0.0, row.name
+        return 0, _URGENCY.get(row.state, len(ENDINGS)), 0.0, row.name
     if row.kind == "running":
         return (1 if row.suspected else 4), 0, -(row.pause_s or 0.0), row.name
     return {"cancelled": 2, "not_started": 3, "waiting": 5, "done": 6}[row.kind], 0, 0.0, row.name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.watching.attempt import OutcomeName
+from prefect_cachewatch.watching.outcomes import ENDINGS, OutcomeName, is_failure
 from prefect_cachewatch.watching.stall import Kind
 
 __all__ = [
@@ -34,8 +34,9 @@ _OF_OTHERS = ("ended", "detached")
 ATTEMPT_OUTCOMES: tuple[str, ...] = tuple(name for name in get_args(OutcomeName) if name not in _OF_OTHERS)
 RUN_OUTCOMES: tuple[str, ...] = (*ATTEMPT_OUTCOMES, "cached", "verification_failed", "refused")
 # Runs that left a whole cache: the alert rules count all others but `cancelled` as failures.
-SUCCESSES: tuple[str, ...] = ("completed", "cached")
-VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), "deadline_exceeded", "nothing_written", "failed")
+SUCCESSES: tuple[str, ...] = tuple(ending.outcome for ending in reversed(ENDINGS) if ending.status == 0)
+_FAILURES = (name for name in ATTEMPT_OUTCOMES if is_failure(name) and name != "stalled")
+VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), *_FAILURES)
 BLIND_REASONS: tuple[str, ...] = ("missing", "unreadable")
 SCAN_BUCKETS_S: tuple[float, ...] = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 

@@ -24,6 +24,7 @@ from prefect_cachewatch.metrics.catalogue import (
     name_label,
 )
 from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.outcomes import is_failure
 
 __all__ = ["RunMetrics", "Series", "Snapshot"]
 
@@ -162,7 +163,7 @@ class RunMetrics:
             self._count(_WRITTEN, outcome.growth.bytes_written)
             self._count(_ALLOCATED, outcome.growth.allocated_written)
             self._set("cachewatch_last_attempt_duration_seconds", outcome.duration_s)
-            if outcome.name not in ("completed", "cancelled"):
+            if is_failure(outcome.name):
                 labels = (bounded("kind", outcome.kind or outcome.name), bounded("cause", cause or "unknown"))
                 self._add("cachewatch_verdicts_total", labels, 1)
                 self._forget("cachewatch_last_verdict")

@@ -17,6 +17,7 @@ from prefect_cachewatch.common.secrets import redact, whole_lines
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Examiner:
     def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
         if outcome.name == "failed" and self.evidence is None:
             self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
-        if outcome.name not in ("stalled", "deadline_exceeded", "failed") or self.evidence is None:
+        if not (outcome.name == "failed" or is_verdict(outcome.name)) or self.evidence is None:
             return outcome
         if outcome.listing is not None and (paths := self.open_files):
             outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
@@ -171,7 +172,7 @@ class Examiner:
             The report, with the diagnosis and the bundle's path in it.
         """
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
-        wanted = self._bundles and report.outcome in ("stalled", "deadline_exceeded")
+        wanted = self._bundles and is_verdict(report.outcome)
         if self.diagnosis is None or self.evidence is None or not wanted:
             return report
         report_data = asdict(report)

@@ -26,6 +26,7 @@ from prefect_cachewatch.postmortem.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.watching.attachment import Attachment
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import exit_status
 
 __all__ = [
     "GrowthReport",
@@ -163,6 +164,12 @@ class Report:
     ready: ReadyReport | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
+
+    def exit_status(self, received: int | None = None) -> int:
+        """Say how a command ends after this attempt; `received` is the signal that cancelled it, if one did."""
+        return exit_status(
+            self.outcome, exit_code=self.exit_code, signal=self.signal, by_itself=self.stop is None, received=received
+        )
 
 
 def build_report(

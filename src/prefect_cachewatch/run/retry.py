@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import is_verdict
 
 __all__ = ["RetryDecision", "decide_retry"]
 
@@ -44,7 +45,7 @@ def decide_retry(
         return RetryDecision(False, f"attempt {attempt} of {policy.attempts} was the last")
     if last.kind == "filesystem_unresponsive":
         return RetryDecision(False, "the file system does not answer")
-    if last.name in ("stalled", "deadline_exceeded") and not policy.retry_stalls:
+    if is_verdict(last.name) and not policy.retry_stalls:
         return RetryDecision(False, "stalls are not retried (retry_stalls)")
     if last.name == "failed" and last.exit_code is not None:
         codes = policy.retry_exit_codes

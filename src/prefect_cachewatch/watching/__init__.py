@@ -1,7 +1,7 @@
 """One attempt, one verdict: its directories (`site`), its measurements (`monitor`), the rule (`stall`), all of it (`attempt`).
 
-`attached` watches what somebody else started; `messages` has the sentences, `emptiness` an end without a cache,
-`marking` the job's marker files, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
+`attached` watches what somebody else started; `outcomes` has the ways to end, `messages` the sentences, `emptiness` an
+end without a cache, `marking` the job's marker files, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
 """
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "marking",
     "messages",
     "monitor",
+    "outcomes",
     "servers",
     "site",
     "stall",

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import for_terminal
@@ -29,6 +29,7 @@ from prefect_cachewatch.watching.emptiness import Emptiness
 from prefect_cachewatch.watching.marking import write_completed, write_started
 from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
+from prefect_cachewatch.watching.outcomes import OutcomeName, is_failure, is_verdict
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
 
@@ -38,11 +39,6 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.watching.servers.serving import Readiness, Serving
 
 __all__ = ["Outcome", "Watch", "run_watch"]
-
-# The last two of adopted processes only: ended, and nobody could say how; still running when the watch was ended.
-OutcomeName = Literal[
-    "completed", "nothing_written", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"
-]
 
 _LISTING_TIMEOUT_S = 10.0
 _GUARD_WAIT_S = 0.5
@@ -79,7 +75,7 @@ class Outcome:
     @property
     def was_stopped(self) -> bool:
         """Whether cachewatch ended the generator, rather than the generator itself."""
-        return self.name in ("stalled", "deadline_exceeded", "cancelled")
+        return self.name == "cancelled" or is_verdict(self.name)
 
 
 class Watch:
@@ -279,7 +275,7 @@ class Watch:
         self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
         outcome = self.describe(listing_limit)
         # Now, and not when it is asked for: whatever comes from here on is not the attempt's.
-        self.site.note_end(failed=outcome.name not in ("completed", "cancelled"))
+        self.site.note_end(failed=is_failure(outcome.name))
         return outcome
 
     def describe(self, listing_limit: int = 1000) -> Outcome:
