@@ -23,8 +23,8 @@ from tests.orchestration.test_fleet import children, job, new_tag, write_jobs
 import prefect_cachewatch.flows
 
 MODULES = [
-    importlib.import_module(f"prefect_cachewatch.flows.{module.name}")
-    for module in pkgutil.iter_modules(prefect_cachewatch.flows.__path__)
+    importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(prefect_cachewatch.flows.__path__, "prefect_cachewatch.flows.")
 ]
 FLOWS = {
     f"{module.__name__.rpartition('.')[2]}.{name}": value
