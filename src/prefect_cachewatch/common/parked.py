@@ -22,10 +22,11 @@ def park(fd: int) -> int:
         fd: of the file; closed here, while its file system still answers.
 
     Returns:
-        The socket's descriptor, not inheritable: to be inherited, closed or passed on in the file's place.
+        The socket's descriptor, not inheritable: to be inherited, closed or passed on in the file's place. Where the
+        kernel takes no more files in flight of this user (as many as RLIMIT_NOFILE), the file's own.
 
     Raises:
-        OSError: there is none to be had; the file is still open.
+        OSError: there is no socket to be had; the file is still open.
 
     Example:
         >>> with open("/proc/self/stat") as file:
@@ -39,7 +40,10 @@ def park(fd: int) -> int:
     giver, keeper = _socket.socketpair()
     try:
         rights = fd.to_bytes(4, sys.byteorder)
-        giver.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        try:
+            giver.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        except OSError:
+            return fd
         os.close(fd)
         return keeper.detach()
     finally:
@@ -56,7 +60,10 @@ def taken(parked: int) -> int:
     Returns:
         The descriptor, not inheritable; it is the caller's to close.
     """
-    keeper = _socket.socket(fileno=parked)
+    try:
+        keeper = _socket.socket(fileno=parked)
+    except OSError:  # the file's own
+        return os.dup(parked)
     try:
         rights = keeper.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_PEEK | _socket.MSG_CMSG_CLOEXEC)[1]
         return memoryview(rights[0][2]).cast("i")[0]
