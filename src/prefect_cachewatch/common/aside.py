@@ -78,7 +78,7 @@ class Aside:
     """Does it in a process of its own, for as long as it is waited for.
 
     Args:
-        control: connected to a server (`fork_server`, `spawn_server`).
+        control: connected to a server (`Aside.fork`, `Aside.spawn`).
         process: the server, if it is to be waited for at the end; a pid or a `Popen`.
 
     Example:
@@ -203,20 +203,35 @@ class Aside:
     def close(self) -> None:
         """Let the server end; what it has under way is left behind."""
         self._control.close()
-        if isinstance(self._process, subprocess.Popen):
-            try:
-                self._process.wait(1.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            return
-        for _ in range(100):
-            try:
-                if os.waitpid(self._process, os.WNOHANG)[0]:
+        for number in (signal.SIGCONT, signal.SIGKILL):  # it has no file open: only who stopped it can keep it
+            self._signal(number)
+            for _ in range(100):
+                if self._is_gone():
                     return
-            except ChildProcessError:
-                return
-            time.sleep(0.01)
+                time.sleep(0.01)
+
+    def _is_gone(self) -> bool:
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll() is not None
+        try:
+            return os.waitpid(self._process, os.WNOHANG)[0] != 0
+        except ChildProcessError:
+            return True
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._is_gone():
+            os.kill(self._process if isinstance(self._process, int) else self._process.pid, number)
+
+    def _hand_over(self, fd: int) -> None:
+        """Give the server a connection; one that was stopped is continued, one that was killed gets a successor."""
+        self._signal(signal.SIGCONT)
+        try:
+            socket.send_fds(self._control, [b"r"], [fd])
+        except (BrokenPipeError, ConnectionResetError):
+            successor = Aside.spawn()
+            self._control.close()
+            self._control, self._process = successor._control, successor._process
+            socket.send_fds(self._control, [b"r"], [fd])
 
     def _begin(
         self, function: Callable[..., Any], arguments: Sequence[Any], how: str, timeout_s: float
@@ -226,7 +241,7 @@ class Aside:
         try:
             ours.setblocking(False)
             with theirs, self._lock:
-                socket.send_fds(self._control, [b"r"], [theirs.fileno()])
+                self._hand_over(theirs.fileno())
             _send(ours, request, time.monotonic() + max(timeout_s, 5.0))
         except BaseException:
             ours.close()

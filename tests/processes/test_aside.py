@@ -1,0 +1,52 @@
+"""The process that accesses files for a watch may be killed or stopped by anybody; what is asked of it is done."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+from support import run
+
+PROGRAM = """
+    import os, signal, sys
+    from pathlib import Path
+    from prefect_cachewatch.common.aside import Aside
+    aside = getattr(Aside, sys.argv[1])()
+    def signalled(number):
+        server = aside.run(os.getppid, timeout_s=30)
+        os.kill(server, number)
+        os.waitid(os.P_PID, server, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return Path(f"/proc/{server}")
+"""
+
+
+def printed(make: str, source: str) -> list[str]:
+    """Run a program without threads of its own, which may fork the server from itself; what it printed."""
+    ran = run([sys.executable, "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(source), make])
+    assert ran.status == 0, ran.stderr
+    return ran.stdout.split()
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("make", ["fork", "spawn"])
+def test_what_is_asked_of_a_killed_or_stopped_file_server_is_done(make, number):
+    source = f"""
+        first = signalled(signal.{number})
+        print(aside.run(len, "abc", timeout_s=30))
+        last = Path(f"/proc/{{aside.run(os.getppid, timeout_s=30)}}")
+        aside.close()
+        print(first.exists(), last.exists())
+    """
+    assert printed(make, source) == ["3", "False", "False"]
+
+
+@pytest.mark.parametrize("make", ["fork", "spawn"])
+def test_a_stopped_file_server_does_not_outlive_its_client(make):
+    source = """
+        server = signalled(signal.SIGSTOP)
+        aside.close()
+        print(server.exists())
+    """
+    assert printed(make, source) == ["False"]
