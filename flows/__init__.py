@@ -1,3 +1,50 @@
-"""The Prefect flows that people deploy: generation, deployment, follow-up of a stall, and the watch over what runs already."""
+"""The Prefect flows that people deploy: generation, deployment, fleet, follow-up of a stall, and the watch over what runs already.
 
-__all__ = ["deployment", "follow_up", "generation", "watching"]
+Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "CacheGeneration",
+    "CacheGenerationError",
+    "CacheGenerationRun",
+    "GenerationSummary",
+    "WatchSummary",
+    "check_capacity",
+    "deploy_cache",
+    "follow_up_stall",
+    "generate_cache",
+    "generate_fleet",
+    "plan_capacity",
+    "watch_cache",
+]
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.flows.blocks import CacheGeneration, CacheGenerationRun
+    from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
+    from prefect_cachewatch.flows.deployment import deploy_cache
+    from prefect_cachewatch.flows.fleet.flow import generate_fleet
+    from prefect_cachewatch.flows.follow_up import follow_up_stall
+    from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
+    from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
+else:
+    _PLACES = {
+        "blocks": "CacheGeneration CacheGenerationRun",
+        "capacity": "check_capacity plan_capacity",
+        "deployment": "deploy_cache",
+        "fleet.flow": "generate_fleet",
+        "follow_up": "follow_up_stall",
+        "generation": "CacheGenerationError GenerationSummary generate_cache",
+        "watching": "WatchSummary watch_cache",
+    }
+
+    def __getattr__(name):
+        from prefect_cachewatch.common.lazy import resolve  # noqa: PLC0415 - no flow that is imported by its module needs it
+
+        return resolve(globals(), _PLACES, name)
+
+    def __dir__():
+        return list(__all__)

@@ -22,7 +22,7 @@ from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import LineRedactor, secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.telling import note_end, note_work
@@ -32,7 +32,7 @@ from prefect_cachewatch.postmortem.report import Report, build_report, check_rep
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Placement, place_job
+from prefect_cachewatch.run.placement import Placement, place_job, require_directories
 from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path, trace_path
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
@@ -163,8 +163,8 @@ def prepare(
     Raises:
         InputError: something cannot be used.
     """
-    if delivery is None and any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
-        raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")
+    if delivery is None:
+        require_directories(job)
     secrets: dict[str, str] = {}
     for variable, block in job.env_secrets.items():
         try:

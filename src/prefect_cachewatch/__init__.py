@@ -1,10 +1,124 @@
 """Guarded tensor-cache generation for Prefect.
 
-The engine lives here and in the packages below and never imports Prefect;
-`prefect_cachewatch.flows` and `prefect_cachewatch.tasks` put it on Prefect.
-Nothing is imported at this level: the guard and scan processes start through it.
+The public names are those of `__all__`, with those of `prefect_cachewatch.flows` and `prefect_cachewatch.capacity`. All
+else is private: it may change in any release.
+
+Nothing is imported at this level, and a public name when it is first used: the guard and scan processes start through it.
 """
 
-__all__ = ["__version__"]
+# Type checkers take a name like this for typing's, whose import costs a guard several milliseconds.
+TYPE_CHECKING = False
+
+__all__ = [
+    "AttachJob",
+    "BuildDamaged",
+    "CacheDirectoryBusy",
+    "CacheGeneration",
+    "CacheGenerationError",
+    "CacheJob",
+    "CacheStore",
+    "CachewatchError",
+    "ContainerMount",
+    "ContainerSpec",
+    "GenerationSummary",
+    "HealthCheck",
+    "InputError",
+    "MarkerFiles",
+    "NotEnoughSpace",
+    "Profile",
+    "ProfileSettings",
+    "PublishPolicy",
+    "ReadyOnFile",
+    "ReadyOnHttp",
+    "ReadyOnLog",
+    "ReadyOnTcp",
+    "Report",
+    "RetryPolicy",
+    "StallPolicy",
+    "StopPolicy",
+    "StoreBusy",
+    "StoreError",
+    "WatchSummary",
+    "__version__",
+    "deploy_cache",
+    "generate_cache",
+    "generate_fleet",
+    "make_profile",
+    "monitor_cache",
+    "storage_slot",
+    "watch",
+    "watch_cache",
+]
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import (
+        AttachJob,
+        CacheJob,
+        ContainerMount,
+        ContainerSpec,
+        MarkerFiles,
+        ReadyOnFile,
+        ReadyOnHttp,
+        ReadyOnLog,
+        ReadyOnTcp,
+        RetryPolicy,
+        StallPolicy,
+        StopPolicy,
+    )
+    from prefect_cachewatch.config.profiles import Profile, ProfileSettings, make_profile
+    from prefect_cachewatch.errors import (
+        BuildDamaged,
+        CacheDirectoryBusy,
+        CachewatchError,
+        InputError,
+        NotEnoughSpace,
+        StoreBusy,
+        StoreError,
+    )
+    from prefect_cachewatch.flows import (
+        CacheGeneration,
+        CacheGenerationError,
+        GenerationSummary,
+        WatchSummary,
+        deploy_cache,
+        generate_cache,
+        generate_fleet,
+        watch_cache,
+    )
+    from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.publish.health import HealthCheck
+    from prefect_cachewatch.publish.policy import PublishPolicy
+    from prefect_cachewatch.publish.store import CacheStore
+    from prefect_cachewatch.run.alone import watch
+    from prefect_cachewatch.tasks import monitor_cache
+    from prefect_cachewatch.tasks.capacity import storage_slot
+else:
+    _PLACES = {
+        "config": (
+            "AttachJob CacheJob ContainerMount ContainerSpec MarkerFiles ReadyOnFile ReadyOnHttp ReadyOnLog ReadyOnTcp "
+            "RetryPolicy StallPolicy StopPolicy"
+        ),
+        "config.profiles": "Profile ProfileSettings make_profile",
+        "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),
+        "flows": (
+            "CacheGeneration CacheGenerationError GenerationSummary WatchSummary deploy_cache generate_cache "
+            "generate_fleet watch_cache"
+        ),
+        "postmortem.report": "Report",
+        "publish.health": "HealthCheck",
+        "publish.policy": "PublishPolicy",
+        "publish.store": "CacheStore",
+        "run.alone": "watch",
+        "tasks": "monitor_cache",
+        "tasks.capacity": "storage_slot",
+    }
+
+    def __getattr__(name):
+        from prefect_cachewatch.common.lazy import resolve  # noqa: PLC0415 - no guard needs it
+
+        return resolve(globals(), _PLACES, name)
+
+    def __dir__():
+        return list(__all__)

@@ -210,7 +210,7 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     # A worker and its flow die at once, as when their machine does; another run lives on longer than the window.
     template = str(templates / "pools" / "process.json")
     done(deployed, "prefect", "work-pool", "create", "doomed", "--type", "process", "--base-job-template", template)
-    entry = {"name": "doomed", "entrypoint": "prefect_cachewatch.flows.generation.generate_cache"}
+    entry = {"name": "doomed", "entrypoint": "prefect_cachewatch.flows.generate_cache"}
     entries = [{**entry, "work_pool": {"name": "doomed"}}]
     (tmp_path / "doomed.yaml").write_text(yaml.safe_dump({"name": "x", "pull": None, "deployments": entries}))
     done(deployed, "prefect", "deploy", "--all", "--prefect-file", "doomed.yaml", cwd=tmp_path)
@@ -270,7 +270,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> None:
 
 def start_stall(server: Server, folder: Path, tag: str) -> str:
     # A deployment of its own: the run that lives on holds the one place of nightly-cache.
-    entry = {"name": "aside", "entrypoint": "prefect_cachewatch.flows.generation.generate_cache"}
+    entry = {"name": "aside", "entrypoint": "prefect_cachewatch.flows.generate_cache"}
     entries = [{**entry, "work_pool": {"name": "caches"}}]
     (folder / "aside.yaml").write_text(yaml.safe_dump({"name": "x", "pull": None, "deployments": entries}))
     done(server, "prefect", "deploy", "--all", "--prefect-file", "aside.yaml", cwd=folder)

@@ -71,10 +71,10 @@ def workers(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("fleet-workers")
     (folder / "prefect.yaml").write_text(
         "pull: null\ndeployments:\n"
-        "  - {name: one, entrypoint: prefect_cachewatch.flows.generation.generate_cache, work_pool: {name: fleet}}\n"
-        "  - {name: single, entrypoint: prefect_cachewatch.flows.generation.generate_cache, work_pool: {name: fleet},\n"
+        "  - {name: one, entrypoint: prefect_cachewatch.flows.generate_cache, work_pool: {name: fleet}}\n"
+        "  - {name: single, entrypoint: prefect_cachewatch.flows.generate_cache, work_pool: {name: fleet},\n"
         "     concurrency_limit: {limit: 1, collision_strategy: CANCEL_NEW}}\n"
-        "  - {name: many, entrypoint: prefect_cachewatch.flows.fleet.flow.generate_fleet, work_pool: {name: fleet}}\n"
+        "  - {name: many, entrypoint: prefect_cachewatch.flows.generate_fleet, work_pool: {name: fleet}}\n"
     )
     for command in (
         ["work-pool", "create", "fleet", "--type", "process"],

@@ -52,7 +52,7 @@ def deployed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         text.partition("deployments:")[0]
         + f"""deployments:
   - name: minutely
-    entrypoint: prefect_cachewatch.flows.generation.generate_cache
+    entrypoint: prefect_cachewatch.flows.generate_cache
     work_pool: {{name: caches}}
     schedules: [{{cron: "* * * * *"}}]
     parameters: {scheduled}

@@ -5,29 +5,34 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from prefect_cachewatch.config import (
+from prefect_cachewatch import (
     AttachJob,
+    CacheGeneration,
+    CacheGenerationError,
     CacheJob,
+    CacheStore,
+    CachewatchError,
+    GenerationSummary,
+    HealthCheck,
+    InputError,
+    Profile,
+    PublishPolicy,
     ReadyOnHttp,
     ReadyOnLog,
+    Report,
     RetryPolicy,
     StallPolicy,
     StopPolicy,
+    WatchSummary,
+    deploy_cache,
+    generate_cache,
+    make_profile,
+    monitor_cache,
+    watch,
+    watch_cache,
 )
-from prefect_cachewatch.config.profiles import Profile, TTInferenceServer, make_profile
-from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.flows.deployment import deploy_cache
-from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
-from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
-from prefect_cachewatch.postmortem.report import Report, build_report
-from prefect_cachewatch.publish.health import HealthCheck
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.tasks import monitor_cache
-from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
-from prefect_cachewatch.watching.servers.records import list_servers, remove_record
-from prefect_cachewatch.watching.servers.stopping import stop_server
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.capacity import erlang_b, solve_closed
+from prefect_cachewatch.flows import generate_cache as the_same
 
 job = CacheJob(name="llama", command=["python3", "generate.py"], cache_dirs=[Path("/mnt/cache")], env={"A": "b"})
 stall: StallPolicy = StallPolicy(stall_after_s=300, first_write_within_s=1200, poll_s=15, progress="any")
@@ -43,15 +48,6 @@ server = CacheJob(
 once = ReadyOnLog(pattern="startup complete", then="stop", warmup_begins_log="model loaded")
 
 
-def stop_servers() -> int:
-    survivors = 0
-    for found in list_servers():
-        if found.record is not None and found.state == "running":
-            survivors += len(stop_server(found.record, 10).survivors)
-            remove_record(found.path)
-    return survivors
-
-
 def through_prefect() -> GenerationSummary:
     state = generate_cache(job, stall=stall, stop=stop, retry=retry, return_state=True)
     result = state.result()
@@ -61,13 +57,33 @@ def through_prefect() -> GenerationSummary:
 
 def without_prefect() -> Report:
     try:
-        with CacheSite(job.cache_dirs, ignore=job.ignore) as site:
-            outcome: Outcome = run_watch(Watch(site, job, stall, stop))
+        return watch(job, stall, stop, log=Path("/tmp/generator.log"), on_stall=lambda report: print(report.message))
     except InputError as error:
         raise SystemExit(error.message) from error
     except CachewatchError:
         raise
-    return build_report(outcome, name=job.name, command=job.command, log_tail=[])
+
+
+def by_block() -> GenerationSummary | None:
+    block = CacheGeneration(job=job, stall=stall, retry=retry)
+    run = block.trigger()
+    try:
+        run.wait_for_completion()
+    except CacheGenerationError as error:
+        print(error.data["state"], run.report.bundle if run.report else None)
+        return None
+    return run.fetch_result()
+
+
+async def by_block_in_async_code() -> GenerationSummary:
+    run = await CacheGeneration(job=job).atrigger()
+    await run.await_for_completion()
+    return await run.afetch_result()
+
+
+def in_a_notebook() -> float:
+    assert the_same is generate_cache
+    return erlang_b(8, 4.0) + float(solve_closed(2, [[1.0]], 0.5).throughput_per_s[0])
 
 
 def in_a_flow() -> None:
@@ -100,7 +116,7 @@ def watch_what_runs() -> int | None:
 
 
 def by_profile() -> CacheJob:
-    server = TTInferenceServer(model="Llama-3.1-8B-Instruct", device="n300", tt_cache_path=Path("/mnt/cache"))
+    server = make_profile("tt-inference-server", {"model": "Llama-3.1-8B-Instruct", "tt_cache_path": "/mnt/cache"})
     policy: StallPolicy = server.stall(stall_after_s=600)
     other: Profile = make_profile("openvino", {"cache_dir": "/mnt/ov"})
     assert policy.stall_after_s < other.stall().first_write_within_s

@@ -6,8 +6,7 @@ numpy and scipy come with the extra `planner`.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.capacity.model.inputs import (
     CodecProfile,
@@ -20,14 +19,6 @@ from prefect_cachewatch.capacity.model.inputs import (
     WorkloadClass,
 )
 from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan
-from prefect_cachewatch.errors import InputError
-
-if TYPE_CHECKING:
-    from prefect_cachewatch.capacity.model.convolution import ClosedSolution, solve_closed
-    from prefect_cachewatch.capacity.model.planning import plan
-    from prefect_cachewatch.capacity.model.queueing import Bounds, bounds, erlang_b, erlang_c
-    from prefect_cachewatch.capacity.model.simulation import SimulationResult, simulate
-    from prefect_cachewatch.capacity.model.usl import fit_usl
 
 __all__ = [
     "Bounds",
@@ -53,32 +44,34 @@ __all__ = [
     "solve_closed",
 ]
 
-_NUMERIC = {
-    "Bounds": "model.queueing",
-    "ClosedSolution": "model.convolution",
-    "SimulationResult": "model.simulation",
-    "bounds": "model.queueing",
-    "erlang_b": "model.queueing",
-    "erlang_c": "model.queueing",
-    "fit_usl": "model.usl",
-    "plan": "model.planning",
-    "simulate": "model.simulation",
-    "solve_closed": "model.convolution",
-}
+if TYPE_CHECKING:
+    from prefect_cachewatch.capacity.model.convolution import ClosedSolution, solve_closed
+    from prefect_cachewatch.capacity.model.planning import plan
+    from prefect_cachewatch.capacity.model.queueing import Bounds, bounds, erlang_b, erlang_c
+    from prefect_cachewatch.capacity.model.simulation import SimulationResult, simulate
+    from prefect_cachewatch.capacity.model.usl import fit_usl
+else:
+    _PLACES = {
+        "model.convolution": "ClosedSolution solve_closed",
+        "model.planning": "plan",
+        "model.queueing": "Bounds bounds erlang_b erlang_c",
+        "model.simulation": "SimulationResult simulate",
+        "model.usl": "fit_usl",
+    }
 
+    def __getattr__(name):
+        from prefect_cachewatch.common.lazy import resolve  # noqa: PLC0415 - the models need none of it
+        from prefect_cachewatch.errors import InputError  # noqa: PLC0415
 
-def __getattr__(name: str) -> Any:
-    if name not in _NUMERIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(f"{__name__}.{_NUMERIC[name]}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"numpy", "scipy"}:
-            raise
-        raise InputError(
-            f"the planner needs {error.name.partition('.')[0]}, which is not installed: "
-            "pip install 'prefect-cachewatch[planner]'"
-        ) from None
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+        try:
+            return resolve(globals(), _PLACES, name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in {"numpy", "scipy"}:
+                raise
+            raise InputError(
+                f"the planner needs {missing}, which is not installed: pip install 'prefect-cachewatch[planner]'"
+            ) from None
+
+    def __dir__():
+        return list(__all__)

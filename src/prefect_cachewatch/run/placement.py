@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.containers.preflight import ContainerPlan
 
-__all__ = ["Placement", "place_job"]
+__all__ = ["Placement", "place_job", "require_directories"]
 
 _LOOK_S = 10.0
 
@@ -146,3 +146,11 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
 
     plan = plan_container(job)
     return Placement(plan.locate(job), plan)
+
+
+def require_directories(job: CacheJob) -> None:
+    """Refuse a job that leaves it to a store where it writes, where there is none; raises InputError."""
+    from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER  # noqa: PLC0415 - whoever asks has it
+
+    if any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
+        raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")

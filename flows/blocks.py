@@ -1,0 +1,227 @@
+"""`CacheGeneration`: a job and its policies as a Prefect block, saved once, configured in the UI, triggered from anywhere.
+
+A run of it is a run of the flow `generate-cache` in a thread of this process; inside a flow it is that flow's subflow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar, cast
+
+from prefect._internal.compatibility.async_dispatch import async_dispatch  # as Prefect's own integrations do it
+from prefect.blocks.abstract import JobBlock, JobRun
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from pydantic import Field
+
+from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
+from prefect_cachewatch.flows.telling import Telling, whom_to_tell
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.watching.attempt import Watch
+
+__all__ = ["CacheGeneration", "CacheGenerationRun"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CLEARED_S = 30.0  # beyond the grace period, as a worker gives a run that is cancelled
+
+
+def _or_awaited(
+    async_impl: Callable[P, Coroutine[Any, Any, R]],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a method be awaited in async code, as Prefect's do; typed for the code that is not."""
+    return cast("Callable[[Callable[P, R]], Callable[P, R]]", async_dispatch(async_impl))
+
+
+class _Course(Telling):
+    """What a run has come to, and the way to end it from another thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended_by: str | None = None
+
+    def end(self, why: str) -> None:
+        """Have the generator stopped, and no other one started."""
+        self._ended_by = why
+        if (watch := self.watch) is not None:
+            watch.cancel(why)
+
+    def work(self, watch: Watch | None = None) -> None:
+        """Note what is done; an end that was asked for comes to the flow as the signal that it has for that."""
+        if self._ended_by is not None and self.has_begun:
+            raise TerminationSignal(signal.SIGTERM)
+        super().work(watch)
+        if self._ended_by is not None and watch is not None:  # asked for between the two
+            watch.cancel(self._ended_by)
+
+
+class CacheGenerationRun(JobRun[GenerationSummary]):
+    """A generation that was triggered; it lives as long as this process, and has to be waited for.
+
+    Args:
+        block: what to run.
+    """
+
+    def __init__(self, block: CacheGeneration) -> None:
+        self._course, self._grace_s = _Course(), block.stop.grace_s
+        self._ended: concurrent.futures.Future[State[Any]] = concurrent.futures.Future()
+        self._ended.set_running_or_notify_cancel()
+        context = contextvars.copy_context()  # of the flow around it
+        # A daemon: a process that has something else to end for takes the generator with it.
+        thread = threading.Thread(target=context.run, args=(self._run, block), name="cachewatch-block", daemon=True)
+        thread.start()
+
+    @property
+    def report(self) -> Report | None:
+        """The report of the last attempt that has ended."""
+        return self._course.report
+
+    async def await_for_completion(self) -> None:
+        """Wait until the run has ended.
+
+        Raises:
+            CacheGenerationError: it failed; `data["state"]` is the name of the flow run's final state, and
+                `data["report"]` the report of its last attempt.
+            BaseException: whatever interrupted the wait; the generator has been stopped before it goes on.
+        """
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._ended))
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self._break_off, "the wait for it was cancelled")
+            raise
+        except BaseException as error:
+            self._break_off(type(error).__name__)
+            raise
+        self._summary()
+
+    @_or_awaited(await_for_completion)
+    def wait_for_completion(self) -> None:  # type: ignore[override]
+        """Wait until the run has ended; see `await_for_completion`."""
+        self.outcome()
+
+    async def afetch_result(self) -> GenerationSummary:
+        """Say what was generated.
+
+        Returns:
+            The summary, as the flow returns it.
+
+        Raises:
+            CacheGenerationError: it failed.
+            InputError: it has not ended.
+        """
+        return self._summary()
+
+    @_or_awaited(afetch_result)
+    def fetch_result(self) -> GenerationSummary:  # type: ignore[override]
+        """Say what was generated; see `afetch_result`."""
+        return self._summary()
+
+    def outcome(self) -> GenerationSummary:
+        """Wait for the end in this thread, and say what was generated; raises as the two steps of it."""
+        try:
+            self._ended.result()
+        except BaseException as error:
+            self._break_off(type(error).__name__)
+            raise
+        return self._summary()
+
+    def _run(self, block: CacheGeneration) -> None:
+        whom_to_tell.set(self._course)
+        try:
+            state: Any = generate_cache(
+                block.job,
+                stall=block.stall,
+                stop=block.stop,
+                retry=block.retry,
+                publish=block.publish,
+                storage=block.storage,
+                return_state=True,
+            )
+            self._ended.set_result(state)
+        except BaseException as error:  # noqa: BLE001 - it is the waiting thread's
+            self._ended.set_exception(error)
+
+    def _break_off(self, why: str) -> None:
+        self._course.end(why)
+        concurrent.futures.wait([self._ended], timeout=self._grace_s + _CLEARED_S)
+
+    def _summary(self) -> GenerationSummary:
+        if not self._ended.done():
+            raise InputError("the generation has not ended: wait_for_completion() comes before fetch_result()")
+        state = self._ended.result()
+        if not state.is_completed():
+            raise CacheGenerationError(f"{state.name}: {state.message}", state=state.name, report=self.report)
+        summary: Any = state.result(_sync=True)  # type: ignore[call-overload]  # whoever asks, in async code too
+        assert isinstance(summary, GenerationSummary)
+        return summary
+
+
+class CacheGeneration(JobBlock[GenerationSummary]):
+    """A guarded generation of a tensor cache: what to run, when silence is a stall, where the cache goes.
+
+    Example:
+        ```python
+        from prefect_cachewatch import CacheGeneration
+
+        summary = CacheGeneration.load("llama-n150").run()
+        ```
+    """
+
+    _block_type_name = "Cache Generation"
+    _description = (
+        "Generates a tensor cache under guard: watches the bytes grow, stops a stalled generator's whole process tree, "
+        "and says why."
+    )
+
+    job: CacheJob = Field(description="What to run, and which directories must grow.")
+    stall: StallPolicy = Field(default=StallPolicy(), description="When silence is a stall.")
+    stop: StopPolicy = Field(default=StopPolicy(), description="How the process tree is stopped.")
+    retry: RetryPolicy = Field(default=RetryPolicy(), description="Whether and when a failed attempt is made again.")
+    publish: PublishPolicy | None = Field(
+        default=None,
+        description="The store: how the finished cache is verified and published; without it, it is only generated.",
+    )
+    storage: str | None = Field(
+        default=None,
+        description="Storage that the cache lies on: each attempt waits for slots of the concurrency limit of that name.",
+    )
+
+    async def atrigger(self) -> CacheGenerationRun:
+        """Start the generation in this process.
+
+        Returns:
+            The run, to be waited for.
+        """
+        return CacheGenerationRun(self)
+
+    @_or_awaited(atrigger)
+    def trigger(self) -> CacheGenerationRun:  # type: ignore[override]
+        """Start the generation in this process; see `atrigger`."""
+        return CacheGenerationRun(self)
+
+    async def arun(self) -> GenerationSummary:
+        """Generate, and wait for the end.
+
+        Returns:
+            What was generated.
+
+        Raises:
+            CacheGenerationError: it failed; see `CacheGenerationRun.await_for_completion`.
+        """
+        run = await self.atrigger()
+        await run.await_for_completion()
+        return await run.afetch_result()
+
+    @_or_awaited(arun)
+    def run(self) -> GenerationSummary:
+        """Generate, and wait for the end; see `arun`."""
+        return CacheGenerationRun(self).outcome()

@@ -1,0 +1,155 @@
+"""The public names: which there are, that each is where its table says, and what a start without them costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.engine.test_architecture import HELPERS, PACKAGE, ROOT, TREES, modules
+
+import prefect_cachewatch
+
+LAZY = [PACKAGE, f"{PACKAGE}.flows", f"{PACKAGE}.capacity"]
+
+
+def test_the_public_names_are_these():
+    assert prefect_cachewatch.__all__ == [
+        "AttachJob",
+        "BuildDamaged",
+        "CacheDirectoryBusy",
+        "CacheGeneration",
+        "CacheGenerationError",
+        "CacheJob",
+        "CacheStore",
+        "CachewatchError",
+        "ContainerMount",
+        "ContainerSpec",
+        "GenerationSummary",
+        "HealthCheck",
+        "InputError",
+        "MarkerFiles",
+        "NotEnoughSpace",
+        "Profile",
+        "ProfileSettings",
+        "PublishPolicy",
+        "ReadyOnFile",
+        "ReadyOnHttp",
+        "ReadyOnLog",
+        "ReadyOnTcp",
+        "Report",
+        "RetryPolicy",
+        "StallPolicy",
+        "StopPolicy",
+        "StoreBusy",
+        "StoreError",
+        "WatchSummary",
+        "__version__",
+        "deploy_cache",
+        "generate_cache",
+        "generate_fleet",
+        "make_profile",
+        "monitor_cache",
+        "storage_slot",
+        "watch",
+        "watch_cache",
+    ]
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_dir_shows_the_public_names_and_each_is_there(package):
+    loaded = importlib.import_module(package)
+    assert dir(loaded) == sorted(loaded.__all__)
+    # As `prefect block register -m` looks for blocks.
+    assert [name for name, value in inspect.getmembers(loaded) if value is not None] == sorted(loaded.__all__)
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_type_checkers_see_each_name_where_it_is_taken_from(package):
+    tree, loaded = ast.parse(modules()[package].read_text()), importlib.import_module(package)
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name: node.module for node in block.body for alias in node.names if isinstance(node, ast.ImportFrom)}
+    taken = {name: f"{package}.{module}" for module, names in loaded._PLACES.items() for name in names.split()}
+    assert typed == taken
+    assert set(taken) <= set(loaded.__all__)
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "sentence"),
+    [
+        ("from {0} import generate_cash", ImportError, "has no public name 'generate_cash': did you mean 'generate_cache'?"),
+        ("import {0}; {0}.CacheJobs", AttributeError, "has no public name 'CacheJobs': did you mean 'CacheJob'?"),
+        ("from {0}.flows import plan_capacities", ImportError, "did you mean 'plan_capacity'?"),
+        ("from {0}.capacity import erlang_d", ImportError, "did you mean 'erlang_"),
+        ("from {0} import quux", ImportError, "dir(prefect_cachewatch) lists those that there are"),
+    ],
+)  # fmt: skip
+def test_a_wrong_name_is_answered_with_the_nearest_one(code, error, sentence):
+    with pytest.raises(error) as raised:
+        exec(code.format(PACKAGE))
+    assert sentence in str(raised.value)
+
+
+def test_modules_below_are_imported_as_ever():
+    exec(f"from {PACKAGE} import errors, flows; from {PACKAGE}.flows import telling")
+    assert not hasattr(prefect_cachewatch, "__wrapped__")
+
+
+def modules_after(code: str) -> list[str]:
+    """The modules that an interpreter has loaded which starts as a guard does."""
+    program = f"import sys; sys.path.append({str(TREES[PACKAGE].parent)!r}); before = set(sys.modules); {code}"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{program}; print(*sorted(set(sys.modules) - before))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def test_the_package_itself_loads_nothing():
+    assert modules_after(f"import {PACKAGE}") == [PACKAGE]
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_a_helper_process_loads_none_of_what_the_public_names_need(helper):
+    loaded = modules_after(f"import {PACKAGE}.{helper}")
+    assert not {f"{PACKAGE}.common.lazy", "difflib"} & set(loaded)
+    if helper != "containers.warden":  # which speaks HTTP
+        assert not {"typing", "importlib.util"} & set(loaded)
+
+
+def public_only(path: Path, code: str) -> list[str]:
+    """What code that people read imports of the package and must not."""
+    allowed = {package: set(importlib.import_module(package).__all__) for package in LAZY}
+    return [
+        f"{path.name}: {node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == PACKAGE
+        for alias in node.names
+        if alias.name not in allowed.get(str(node.module), ())
+    ]
+
+
+def python_of(path: Path) -> list[str]:
+    """The Python of a page's fences, or of a file."""
+    if path.suffix == ".py":
+        return [path.read_text()]
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_documents_and_examples_use_public_names_only():
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("deployments/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    pages.append(ROOT / "tests" / "typing" / "api.py")
+    found = {path: python_of(path) for path in pages}
+    assert sum(map(len, found.values())) >= 8
+    assert [name for path, codes in found.items() for code in codes for name in public_only(path, code)] == []
+    mentioned = re.compile(r"`prefect_cachewatch\.((?:\w+\.)*)(\w+)`")
+    for path in pages:
+        for below, name in mentioned.findall(path.read_text()) if path.name not in ("architecture.md",) else ():
+            package = f"{PACKAGE}.{below}".rstrip(".")
+            public = package in LAZY and name in importlib.import_module(package).__all__
+            assert public or f"{package}.{name}" in LAZY, f"{path.name}: {package}.{name}"

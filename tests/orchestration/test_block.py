@@ -1,0 +1,155 @@
+"""The block `CacheGeneration` on a real server: registered, saved, loaded by name, triggered; its ends, sync and async."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.orchestration.conftest import BIN, Server, wait_until_gone
+
+GENERATOR = """
+import os, sys, time
+cache, layers = sys.argv[1], int(sys.argv[2])
+for layer in range(3):
+    open(f"{cache}/layers.{layer}.tensorbin", "wb").write(os.urandom(100_000))
+    time.sleep(0.1)
+time.sleep(600 if layers > 3 else 0)
+"""
+COMMON = """
+import asyncio, json, sys, time
+from pathlib import Path
+from prefect import flow
+from prefect_cachewatch import CacheGeneration, CacheGenerationError, CacheJob, InputError, RetryPolicy, StallPolicy, StopPolicy
+
+ROOT, TAG = Path(sys.argv[1]), sys.argv[2]
+
+
+def block(name, layers, window_s):
+    cache = ROOT / name
+    return CacheGeneration(
+        job=CacheJob(name=name, command=[sys.executable, f"{ROOT}/generate.py", str(cache), str(layers), TAG], cache_dirs=[cache]),
+        stall=StallPolicy(stall_after_s=window_s, first_write_within_s=60, poll_s=0.3),
+        stop=StopPolicy(grace_s=1),
+        retry=RetryPolicy(attempts=1),
+    )
+"""
+SAVED = """
+block("good", 3, 30).save("good")
+block("stuck", 9, 2).save("stuck")
+run = CacheGeneration.load("good").trigger()
+try:
+    run.fetch_result()
+    early = ""
+except InputError as error:
+    early = error.message
+run.wait_for_completion()
+stuck = CacheGeneration.load("stuck").trigger()
+try:
+    stuck.wait_for_completion()
+    failure = None
+except CacheGenerationError as error:
+    failure = [error.message, error.data["state"], error.data["report"].outcome, stuck.report.listing.total_files]
+print(json.dumps({"early": early, "good": run.fetch_result().model_dump(mode="json"), "failure": failure}))
+"""
+IN_FLOWS = """
+@flow(name=f"around-{TAG}")
+def around():
+    return block("around", 3, 30).run().bytes_written
+
+@flow(name=f"awaiting-{TAG}")
+async def awaiting():
+    run = await block("awaiting", 3, 30).trigger()
+    await run.wait_for_completion()
+    return (await run.fetch_result()).bytes_written
+
+async def nowhere():
+    return (await block("nowhere", 3, 30).arun()).bytes_written
+
+print(json.dumps([around(), asyncio.run(awaiting()), asyncio.run(nowhere())]))
+"""
+INTERRUPTED = """
+@flow(name=f"interrupted-{TAG}")
+def around():
+    block(TAG, 9, 300).run()
+
+@flow(name=f"interrupted-{TAG}")
+async def awaiting():
+    await block(TAG, 9, 300).run()
+
+if sys.argv[3] == "async":
+    asyncio.run(awaiting())
+else:
+    around()
+"""
+
+
+def start(program: str, root: Path, server: Server, *more: str) -> tuple[subprocess.Popen[str], str]:
+    """Run a user's script; returns it with the word that its generator has on its command line."""
+    tag = f"block-{root.name}"
+    (root / "generate.py").write_text(GENERATOR)
+    script = root / "script.py"
+    script.write_text(COMMON + program)
+    argv = [sys.executable, script, root, tag, *more]
+    return subprocess.Popen(argv, env=server.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), tag
+
+
+def answer(program: str, root: Path, server: Server) -> Any:
+    started, _ = start(program, root, server)
+    out, errors = started.communicate(timeout=150)
+    assert started.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def test_it_is_registered_saved_loaded_and_triggered_and_a_stall_is_a_failure(server: Server, tmp_path: Path) -> None:
+    register = [BIN / "prefect", "block", "register", "-m", "prefect_cachewatch"]
+    done = subprocess.run(register, env=server.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Cache Generation" in done.stdout and "1 block" in done.stdout
+    kind = server.request("GET", "/block_types/slug/cache-generation")
+    assert kind["description"].startswith("Generates a tensor cache under guard")
+    assert 'CacheGeneration.load("' in kind["code_example"]
+    found = answer(SAVED, tmp_path, server)
+    assert "wait_for_completion() comes before" in found["early"]
+    assert (found["good"]["name"], found["good"]["files_present"]) == ("good", 3)
+    message, state, outcome, files = found["failure"]
+    assert message.startswith("Stalled: Tensor cache generation stalled: ")
+    assert (state, outcome, files) == ("Stalled", "stalled", 3)
+    schemas = server.request("POST", "/block_schemas/filter", block_schemas={"block_type_id": {"any_": [kind["id"]]}})
+    fields = schemas[0]["fields"]
+    assert {"job", "stall", "stop", "retry", "publish", "storage"} == set(fields["properties"])
+    assert fields["required"] == ["job"]
+    wait_until_gone(f"block-{tmp_path.name}")
+
+
+def test_in_a_flow_it_is_a_subflow_and_async_code_awaits_it(server: Server, tmp_path: Path) -> None:
+    assert answer(IN_FLOWS, tmp_path, server) == [300_000, 300_000, 300_000]
+    tag = f"block-{tmp_path.name}"
+    for name in ("around", "awaiting"):
+        flows = {"name": {"any_": [f"{name}-{tag}"]}}
+        (outer,) = server.request("POST", "/flow_runs/filter", flows=flows)
+        (inner,) = server.request(
+            "POST", "/flow_runs/filter", flow_runs={"parent_flow_run_id": {"any_": [outer["id"]]}}
+        )
+        assert (inner["name"], inner["state_name"]) == (name, "Completed")
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
+    kind: str, server: Server, tmp_path: Path
+) -> None:
+    started, tag = start(INTERRUPTED, tmp_path, server, kind)
+    deadline = time.monotonic() + 90
+    while not (tmp_path / tag / "layers.2.tensorbin").exists():
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    started.send_signal(signal.SIGTERM)
+    started.communicate(timeout=60)
+    wait_until_gone(tag)
+    runs = server.request("POST", "/flow_runs/filter", flow_runs={"name": {"any_": [tag]}})
+    assert [run["state_name"] for run in runs] == ["Cancelled"]
