@@ -257,7 +257,7 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         files=inputs.files,
     )  # fmt: skip
     note_work(watch)
-    attempt = Attempt(watch)
+    attempt = Attempt(watch, inputs.secrets)
     size = _expected_size(inputs, site.paths)
     reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
     if inputs.metrics is not None:

@@ -6,6 +6,7 @@ that what happened stands in the task's name; neither makes an API call while it
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from prefect_cachewatch.common.secrets import redact, secret_values
 from prefect_cachewatch.config import DEFAULT_IGNORE, StallPolicy
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
@@ -38,10 +40,11 @@ class Attempt:
 
     Args:
         watch: the attempt, not started yet.
+        secrets: values that no message may have in it, not even as the name of a file.
     """
 
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, watch: Watch, secrets: tuple[str, ...] = ()) -> None:
+        self.watch, self.secrets = watch, secrets
         self.ready = threading.Event()
         self.failure: CachewatchError | None = None
 
@@ -115,10 +118,11 @@ def monitor_growth(attempt: Attempt) -> State[Any]:
     growth = watch.state.growth
     summary = describe_growth(growth.bytes_present, growth.files_present, watch.state.last_path)
     if verdict is None:
-        return Completed(message=f"{summary}; no stall.")
+        return Completed(message=redact(f"{summary}; no stall.", attempt.secrets))
     unready = watch.serving.unready if watch.serving is not None else ""
     message = describe_stall(verdict, watch.site.paths, summary, problem=watch.state.problem, unready=unready)
-    return Failed(name="StallDetected" if verdict.status == "stalled" else "DeadlineExceeded", message=message)
+    name = "StallDetected" if verdict.status == "stalled" else "DeadlineExceeded"
+    return Failed(name=name, message=redact(message, attempt.secrets))
 
 
 @task(name="monitor-cache", cache_policy=NO_CACHE, persist_result=False)
@@ -153,7 +157,10 @@ def monitor_cache(
         began_empty = holds_nothing(Growth(**baseline["growth"]))
         monitor = GrowthMonitor(site, StallRule(policy, time.monotonic()), time.monotonic, baseline)
         verdict = monitor.run(finished.wait, finished.is_set)
-        growth = describe_growth(monitor.growth.bytes_present, monitor.growth.files_present, monitor.last_path)
+        growth = redact(
+            describe_growth(monitor.growth.bytes_present, monitor.growth.files_present, monitor.last_path),
+            secret_values(os.environ),
+        )
         if not verdict.final and not allow_empty and began_empty and holds_nothing(monitor.growth):
             told = describe_nothing(site.paths, monitor.growth.bytes_written)
             return Failed(name="NothingWritten", message=f"{told}. {ending_of('nothing_written').advice}")

@@ -100,6 +100,7 @@ def _late(pattern: str) -> re.Pattern[str]:
     return cast("re.Pattern[str]", _Late(pattern))
 
 
+_COLOUR = _late(r"\x1b\[[\d;:]*+[A-Za-z]")
 _CASES = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SIGNAL = re.compile(r"SIG[A-Z0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[\d.,_:/%]+(?:e[-+]?\d+)?[a-zA-Z]{0,5}")
@@ -115,19 +116,23 @@ _SHAPES = re.compile(
     r"|\bgl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent|oas)-[\w.-]{8,}"
     r"|\bnvapi-[\w-]{8,}"
     r"|\bAIza[\w-]{16,}|\bya29\.[\w-]{16,}|\bGOCSPX-[\w-]{16,}"
-    r"|\b(?:sk|rk|pk)[-_](?=[\w-]*(?:\d|[\w-]{20}))[\w-]{8,}"
+    r"|\b(?:sk|rk|pk)(?:-(?=[\w-]*(?:\d|[\w-]{20}))[\w-]{8,}|_(?:live|test|prod)_\w{8,})"
     r"|\bxox[a-z]-[\w-]{8,}|\bxox[a-z]\.xox[a-z]-[\w-]{8,}|\bxapp-\d-[\w-]{8,}"
     r"|\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}"
     r"|\bnpm_[A-Za-z0-9]{24,}|\bpypi-[\w-]{24,}|\bdckr_(?:pat|oat)_[\w-]{16,}|\bdop_v1_[a-f0-9]{32,}"
     r"|\bshp(?:at|ca|pa|ss)_[a-fA-F0-9]{16,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bdapi[a-f0-9]{32}\b|\bgsk_[A-Za-z0-9]{20,}"
     r"|\bhv[sb]\.[\w-]{20,}|\btskey-[\w-]{16,}|\bAGE-SECRET-KEY-1[A-Z0-9]{20,}|\br8_[A-Za-z0-9]{24,}"
+    r"|\b(?:xai|pplx)-[A-Za-z0-9]{20,}|\b(?:whsec|glsa|sntry[su]|lin_api|figd|rubygems|sqp)_[\w+/=-]{16,}"
+    r"|\bPMAK-[a-f0-9-]{16,}|\bAT(?:ATT|CTT|BB)[\w=-]{20,}|\bdp\.(?:pt|st|ct|sa)\.[\w.-]{20,}"
     r"|\b\d{8,10}:[\w-]{35}\b"  # Telegram's bots
 )
 _WEBHOOK = _late(
     r"(?i)(\b(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
-    r"|[\w.-]+\.webhook\.office\.com/webhookb2|api\.telegram\.org/bot))[^\s\"'<>]+"
+    r"|[\w.-]+\.webhook\.office\.com/webhookb2|outlook\.office(?:365)?\.com/webhook|api\.telegram\.org/bot))[^\s\"'<>]+"
 )
-_USERINFO = _late(r"(?<![\w+.-])([\w+.-]++://)[^\s/\"'<>]+@")
+_USERINFO = _late(  # a password may have a / in it, and what follows a port is a path
+    r"(?<![\w+.-])([\w+.-]++://)(?:[^\s/\"'<>]+|[^\s/:@\"'<>]*+:(?!\d*+(?:[/?#]|$))[^\s@\"'<>?]{1,200}+)@"
+)
 _HEADER = _late(
     r"(?i)(?<![\w-])((?:proxy-)?authorization|(?:set-)?cookie)(\\*[\"']?\s*+[:=]\s*+\\*[\"']?)([^\r\n\"'\\]+)"
 )
@@ -241,6 +246,8 @@ def _is_hidden(name: str, value: str) -> bool:
         return False
     # key: layers.0.weight, auth: accepted; a password of such a name is not to be told from them.
     words = _words(name)
+    if words[-1] in ("sig", "signature"):
+        return not re.fullmatch(r"\w{1,11}(?:\(.*)?", value)  # sig=0x1f, signature: conv2d(x)
     return words != ("key",) or _looks_random(value)
 
 
@@ -347,12 +354,20 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
         secrets: values that are known to be secret, removed wherever they stand.
 
     Returns:
-        The text with each secret replaced by `***`; as many lines as before.
+        The text with each secret replaced by `***`; as many lines as before. Colours go where a secret does.
 
     Example:
         >>> redact("GET https://me:pw@host/x?token=abc")
         'GET https://***@host/x?token=***'
     """
+    if "\x1b[" not in text:
+        return _redact(text, secrets)
+    bare = _COLOUR.sub("", text)  # a name in one colour, its value in another
+    shown = _redact(bare, tuple(secrets))
+    return text if shown == bare else shown
+
+
+def _redact(text: str, secrets: Iterable[str]) -> str:
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = hide_private_keys(text)

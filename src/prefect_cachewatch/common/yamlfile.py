@@ -5,6 +5,7 @@ What the keys mean is the caller's matter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,9 @@ def read_yaml(path: Path) -> Any:
     return open_yaml(path).data
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence, and what grows too large.
 
@@ -165,11 +169,19 @@ class _Loader(yaml.SafeLoader):
             own += len(node.value) // _LONG
             if node.tag in _NUMBERS and len(node.value) > _LONG:  # 1:1:1:... takes minutes to become a number
                 raise _refusal(f"a number of {len(node.value)} characters", node.start_mark)
+            if _SURROGATE.search(node.value):  # no file, argument or report can hold it
+                raise _refusal("\\ud800 to \\udfff are halves of characters and stand for none", node.start_mark)
         measures = [self._measures[id(part)] for part in parts]
         self._written += own
         measured = own + sum(size for size, _ in measures), 1 + max((depth for _, depth in measures), default=0)
         self._measures[id(node)] = measured
         return measured
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError):  # 2020-99-99
+            raise _refusal(f"{str(node.value)[:_LONG]} is no such value", node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()

@@ -25,6 +25,7 @@ _NAME = re.compile(r"\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}")
 _PARTIAL = re.compile(r"\.\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}\.partial")
 _LEAST_FREE_BYTES = 64 << 20
 _PARTIAL_AGE_S = 3600.0
+_REPORT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,18 @@ def load_report(bundle: Path) -> dict[str, Any]:
     """
     path = bundle / "report.json" if bundle.is_dir() else bundle
     try:
-        report = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            raw = file.read(_REPORT_BYTES + 1)
+        if len(raw) > _REPORT_BYTES:
+            raise InputError(f"{path} is not a report: it is larger than {_REPORT_BYTES >> 20} MiB")
+        report = json.loads(raw)
     except FileNotFoundError:
         raise InputError(
             f"{bundle} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
         ) from None
     except OSError as error:
         raise InputError(f"bundle {bundle} cannot be read: {error.strerror}") from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path} is not a report: it is no JSON; was it cut short?") from None
     if not isinstance(report, dict) or not isinstance(report.get("diagnosis"), dict):
         raise InputError(f"{path} is not a bundle's report: it has no diagnosis in it")

@@ -216,6 +216,10 @@ SHAPES = [
     "pnu_" + "a1B2" * 9,
     "npm_" + "a1B2" * 9,
     "dapi" + "0123456789abcdef" * 2,
+    "xai-" + "aB3" * 12,
+    "pplx-" + "aB3" * 12,
+    *(f"{kind}_{'aB3' * 12}" for kind in ("whsec", "glsa", "sntrys", "lin_api", "figd")),
+    "ATATT3x" + "aB3" * 12,
 ]
 
 
@@ -279,6 +283,8 @@ VANISH = [
     ("Cookie: a=b", "Cookie: ***"),
     ("  - token: abcdef", "  - token: ***"),
     ("HF_TOKEN hf_abcdefgh1234", "HF_TOKEN ***"),
+    ("ftp://me:hunt/er/2@host/x", "ftp://***@host/x"),
+    ("https://outlook.office.com/webhook/a-b/IncomingWebhook/c", "https://outlook.office.com/webhook/***"),
     ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "aws_secret_access_key = ***"),
 ]  # fmt: skip
 
@@ -306,8 +312,22 @@ STAY = [
     "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.", "auth: skipped", "COOKIE=1", "k_proj: (1024, 4096)",
     "kv_cache: key=torch.float16", "enter password:\nloading model", "password changed", "XAUTHORITY=/home/u/.Xauthority",
     "token_classification: x", "commit: 8f14e45fceea167a5a36dedd4bea2543", "tokenizer.json: 100%", "decode token: 31.2 ms",
+    "sig=0x1f", "signature: conv2d(x)", "sk_layers_000123", "pk_embedding_v12.bin", "http://h:8000/a/b@c", "http://h:80",
     "see --token for how to log in", "--token is required", "sigma=0.5", "sigmoid: 0.1", "assigned: 3",
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"\x1b[36mHF_TOKEN\x1b[0m=\x1b[35m{S}\x1b[0m x", "HF_TOKEN=*** x"),
+        (f"\x1b[1mtoken\x1b[22m: \x1b[38;5;4m{S}\x1b[0m", "token: ***"),
+        (f"{S[:5]}\x1b[0m{S[5:]}", "***"),
+        ("\x1b[32mlayer 3\x1b[0m", "\x1b[32mlayer 3\x1b[0m"),
+    ],
+)
+def test_a_secret_vanishes_whatever_its_colours_and_what_is_none_keeps_them(text, shown):
+    assert redact(text, [S]) == shown
 
 
 @pytest.mark.parametrize("text", STAY)

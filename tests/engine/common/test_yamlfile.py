@@ -42,6 +42,8 @@ HOSTILE = {
     "a tag": ("a: !!python/object/apply:os.system [id]\n", "line 1: could not determine a constructor"),
     "a list as a key": ("? [a]\n: b\n", "line 1: found unhashable key"),
     "two documents": ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
+    "half a character": ('a:\n  ["\\ud800"]\n', "line 2: \\ud800 to \\udfff are halves of characters"),
+    "no such day": ("a: 1\nb: 2020-99-99\n", "line 2: 2020-99-99 is no such value"),
     "an open bracket": ("a: [1\n", "correct the YAML"),
 }  # fmt: skip
 
