@@ -67,6 +67,7 @@ COMMON = [
     "common.console",
     "common.directories",
     "common.files",
+    "common.mounts",
     "common.parked",
     "common.pinned",
     "common.private_keys",

@@ -1,7 +1,7 @@
 """What every room needs: text and units, files and directories of ours, what people write and how it is refused.
 
 Files and directories of ours (`files`, `directories`), who touches them while a generator runs (`aside`, `pinned`), what
-removes files (`removal`), and `tuples`.
+removes files (`removal`), the mount table (`mounts`), and `tuples`.
 """
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "directories",
     "files",
     "inputs",
+    "mounts",
     "pinned",
     "removal",
     "statedir",

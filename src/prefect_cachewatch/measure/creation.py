@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import (
     OPEN_DIRECTORY,
     Entry,
@@ -491,12 +492,5 @@ def _has_twins(values: array[int]) -> bool:
     return any(ordered[i] == ordered[i + 1] for i in range(len(ordered) - 1))
 
 
-def _is_layered(mount: int | None) -> bool:
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.split(" ", 1)[0] == str(mount):
-                    return line.partition(" - ")[2].split(" ")[0] in _LAYERED
-    except OSError:
-        pass
-    return False
+def _is_layered(number: int | None) -> bool:
+    return any(mount.number == str(number) and mount.type in _LAYERED for mount in read_mounts())

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory
+from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo, read_mounts
 from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.filesystem import find_mount, parse_mountinfo
 from prefect_cachewatch.postmortem.model import FilesystemFacts
-from prefect_cachewatch.supervise.proc import read_proc
 
 __all__ = ["BundleRoot", "choose_bundle_root", "default_bundle_root", "find_bundles", "load_report", "prune_bundles"]
 
@@ -78,18 +77,18 @@ def choose_bundle_root(
     """
     if wanted is not None:
         return BundleRoot(wanted, wanted=True)
-    text = os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)) if mountinfo is None else mountinfo
-    mounts = parse_mountinfo(text)
+    mounts = read_mounts() if mountinfo is None else parse_mountinfo(mountinfo)
     usual = default_bundle_root(environ)
     taken = {facts.mount_point for facts in filesystems}
-    if find_mount(str(usual), mounts).mount_point not in taken:
+    mount = mount_of(str(usual), mounts)
+    if mount is None or mount.mount_point not in taken:
         return BundleRoot(usual)
     if all(_is_well(facts) for facts in filesystems):
         return BundleRoot(usual, "the bundle lies on the same file system as the cache; --bundle-dir puts it elsewhere")
     user = os.getuid()
     for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm", "/run"):  # noqa: S108
-        mount = find_mount(base, mounts) if base.startswith("/") else None
-        if mount and mount.type and mount.mount_point not in taken and os.access(base, os.W_OK):
+        mount = mount_of(base, mounts) if base.startswith("/") else None
+        if mount and mount.mount_point not in taken and os.access(base, os.W_OK):
             why = "the usual place for bundles lies on the cache's file system, which is in trouble"
             try:
                 return _own_place(base, f"cachewatch-{user}", why)

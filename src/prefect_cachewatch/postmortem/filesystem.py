@@ -20,53 +20,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.postmortem.fsprobe import answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
-from prefect_cachewatch.supervise.proc import read_proc
 
-__all__ = ["FilesystemProbe", "find_mount", "parse_mountinfo"]
+__all__ = ["FilesystemProbe"]
 
 _SCRIPT = Path(__file__).with_name("fsprobe.py")
 _QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
 # Children stuck in a hung file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}
-
-
-def parse_mountinfo(text: str) -> list[FilesystemFacts]:
-    """Read /proc/self/mountinfo (proc_pid_mountinfo(5)) in its order, later mounts hide earlier ones.
-
-    Example:
-        >>> parse_mountinfo("22 1 0:20 / /mnt/a\\\\040b ro,nosuid - tmpfs none rw,size=1m")[0].mount_point
-        '/mnt/a b'
-    """
-    mounts = []
-    for line in text.splitlines():
-        before, dash, after = line.partition(" - ")
-        left, right = before.split(), after.split(" ")
-        if not dash or len(left) < 6 or len(right) < 2:
-            continue
-        own, of_super = left[5].split(","), (right[2].split(",") if len(right) > 2 else [])
-        options = [*own, *(option for option in of_super if option not in own)]
-        if "ro" in options:  # read-only at either level is read-only
-            options = [option for option in options if option != "rw"]
-        point = _unescape(left[4])
-        mounts.append(FilesystemFacts(point, right[0], _unescape(right[1]), point, tuple(options)))
-    return mounts
-
-
-def find_mount(path: str, mounts: Sequence[FilesystemFacts]) -> FilesystemFacts:
-    """Find the mount that a path lies on, by its name alone; facts without a type if there is none.
-
-    Example:
-        >>> find_mount("/a/b", parse_mountinfo("1 0 8:1 / / rw - ext4 /dev/vda rw")).type
-        'ext4'
-    """
-    best = FilesystemFacts(path)
-    for mount in mounts:
-        point = mount.mount_point.rstrip("/")
-        if (path == point or path.startswith(point + "/")) and len(point) >= len(best.mount_point.rstrip("/")):
-            best = mount
-    return replace(best, path=path)
 
 
 @dataclass
@@ -95,8 +58,8 @@ class FilesystemProbe:
     _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        mounts = parse_mountinfo(os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)))
-        self._facts = {path: find_mount(path, mounts) for path in self.cache_dirs}
+        mounts = read_mounts()
+        self._facts = {path: _facts_of(path, mount_of(path, mounts)) for path in self.cache_dirs}
 
     def prepare(self) -> None:
         """Make the children, which touch nothing before they are asked; best while there is one thread."""
@@ -244,14 +207,11 @@ def _is_stuck(point: str) -> bool:
     return point in _STUCK
 
 
+def _facts_of(path: str, mount: Mount | None) -> FilesystemFacts:
+    if mount is None:
+        return FilesystemFacts(path)
+    return FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
+
+
 def _quota_source(facts: FilesystemFacts) -> str:
     return facts.source if any(option.split("=")[0] in _QUOTA_OPTIONS for option in facts.options) else ""
-
-
-def _unescape(field_: str) -> str:
-    if "\\" not in field_:
-        return field_
-    raw = os.fsencode(field_)
-    for code in (b"\\040", b"\\011", b"\\012", b"\\134"):
-        raw = raw.replace(code, bytes([int(code[1:], 8)]))
-    return os.fsdecode(raw)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import read_proc
@@ -183,15 +184,13 @@ def _address(text: str) -> str:
 
 
 def _cgroup_mounts() -> dict[str, str]:
-    mounts: dict[str, str] = {}
-    for line in os.fsdecode(read_proc("/proc/self/mountinfo", 4 << 20)).splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = (*after.split(), "", "", "")[:3]
-        if kind == "cgroup2":
-            mounts.setdefault("", before.split()[4])
-        elif kind == "cgroup" and "memory" in options.split(","):
-            mounts.setdefault("memory", before.split()[4])
-    return mounts
+    found: dict[str, str] = {}
+    for mount in read_mounts():
+        if mount.type == "cgroup2":
+            found.setdefault("", mount.mount_point)
+        elif mount.type == "cgroup" and "memory" in mount.options:
+            found.setdefault("memory", mount.mount_point)
+    return found
 
 
 def _number(directory: str, name: str) -> int | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import LOCK_FILE
+from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -29,7 +30,6 @@ from prefect_cachewatch.errors import (
     ScanError,
     ScanTimeout,
 )
-from prefect_cachewatch.measure.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.filelocks import (
     LockHolder,

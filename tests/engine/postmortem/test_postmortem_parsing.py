@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from prefect_cachewatch.postmortem.filesystem import find_mount, parse_mountinfo
+from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
 from prefect_cachewatch.postmortem.procdetails import parse_locks
 from prefect_cachewatch.postmortem.proctree import stat_fields
 from prefect_cachewatch.postmortem.stacks import parse_py_spy
@@ -68,9 +68,9 @@ def test_a_lock_that_is_only_held_is_no_wait():
 def test_a_mount_over_a_mount_hides_it():
     text = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:9 / /c rw - tmpfs x rw\n3 2 0:10 / /c ro - nfs4 s:/e ro,vers=4.2\n"
     mounts = parse_mountinfo(text)
-    assert find_mount("/c/d", mounts).type == "nfs4"
-    assert find_mount("/c/d", mounts).read_only
-    assert find_mount("/cd", mounts).type == "ext4"
+    assert mount_of("/c/d", mounts).type == "nfs4"
+    assert mount_of("/c/d", mounts).read_only
+    assert mount_of("/cd", mounts).type == "ext4"
 
 
 def test_a_read_only_super_block_below_a_writable_mount_is_read_only():

@@ -10,18 +10,18 @@ import errno
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect_cachewatch.common.mounts import MOUNT_TABLE, Mount, is_network_type, mount_of, read_mounts
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
 __all__ = [
-    "NETWORK_FILESYSTEMS",
     "SCRATCH_PREFIX",
     "ProbeTarget",
     "inspect_target",
@@ -33,10 +33,6 @@ __all__ = [
 ]
 
 SCRATCH_PREFIX = ".cachewatch-probe-"
-NETWORK_FILESYSTEMS = frozenset(
-    {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "ocfs2"}
-    | {"orangefs", "pvfs2", "smb3", "smbfs", "virtiofs", "wekafs"}
-)
 MEMORY_FILESYSTEMS = frozenset({"ramfs", "tmpfs"})
 MIN_SIZE_BYTES = 16 * 2**20
 MIN_FREE_INODES = 1024
@@ -55,7 +51,7 @@ class ProbeTarget:
     @property
     def is_network(self) -> bool:
         """Whether other machines share the storage, going by the file system's type."""
-        return self.filesystem in NETWORK_FILESYSTEMS or self.filesystem.startswith("fuse.")
+        return is_network_type(self.filesystem)
 
     @property
     def is_memory(self) -> bool:
@@ -63,7 +59,7 @@ class ProbeTarget:
         return self.filesystem in MEMORY_FILESYSTEMS
 
 
-def inspect_target(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> ProbeTarget:
+def inspect_target(directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TABLE) -> ProbeTarget:
     """Check that a directory may be probed, and look at its file system; writes nothing.
 
     Args:
@@ -96,8 +92,9 @@ def inspect_target(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo
         raise InputError(f"{shown} cannot be looked at ({reason}): name a directory that this user can open") from None
     if not is_directory:
         raise InputError(f"{shown} is not a directory: name a directory on the storage to probe")
-    mounts = _mounts(mountinfo)
-    filesystem = _filesystem_of(path, mounts)
+    mounts = read_mounts(mountinfo)
+    mount = mount_of(str(path), mounts)
+    filesystem = mount.type if mount is not None else "unknown"
     _refuse_protected(path, shown, filesystem, mounts)
     if status.f_flag & os.ST_RDONLY:
         raise InputError(
@@ -229,43 +226,16 @@ def opens_direct(directory: Path) -> bool:
     return True
 
 
-def _refuse_protected(path: Path, shown: str, filesystem: str, mounts: list[tuple[str, str]]) -> None:
+def _refuse_protected(path: Path, shown: str, filesystem: str, mounts: Sequence[Mount]) -> None:
     own = "make a directory of your own in it and probe that"
     if path == Path("/"):
         raise InputError(f"{shown} is the root directory: make a directory of your own on the storage and probe that")
     if path == Path("~").expanduser().resolve():
         raise InputError(f"{shown} is your home directory: {own}")
     # os.path.ismount does not see a bind mount of the same file system; the table does.
-    if os.path.ismount(path) or any(point == str(path) for point, _ in mounts):
-        kind = "network file system" if ProbeTarget(path, filesystem, 0, 0, False).is_network else "file system"
+    if os.path.ismount(path) or any(mount.mount_point == str(path) for mount in mounts):
+        kind = "network file system" if is_network_type(filesystem) else "file system"
         raise InputError(f"{shown} is the root of a mounted {kind} ({filesystem}): {own}")
-
-
-def _mounts(mountinfo: Path) -> list[tuple[str, str]]:
-    try:
-        lines = mountinfo.read_bytes().decode("utf-8", "surrogateescape").splitlines()
-    except OSError:
-        return []
-    mounts = []
-    for line in lines:
-        left, dash, right = line.partition(" - ")
-        fields = left.split(" ")
-        if dash and len(fields) > 4:
-            point = fields[4]
-            for code, char in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-                point = point.replace(code, char)
-            mounts.append((point, right.split(" ")[0]))
-    return mounts
-
-
-def _filesystem_of(path: Path, mounts: list[tuple[str, str]]) -> str:
-    best, kind = "", "unknown"
-    for point, filesystem in mounts:
-        # A later line is mounted on top of an earlier one: it wins at equal length.
-        inside = point == "/" or str(path) == point or str(path).startswith(point + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, filesystem
-    return kind
 
 
 def _is_virtual_disk(path: Path) -> bool:

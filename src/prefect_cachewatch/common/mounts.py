@@ -1,0 +1,114 @@
+"""The mount table from /proc/self/mountinfo, which never blocks, whatever the file systems do. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+TYPE_CHECKING = False  # type checkers take this name for true
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from prefect_cachewatch.common.tuples import NamedTuple
+
+__all__ = ["MOUNT_TABLE", "Mount", "is_network_type", "mount_of", "parse_mountinfo", "read_mounts"]
+
+MOUNT_TABLE = "/proc/self/mountinfo"
+_LIMIT_BYTES = 4 << 20
+# By their beginning: nfs4, smb3, fuse.sshfs. `fuseblk` is a disk of this machine.
+_NETWORK = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "gluster", "gpfs", "lustre", "nfs", "ocfs2", "orangefs",
+    "pvfs2", "smb", "virtiofs", "wekafs",
+)  # fmt: skip
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\043", "#"), ("\\134", "\\"))
+
+
+class Mount(NamedTuple):
+    """One line of the mount table."""
+
+    number: str
+    mount_point: str
+    type: str
+    source: str
+    #: Of the mount, then of the file system below it; without `rw` where either is read-only.
+    options: tuple[str, ...]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether other machines share its files, and may stamp them with another clock than ours."""
+        return is_network_type(self.type)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the mount or the file system below it is read-only."""
+        return "ro" in self.options
+
+
+def is_network_type(name: str) -> bool:
+    """Say whether a type of file system is one that other machines share.
+
+    Example:
+        >>> is_network_type("fuse.sshfs"), is_network_type("fuseblk")
+        (True, False)
+    """
+    return name.startswith(_NETWORK) and name != "fuseblk"
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """Parse the text of a mountinfo file (proc_pid_mountinfo(5)).
+
+    Args:
+        text: the file's text.
+
+    Returns:
+        The mounts, in mount order: a later one hides an earlier one on the same point.
+
+    Example:
+        >>> parse_mountinfo("36 35 98:0 / /mnt/a\\\\040b rw,noatime master:1 - ext4 /dev/sda rw").pop().mount_point
+        '/mnt/a b'
+    """
+    mounts = []
+    for line in text.split("\n"):
+        before, dash, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if not dash or len(left) < 6 or len(right) < 2:
+            continue
+        options = tuple(dict.fromkeys(",".join((left[5], *right[2:3])).split(",")))
+        if "ro" in options:
+            options = tuple(option for option in options if option != "rw")
+        mounts.append(Mount(left[0], _unescape(left[4]), right[0], _unescape(right[1]), options))
+    return mounts
+
+
+def read_mounts(path: str | os.PathLike[str] = MOUNT_TABLE) -> list[Mount]:
+    """Read a mount table, by default this process's; empty where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return parse_mountinfo(file.read(_LIMIT_BYTES).decode("utf-8", "surrogateescape"))
+    except OSError:
+        return []
+
+
+def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
+    """Find the mount that an absolute path lies on, by its name alone.
+
+    Args:
+        path: absolute, without symbolic links.
+        mounts: the table, in mount order.
+
+    Returns:
+        The mount with the longest matching point, the latest of equals.
+    """
+    best: Mount | None = None
+    for mount in mounts:
+        point = mount.mount_point.rstrip("/")
+        inside = path == point or path.startswith(point + "/")
+        if inside and (best is None or len(point) >= len(best.mount_point.rstrip("/"))):
+            best = mount
+    return best
+
+
+def _unescape(text: str) -> str:
+    for code, char in _ESCAPES:
+        text = text.replace(code, char)
+    return text
