@@ -15,6 +15,7 @@ __all__ = [
     "pinned",
     "removal",
     "statedir",
+    "temporary",
     "text",
     "tuples",
     "units",

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_moment
 
-__all__ = ["TEMPORARY_PATTERNS", "DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
-
-TEMPORARY_PATTERNS = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete", "*.part", "*.crdownload")
+__all__ = ["DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
 
 Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
 
@@ -64,7 +63,7 @@ def build_listing(
     now_s: float,
     finished: bool,
     grown_since_scan: int,
-    patterns: Sequence[str] = TEMPORARY_PATTERNS,
+    patterns: Sequence[str] = TEMPORARY,
 ) -> Listing:
     """Turn the scan process's listing into the report's.
 

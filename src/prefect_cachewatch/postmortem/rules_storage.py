@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 
+from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.lastwords import DENIED, NO_SPACE, QUOTA, READ_ONLY
-from prefect_cachewatch.postmortem.listing import TEMPORARY_PATTERNS
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.view import View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
@@ -337,7 +337,7 @@ def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
 
 def _is_lasting(file: OpenFile) -> bool:
     name = file.target.rsplit("/", 1)[-1]
-    return not name.endswith(" (deleted)") and not any(fnmatch(name, glob) for glob in TEMPORARY_PATTERNS)
+    return not name.endswith(" (deleted)") and not any(fnmatch(name, glob) for glob in TEMPORARY)
 
 
 def _recent_s(view: View) -> float:

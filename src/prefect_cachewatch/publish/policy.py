@@ -10,11 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.config import DEFAULT_IGNORE
 
-__all__ = ["DEFAULT_TEMPORARY", "PublishPolicy"]
-
-DEFAULT_TEMPORARY = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete")
+__all__ = ["PublishPolicy"]
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Glob = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -51,7 +50,7 @@ class PublishPolicy(BaseModel):
         description="Versions of the tools that write the cache, recorded in the manifest; they count in the key too.",
     )
     temporary: _Globs = Field(
-        default=list(DEFAULT_TEMPORARY),
+        default=list(TEMPORARY),
         description="Globs of files that a finished cache must not have, and that a retry removes first.",
     )
     ignore: _Globs = Field(

@@ -245,7 +245,9 @@ def test_a_healthy_build_has_no_findings():
     assert found(BuildTree([file("a"), file("d/b")]), last_bytes=20) == []
 
 
-@pytest.mark.parametrize("name", ["w.tmp", "d/w.tensorbin.tmp.4711.3", "w.partial", "w.incomplete"])
+@pytest.mark.parametrize(
+    "name", ["w.tmp", "d/w.tensorbin.tmp.4711.3", "w.partial", "w.incomplete", "w.part", "w.crdownload"]
+)
 def test_a_temporary_file_refuses_the_build(name):
     assert found(BuildTree([file("a"), file(name)])) == [("temporary_file", "refuse")]
 
