@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import socket
 import threading
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
-__all__ = ["Bounded", "CutLinks"]
+from prefect_cachewatch.common.text import for_terminal
+
+__all__ = ["Bounded", "HttpAddress", "describe_failure"]
 
 T = TypeVar("T")
 _LEFT_BEHIND_MAX = 4
+_SLACK_S = 0.5
 
 
 class Bounded:
@@ -67,43 +73,114 @@ class Bounded:
         return answers[0]
 
 
-class CutLinks:
-    """The connections of an opener of `urllib.request`, which can be cut from another thread."""
+class HttpAddress:
+    """An address that is asked again and again; a redirect is an answer, not a way to somewhere else.
+
+    Args:
+        url: http or https.
+
+    Example:
+        >>> HttpAddress("http://127.0.0.1:9/").ask(lambda status, body: None, 1)
+        'connection refused'
+    """
+
+    def __init__(self, url: str) -> None:
+        self._request = urllib.request.Request(url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
+        self._bounded, self._links = Bounded(), _Links()
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), _Plain(self._links), _Secure(self._links)]
+        if _is_loopback(urllib.parse.urlsplit(url).hostname or ""):
+            # A proxy that the environment names would look at its own loopback interface.
+            handlers.append(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
+        """Ask once.
+
+        Args:
+            judge: says of a status and a body what is wrong with them; None for nothing.
+            timeout_s: of the whole.
+
+        Returns:
+            What `judge` says, or why there is no answer, in a few words.
+        """
+        try:
+            # The socket's own timeout bounds each read; headers that come drop by drop, only this does.
+            return self._bounded.call(lambda: self._ask(judge, timeout_s), timeout_s + _SLACK_S)
+        except TimeoutError:
+            self._links.cut()
+            return "no answer in time"
+
+    def close(self) -> None:
+        """Cut the connections: who reads from one goes on with an error."""
+        self._links.cut()
+
+    def _ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
+        try:
+            with self._opener.open(self._request, timeout=timeout_s) as answer:
+                return judge(answer.status, answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return judge(error.code, error)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return describe_failure(error)
+
+
+def describe_failure(error: BaseException) -> str:
+    """Say in a few words why a connection or an answer failed.
+
+    Example:
+        >>> describe_failure(ConnectionRefusedError())
+        'connection refused'
+    """
+    inner = getattr(error, "reason", None)
+    cause = inner if isinstance(inner, BaseException) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, socket.gaierror):
+        return "its host name is not known"
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return for_terminal(text[:1].lower() + text[1:] if text else type(cause).__name__, 120)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        """Follow none: a login page that answers 200 is no server that is ready."""
+
+
+class _Links:
+    """The connection of an opener of `urllib.request`, which can be cut from another thread."""
 
     def __init__(self) -> None:
         self._links: list[socket.socket] = []
 
-    def handlers(self) -> list[urllib.request.BaseHandler]:
-        """Make the handlers for the opener."""
-        return [_Plain(self), _Secure(self)]
-
     def cut(self) -> None:
-        """Cut all connections so far: who reads from one goes on with an error."""
         while self._links:
             with contextlib.suppress(OSError):
                 self._links.pop().shutdown(socket.SHUT_RDWR)
 
     def kept(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        """Keep hold of a connection's socket as soon as it has one.
-
-        Args:
-            connection: not connected yet.
-
-        Returns:
-            The same.
-        """
+        """Keep hold of a connection's socket as soon as it has one."""
         connect = connection.connect
 
         def connect_and_keep() -> None:
             connect()
-            self._links[:] = [connection.sock]  # one at a time: a redirect's comes after the one before it
+            self._links[:] = [connection.sock]
 
         connection.connect = connect_and_keep  # type: ignore[method-assign]
         return connection
 
 
 class _Plain(urllib.request.HTTPHandler):
-    def __init__(self, links: CutLinks) -> None:
+    def __init__(self, links: _Links) -> None:
         super().__init__()
         self._kept = links.kept
 
@@ -115,7 +192,7 @@ class _Plain(urllib.request.HTTPHandler):
 
 
 class _Secure(urllib.request.HTTPSHandler):
-    def __init__(self, links: CutLinks) -> None:
+    def __init__(self, links: _Links) -> None:
         super().__init__()
         self._kept = links.kept
 

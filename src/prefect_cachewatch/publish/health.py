@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from prefect_cachewatch.common.bounded import Bounded, CutLinks
+from prefect_cachewatch.common.bounded import HttpAddress
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import CommandError, GuardError
@@ -24,7 +21,6 @@ __all__ = ["HealthCheck", "HealthResult", "check_health"]
 _Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=2000)]
 _REQUEST_S = 10.0
 _LEAST_S = 0.05
-_SLACK_S = 0.5
 
 
 class HealthCheck(BaseModel):
@@ -92,16 +88,21 @@ def check_health(
         return _check_command(check, check.command, cache_dir, env)
     assert check.url is not None
     deadline_s, reason = started_s + check.deadline_s, "was not asked"
-    bounded = Bounded()
+    address = HttpAddress(check.url)
     while (left_s := deadline_s - clock()) > 0:
-        reason = _ask(check.url, min(_REQUEST_S, max(left_s, _LEAST_S)), bounded)
-        if not reason:
+        wrong = address.ask(_judge, min(_REQUEST_S, max(left_s, _LEAST_S)))
+        if wrong is None:
             return HealthResult(True, "answered 200", clock() - started_s)
+        reason = wrong if wrong.startswith("answered") else f"did not answer ({wrong})"
         sleep(max(0.0, min(check.interval_s, deadline_s - clock())))
     shown = for_terminal(redact(check.url), 200)
     return HealthResult(
         False, f"{shown} {reason} until the deadline of {format_duration(check.deadline_s)}", clock() - started_s
     )
+
+
+def _judge(status: int, _body: object) -> str | None:
+    return None if status == 200 else f"answered {status}"
 
 
 def _check_command(check: HealthCheck, command: list[str], cache_dir: str, env: Mapping[str, str]) -> HealthResult:
@@ -113,28 +114,3 @@ def _check_command(check: HealthCheck, command: list[str], cache_dir: str, env: 
     last = next((line for line in reversed(result.tail) if line.strip()), "")
     said = f" ({for_terminal(redact(last.strip()), 300)})" if last and not result.ok else ""
     return HealthResult(result.ok, f"{shown} {result.describe()}{said}", result.duration_s)
-
-
-def _ask(url: str, timeout_s: float, bounded: Bounded) -> str:
-    """Ask once; the empty string when all is well, else what was wrong."""
-    links = CutLinks()
-    try:
-        # The socket's own timeout bounds each read; an answer that comes drop by drop, only this does.
-        return bounded.call(lambda: _request(url, timeout_s, links), timeout_s + _SLACK_S)
-    except TimeoutError:
-        links.cut()
-        return "did not answer (timed out)"
-
-
-def _request(url: str, timeout_s: float, links: CutLinks) -> str:
-    request = urllib.request.Request(url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
-    try:
-        with urllib.request.build_opener(*links.handlers()).open(request, timeout=timeout_s) as answer:
-            status: int = answer.status
-            return "" if status == 200 else f"answered {status}"
-    except urllib.error.HTTPError as error:
-        error.close()
-        return f"answered {error.code}"
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        why = getattr(error, "reason", None) or error
-        return f"did not answer ({for_terminal(str(why), 120)})"

@@ -7,17 +7,13 @@ is asked for by a helper process. When to look, and what follows, is `readywatch
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import socket
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from prefect_cachewatch.common.bounded import Bounded, CutLinks
+from prefect_cachewatch.common.bounded import HttpAddress, describe_failure
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.scanner import DirectoryScanner
@@ -32,7 +28,6 @@ _BODY_MAX = 64 << 10
 _LINE_MAX = 4096
 _WINDOW = 64 << 10
 _SHOWN_MAX = 200
-_SLACK_S = 0.5
 
 
 class ReadyCheck(Protocol):
@@ -61,13 +56,7 @@ class HttpCheck:
     def __init__(self, ready: ReadyOnHttp, clock: Callable[[], float] = time.monotonic) -> None:
         self._ready, self._clock = ready, clock
         self._body = PatternMatcher(ready.body_pattern) if ready.body_pattern is not None else None
-        self._bounded = Bounded()
-        self._links = CutLinks()
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), *self._links.handlers()]
-        if _is_loopback(urllib.parse.urlsplit(ready.url).hostname or ""):
-            # A proxy that the environment names would look at its own loopback interface.
-            handlers.append(urllib.request.ProxyHandler({}))
-        self._opener = urllib.request.build_opener(*handlers)
+        self._address = HttpAddress(ready.url)
 
     @property
     def problem(self) -> str | None:
@@ -76,12 +65,8 @@ class HttpCheck:
 
     def look(self) -> str | None:
         """Ask once; None when it is ready."""
-        try:
-            # The socket's own timeout bounds each read; headers that come drop by drop, only this does.
-            return self._bounded.call(self._ask, self._ready.timeout_s + _SLACK_S)
-        except TimeoutError:
-            self._links.cut()
-            return "no answer in time"
+        deadline_s = self._clock() + self._ready.timeout_s
+        return self._address.ask(lambda status, answer: self._judge(status, answer, deadline_s), self._ready.timeout_s)
 
     def begin(self) -> None:
         """Start the process that looks at bodies, if any are looked at; raises OSError."""
@@ -90,21 +75,9 @@ class HttpCheck:
 
     def close(self) -> None:
         """End the process that looks at bodies, if there is one."""
-        self._links.cut()
+        self._address.close()
         if self._body is not None:
             self._body.close()
-
-    def _ask(self) -> str | None:
-        deadline_s = self._clock() + self._ready.timeout_s
-        request = urllib.request.Request(self._ready.url, headers={"User-Agent": "cachewatch"})  # noqa: S310 - http and https only
-        try:
-            with self._opener.open(request, timeout=self._ready.timeout_s) as answer:
-                return self._judge(answer.status, answer, deadline_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                return self._judge(error.code, error, deadline_s)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return _why(error)
 
     def _judge(self, status: int, answer: IO[bytes], deadline_s: float) -> str | None:
         if status != self._ready.status:
@@ -116,7 +89,7 @@ class HttpCheck:
         except TimeoutError:
             return f"answered {status}, but its body took longer than {self._ready.timeout_s:g} s"
         except (OSError, http.client.HTTPException) as error:
-            return f"answered {status}, but its body was cut: {_why(error)}"
+            return f"answered {status}, but its body was cut: {describe_failure(error)}"
         if self._body.search(body):
             return None
         if self._body.problem is not None:
@@ -132,11 +105,6 @@ class HttpCheck:
             if self._clock() > deadline_s:
                 raise TimeoutError
         return body
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        """Follow none: a login page that answers 200 is no server that is ready."""
 
 
 class TcpCheck:
@@ -161,7 +129,7 @@ class TcpCheck:
                 # A port that nobody has may be given to the very connection that asks for it.
                 return "connection refused" if link.getsockname() == link.getpeername() else None
         except (OSError, UnicodeError) as error:
-            return _why(error)
+            return describe_failure(error)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -324,23 +292,3 @@ def describe_wanted(ready: ReadyServer) -> tuple[str, str]:
     if ready.kind == "file":
         return f"marker {for_terminal(str(ready.path), _SHOWN_MAX)}", "was never written"
     return f"a line that matches {for_terminal(redact(ready.pattern), _SHOWN_MAX)!r}", "was never printed"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _why(error: BaseException) -> str:
-    inner = getattr(error, "reason", None)
-    cause = inner if isinstance(inner, BaseException) else error
-    if isinstance(cause, TimeoutError):
-        return "no answer in time"
-    if isinstance(cause, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(cause, socket.gaierror):
-        return "its host name is not known"
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return for_terminal(text[:1].lower() + text[1:] if text else type(cause).__name__, 120)

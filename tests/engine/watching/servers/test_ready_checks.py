@@ -170,6 +170,21 @@ def test_a_health_check_ends_at_its_deadline_whatever_the_server_does(address: s
     assert eventually_no_thread("cachewatch-ask")
 
 
+def unwell(url: str) -> str | None:
+    times_s = iter([0, 0, 0, 60, 60])  # asked once, and the deadline has passed
+    found = check_health(
+        HealthCheck(url=url, deadline_s=60), "/mnt/x", {}, clock=lambda: next(times_s), sleep=lambda _: None
+    )
+    return None if found.ok else found.reason
+
+
+def test_a_health_check_follows_no_redirect_either(address: str):
+    assert unwell(f"{address}/redirect") == f"{address}/redirect answered 302 until the deadline of 1 minute"
+    assert unwell(f"http://127.0.0.1:{(port := closed_port())}/") == (
+        f"http://127.0.0.1:{port}/ did not answer (connection refused) until the deadline of 1 minute"
+    )
+
+
 def test_a_server_that_takes_connections_and_says_nothing_is_not_ready_by_http_and_ready_by_tcp():
     with silent_port() as port:
         assert look(f"http://127.0.0.1:{port}/", timeout_s=0.3) == "no answer in time"
@@ -192,6 +207,7 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_loopback_address(address:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     assert look(f"{address}/200") is None
+    assert unwell(f"{address}/200") is None
 
 
 def test_a_tls_server_that_is_none_is_not_ready(address: str):
