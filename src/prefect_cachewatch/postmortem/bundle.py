@@ -24,6 +24,7 @@ from typing import Any
 
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import create_file
+from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.postmortem.cause import Diagnosis
@@ -107,41 +108,52 @@ def write_bundle(
         os.close(make_own_directory(root))
     slug = re.sub(r"[^a-z0-9]+", "-", content.name.lower()).strip("-")[:40] or "cache"
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{os.urandom(3).hex()}"
-    work = root / f".{name}.partial"
+    work, final = root / f".{name}.partial", root / name
     work.mkdir(mode=0o700)
+    try:
+        cut = _fill(work, final, content, listing_s, log_s, clock)
+        work.rename(final)
+    except BaseException:
+        remove_path(work)  # on a full disk it would take what is left of it
+        raise
+    return WrittenBundle(final, clock() - started, tuple(cut))
+
+
+def _fill(
+    work: Path, final: Path, content: BundleContent, listing_s: float, log_s: float, clock: Callable[[], float]
+) -> list[str]:
+    """Write each file of a bundle; returns what was cut."""
     cut: list[str] = []
-    answers = content.evidence.filesystems
-    hung = [facts.path for facts in answers if not facts.responded]
+    hung = [facts.path for facts in content.evidence.filesystems if not facts.responded]
     lister = None if hung else _start_lister(work / "listing.jsonl.gz", content.cache_dirs, listing_s)
     if hung:
         cut.append(f"listing.jsonl.gz is empty: {for_terminal(hung[0])} does not answer")
-
-    log = _redacted_log(content, clock() + log_s, clock, cut)
-    _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
-    _put(work / "growth.csv", _growth_csv(content.evidence).encode())
-    svg = draw_report(content.report, content.evidence)
-    _put(work / "growth.svg", svg.encode())
-    facts = asdict(content.evidence)
-    facts.pop("log_tail")
-    _put(work / "processes.json", json.dumps(facts, indent=1).encode())
-    _put(work / "stacks.txt", stack_text(content.evidence).encode("utf-8", "backslashreplace"))
-    if lister is not None:
-        cut.extend(_finish_lister(lister, clock() + listing_s + 0.5, clock))
+    try:
+        log = _redacted_log(content, clock() + log_s, clock, cut)
+        _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
+        _put(work / "growth.csv", _growth_csv(content.evidence).encode())
+        svg = draw_report(content.report, content.evidence)
+        _put(work / "growth.svg", svg.encode())
+        facts = asdict(content.evidence)
+        facts.pop("log_tail")
+        _put(work / "processes.json", json.dumps(facts, indent=1).encode())
+        _put(work / "stacks.txt", stack_text(content.evidence).encode("utf-8", "backslashreplace"))
+    finally:
+        told = [] if lister is None else _finish_lister(lister, clock() + listing_s + 0.5, clock)
+    cut.extend(told)
     if not (work / "listing.jsonl.gz").exists():
         _put(work / "listing.jsonl.gz", gzip.compress(b""))
     report = {
         **content.report,
         "diagnosis": asdict(content.diagnosis),
-        "bundle": str(root / name),
+        "bundle": str(final),
         "cut": cut,
         "missing": [asdict(missing) for missing in content.evidence.missing],
     }
     _put(work / "report.json", (json.dumps(report, indent=1, ensure_ascii=True) + "\n").encode())
     page = render_page(report, content.evidence, content.diagnosis, svg, log)
     _put(work / "report.html", page.encode("utf-8", "backslashreplace"))
-    final = root / name
-    work.rename(final)
-    return WrittenBundle(final, clock() - started, tuple(cut))
+    return cut
 
 
 def draw_report(report: Mapping[str, Any], evidence: Evidence) -> str:

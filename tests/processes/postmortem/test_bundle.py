@@ -70,6 +70,13 @@ def cache(tmp_path):
     return made
 
 
+@pytest.mark.parametrize("broken", [{"log": lambda size: 1 / 0}, {"report": {"notes": [object()]}}])
+def test_of_a_bundle_that_cannot_be_written_nothing_stays(tmp_path, cache, broken):
+    with pytest.raises((ZeroDivisionError, TypeError)):
+        write_bundle(tmp_path / "bundles", content(cache, **broken))
+    assert list((tmp_path / "bundles").iterdir()) == []
+
+
 def test_a_bundle_is_private_and_has_every_file(tmp_path, cache):
     written = write_bundle(tmp_path / "state" / "bundles", content(cache))
     assert sorted(path.name for path in written.path.iterdir()) == sorted(BUNDLE_FILES)
