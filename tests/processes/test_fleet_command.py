@@ -68,6 +68,19 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [({"PREFECT_LOGGING_LEVEL": "LOUD"}, "LoggingSettings.level: "), ({"PREFECT_API_URL": "http://[::1"}, "IPv6 URL")],
+)
+def test_settings_that_prefect_refuses_are_one_sentence(tmp_path: Path, setting: dict[str, str], says: str) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), **setting)
+    assert ran.status == 125
+    assert "Traceback" not in ran.stderr
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("cachewatch: Prefect refuses its settings (") and says in last
+    assert not (tmp_path / "a").exists()
+
+
 def test_an_api_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://127.0.0.1:9/api")
     assert ran.status == 125

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from prefect_cachewatch.errors import CachewatchError
 
@@ -167,6 +167,12 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")
     except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for whoever acts on the exit status
+        if type(error).__name__ == "ValidationError" and str(getattr(error, "title", "")).endswith("Settings"):
+            first = cast("Any", error).errors()[0]  # of pydantic, which is not loaded for this
+            where = ".".join([cast("Any", error).title, *map(str, first["loc"])])
+            fail(
+                f"Prefect refuses its settings ({where}: {first['msg']}): correct the PREFECT_ variables or the profile"
+            )
         import traceback  # noqa: PLC0415 - seldom
 
         traceback.print_exc()
