@@ -84,13 +84,14 @@ def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str,
         Completed; or Failed, named `VerificationFailed`. `delivery.publication` says where it lies.
     """
     logger = get_run_logger()
-    refused = delivery.verify(env, secrets)
-    for finding in delivery.findings:
-        if finding.severity == "warn":
-            logger.warning("%s", finding.message)
-    if not refused:
-        return Completed(message="The build is good.")
-    return _refuse(delivery, refused)
+    try:
+        refused = delivery.verify(env, secrets)
+        for finding in delivery.findings:
+            if finding.severity == "warn":
+                logger.warning("%s", finding.message)
+        return _refuse(delivery, refused) if refused else Completed(message="The build is good.")
+    except StoreError as error:  # the generator removed it, or the quarantine
+        return Failed(name="VerificationFailed", message=error.message)
 
 
 def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:

@@ -213,6 +213,11 @@ def test_the_users_check_command_decides(store: CacheStore, check: str, sentence
     assert builds(store) == ["quarantined"]
 
 
+def test_a_generator_that_removes_its_build_is_told_in_one_sentence(store: CacheStore) -> None:
+    state = run(job(WRITES + "import shutil; shutil.rmtree(sys.argv[1])"), policy(store))
+    assert state.name == "VerificationFailed" and str(state.message).startswith("there is no build ")
+
+
 def test_the_check_command_sees_the_build(store: CacheStore) -> None:
     check = "import os, sys; sys.exit(sorted(os.listdir(sys.argv[1])) != [f'layer{n}.bin' for n in range(4)])"
     assert run(job(), policy(store, check_command=[sys.executable, "-c", check, "{cache_dir}"])).name == "Completed"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from prefect_cachewatch.common.removal import Entry, look
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
@@ -90,12 +91,12 @@ def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = Fal
     Raises:
         StoreError: if a part of it vanishes meanwhile, or the storage fails.
     """
-    device = os.fstat(build_fd).st_dev
+    top = look(build_fd)
     real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
     # A new open file description: scandir moves the position of the one that it reads.
     fd = os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)
     with _closing(fd):
-        _walk(fd, "", device, real_root, tree, visit, sync, 0)
+        _walk(fd, "", top, real_root, tree, visit, sync, 0)
 
 
 def open_file(directory_fd: int, name: str, path: str) -> int:
@@ -125,7 +126,7 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
 
 
 def _walk(
-    fd: int, here: str, device: int, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
+    fd: int, here: str, top: Entry, real_root: str, tree: BuildTree, visit: Visit, sync: bool, depth: int
 ) -> None:
     directories: list[str] = []
     try:
@@ -146,7 +147,7 @@ def _walk(
                     target = os.readlink(entry.name, dir_fd=fd)
                     inside = _leads_inside(f"{real_root}/{path}", real_root)
                     (tree.links.append((path, target)) if inside else tree.escapes.append(path))
-                elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                elif stat.S_ISDIR(status.st_mode) and look(fd, entry.name).is_beside(top):
                     directories.append(entry.name)
                 else:
                     tree.others.append(path)
@@ -161,7 +162,7 @@ def _walk(
                 tree.unreadable.append((here + name, os.strerror(error.errno or 0)))
                 continue
             with _closing(below):
-                _walk(below, f"{here}{name}/", device, real_root, tree, visit, sync, depth + 1)
+                _walk(below, f"{here}{name}/", top, real_root, tree, visit, sync, depth + 1)
         if sync:
             sync_directory(fd)
     except PermissionError as error:

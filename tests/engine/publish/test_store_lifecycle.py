@@ -761,6 +761,14 @@ try:
         publish(1000)
         mount(root + "/c/quarantine", "size=1m")
         publish(1000)
+    elif case == "bind":
+        os.makedirs(root + "/elsewhere/deep")
+        policy = PublishPolicy(store=root)
+        with CacheStore(root).begin("c", BuildRecipe.of(["g"], policy)) as build:
+            os.mkdir(build.path + "/sub")
+            open(build.path + "/a", "wb").write(bytes(1000))
+            subprocess.run(["mount", "--bind", root + "/elsewhere", build.path + "/sub"], check=True)
+            print([finding.category for finding in build.check(policy)])
     elif case == "space":
         mount(root, "size=1m,nr_inodes=100")
         publish(600_000)
@@ -803,6 +811,10 @@ def in_a_mount(root, case):
 
 def test_a_store_on_two_file_systems_is_said_at_the_start(tmp_path):
     assert "its quarantine/ lie on two file systems" in in_a_mount(tmp_path, "quarantine")
+
+
+def test_a_directory_of_the_same_file_system_that_is_mounted_in_a_build_is_no_part_of_it(tmp_path):
+    assert "special_file" in in_a_mount(tmp_path, "bind")
 
 
 def test_too_few_bytes_for_another_build_are_said(tmp_path):
