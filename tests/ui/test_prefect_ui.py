@@ -274,3 +274,15 @@ def _assert_harmless(browser, site) -> None:
     # Prefect's own UI asks its makers' hosts for fonts and announcements; nothing may ask for a name of ours.
     assert [address for address in strangers if "onerror" in address or address.endswith("/x")] == []
     assert not any(secret in browser.text() for secret in SECRETS)
+
+
+@pytest.mark.parametrize("ui", ["v1", "v2"])
+def test_the_block_has_a_form_whose_fields_explain_themselves(site, browser, pictures, ui):
+    base = f"http://127.0.0.1:{site['port']}{'/v2' if ui == 'v2' else ''}"
+    env = {**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{site['port']}/api"}
+    prefect = str(Path(sys.executable).with_name("prefect"))
+    subprocess.run([prefect, "block", "register", "-m", "prefect_cachewatch"], env=env, check=True, timeout=120)
+    browser.open(f"{base}/blocks/catalog/cache-generation/create", width=1400, height=2400)
+    for words in ("Cache Generation", "Name of the cache, for example", "Working directory of the generator"):
+        browser.wait_for(f"document.body.innerText.includes({words!r})", 60)
+    browser.screenshot(pictures / f"block-{ui}.png")
