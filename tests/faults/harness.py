@@ -23,7 +23,12 @@ HERE = Path(__file__).parent
 TREES = HERE / "trees.py"
 NOBODY = 65534
 SHAPES = {"plain": 1, "term_ignorer": 2, "daemon": 2, "sessions": 201, "bomb": 150}
-SLACK_S = 2.0  # no survivor within the grace period + this
+SLACK_S = 2.0  # no survivor within the grace period + this, on a machine with no more to run than it has cores
+
+
+def slack_s() -> float:
+    """SLACK_S, longer by as much as this machine has more to run than it has cores."""
+    return SLACK_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def in_namespace(uid: int | None, *mounts: str) -> list[str]:

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living
+from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, slack_s
 
 # With the directory gone the trees' own writer may fail first: its exit code 1 is as true.
 FAULTS = ("none", "stall", "SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "outer guard", "inner guard", "both guards", "watcher stopped",
@@ -77,7 +77,7 @@ def _run(case: Case, box: Sandbox) -> list[str]:
     broken = []
     if case.fault not in ("none", "stall", "directory removed"):
         # Who looks after stopped guards looks once a second.
-        limit = time.monotonic() + case.grace_s + SLACK_S + case.fault.startswith("guards stopped")
+        limit = time.monotonic() + case.grace_s + slack_s() + case.fault.startswith("guards stopped")
         while living(tag) and time.monotonic() < limit:
             time.sleep(0.02)
         if left := living(tag):

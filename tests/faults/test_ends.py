@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, until, wait_ready
+from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, slack_s, until, wait_ready
 from tests.support import unavailable
 
 GRACE_S = 0.5
@@ -32,7 +32,7 @@ def test_a_stalled_tree_is_gone_when_the_command_ends(shape: str, sandbox: Sandb
     report = sandbox.report()
     assert (report["outcome"], report["stall"]["kind"]) == ("stalled", "no_growth")
     assert report["stop"]["survivors"] == []
-    assert report["stop"]["gone_after_s"] <= GRACE_S + SLACK_S
+    assert report["stop"]["gone_after_s"] <= GRACE_S + slack_s()
     assert len(report["stop"]["terminated"]) + len(report["stop"]["killed"]) >= SHAPES[shape]
     assert "no disk write activity detected for 1.5 s" in sandbox.stderr().splitlines()[-1]
     row.measured.append((f"{shape} ({who})", f"{report['stop']['gone_after_s']:.2f} s"))
@@ -52,7 +52,7 @@ def test_a_cancelled_tree_is_gone_when_the_command_ends(
     process = sandbox.guarded(command)
     wait_ready(tag, shape)
     os.killpg(process.pid, number)
-    took = until(lambda: not living(tag), GRACE_S + SLACK_S, f"the {shape} tree is gone")
+    took = until(lambda: not living(tag), GRACE_S + slack_s(), f"the {shape} tree is gone")
     assert process.wait(20) == 128 + number
     assert sandbox.report()["outcome"] == "cancelled"
     row.measured.append((f"{shape} ({who})", f"{took:.2f} s"))
@@ -80,7 +80,7 @@ def test_a_killed_command_leaves_nobody_and_frees_its_output_at_once(
     assert readable
     assert os.read(read, 1 << 16) == b"", "an orphan holds the output, and would hide the crash from a worker"
     os.close(read)
-    took = until(lambda: not living(tag), GRACE_S + SLACK_S, f"the {shape} tree is gone")
+    took = until(lambda: not living(tag), GRACE_S + slack_s(), f"the {shape} tree is gone")
     took += output_freed
     until(lambda: not state_files(sandbox), 5, "the state file is removed")
     row.measured.append((f"{shape} ({who})", f"{took:.2f} s"))
@@ -103,7 +103,7 @@ def test_a_killed_guard_leaves_nobody(which: str, shape: str, sandbox: Sandbox, 
         os.kill(pid, signal.SIGSTOP)  # so that neither acts on the death of the other
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    took = until(lambda: not living(tag), GRACE_S + SLACK_S, f"the {shape} tree is gone")
+    took = until(lambda: not living(tag), GRACE_S + slack_s(), f"the {shape} tree is gone")
     assert process.wait(20) == 125
     report = sandbox.report()
     assert report["outcome"] == "failed"

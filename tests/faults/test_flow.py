@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import SHAPES, SLACK_S, Sandbox, living, until, wait_ready
+from tests.faults.harness import SHAPES, SLACK_S, Sandbox, living, slack_s, until, wait_ready
 from tests.faults.prefect_server import Api, end, flow_process_of, prefect, start_server
 
 SECTION = "1 Ends of the process"
@@ -135,7 +135,7 @@ def test_cancel_from_the_api_ends_cancelled_with_every_tree_gone(
     runs = Runs(fleet, own_sandbox, "faults" if how != "serve" else "served")
     for run_id in runs.ids.values():
         fleet.api.cancel(run_id)
-    took = runs.wait_gone(30 + GRACE_S + SLACK_S)
+    took = runs.wait_gone(30 + GRACE_S + slack_s())
     states = {shape: fleet.api.wait_final(run_id) for shape, run_id in runs.ids.items()}
     assert {shape: run["state_type"] for shape, run in states.items()} == dict.fromkeys(SHAPES, "CANCELLED")
     row.measured += [(shape, f"{seconds:.1f} s") for shape, seconds in took.items()]
@@ -157,7 +157,7 @@ def test_a_flow_process_that_is_ended_leaves_nobody_and_a_true_state(
     for flow in runs.flows.values():
         flow.send_signal(number)
     began = time.monotonic()
-    took = runs.wait_gone(GRACE_S + SLACK_S)
+    took = runs.wait_gone(GRACE_S + slack_s())
     for run_id in runs.ids.values():
         assert fleet.api.wait_final(run_id, 30)["state_type"] == "CRASHED"
     seen_s = time.monotonic() - began
@@ -181,7 +181,7 @@ def test_a_killed_worker_and_then_a_killed_flow_leave_nobody(fleet: Fleet, own_s
     assert all(living(tag) for tag in runs.tags.values())
     for flow in runs.flows.values():
         flow.kill()
-    took = runs.wait_gone(GRACE_S + SLACK_S)
+    took = runs.wait_gone(GRACE_S + slack_s())
     states = {fleet.api.run(run_id)["state_type"] for run_id in runs.ids.values()}
     row.measured += [(shape, f"{seconds:.2f} s") for shape, seconds in took.items()]
     row.measured.append(("state with nobody left to set it", ", ".join(sorted(states)).lower()))
