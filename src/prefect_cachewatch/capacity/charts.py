@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefect_cachewatch.capacity.model.results import LimitPlan
+from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
 
@@ -166,12 +167,9 @@ def _svg(
         anchor = "end" if axes.x(value) > _WIDTH - 2 * _RIGHT and len(label) > 4 else "middle"
         frame.append(_text(axes.x(value), _HEIGHT - _BOTTOM + 18, label, anchor=anchor))
     frame.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 12, x_label, anchor="middle"))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="12">'
-        f"<title>{for_html(title)}</title>"
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>' + "".join(frame) + "".join(parts) + "</svg>"
-    )
+    head = [f"<title>{for_html(title)}</title>", f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>']
+    font = 'font-family="system-ui, sans-serif" font-size="12"'
+    return svg_document(_WIDTH, _HEIGHT, [*head, *frame, *parts], font)
 
 
 def _text(x: float, y: float, label: str, *, anchor: str = "start", size: int = 12, weight: str = "normal") -> str:

@@ -5,33 +5,17 @@ Charts come in as finished SVG texts; raw SVG is stripped by Prefect's pages, im
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan
+from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["check_markdown", "data_uri", "plan_markdown", "plan_rows"]
+__all__ = ["check_markdown", "plan_markdown", "plan_rows"]
 
 _MAX_HOURS = 200
-
-
-def data_uri(svg: str) -> str:
-    """Write an SVG text as an image's address.
-
-    Args:
-        svg: the whole SVG element.
-
-    Returns:
-        A data URI, which Prefect's pages show where they strip the element itself.
-
-    Example:
-        >>> data_uri("<svg/>")
-        'data:image/svg+xml;base64,PHN2Zy8+'
-    """
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def plan_rows(limit_plan: LimitPlan) -> list[dict[str, Any]]:
@@ -82,7 +66,7 @@ def plan_markdown(
     """
     lines = [f"## {for_markdown(limit_plan.answer, 1000)}", "", for_markdown(change, 1000), ""]
     for title, svg in (charts or {}).items():
-        lines += [f"### {for_markdown(title)}", "", f"![{for_markdown(title)}]({data_uri(svg)})", ""]
+        lines += [f"### {for_markdown(title)}", "", f"![{for_markdown(title)}]({svg_data_uri(svg)})", ""]
     lines += ["### How it changes with the number at once", ""]
     rows = plan_rows(limit_plan)
     lines += _table(rows) if rows else ["The plan has no table."]

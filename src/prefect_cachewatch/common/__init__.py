@@ -15,6 +15,7 @@ __all__ = [
     "pinned",
     "removal",
     "statedir",
+    "svg",
     "temporary",
     "text",
     "tuples",

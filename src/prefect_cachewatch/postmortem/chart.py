@@ -5,13 +5,13 @@ No name of a file or process is ever drawn, so that nothing in it needs escaping
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Sequence
 
+from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["CHART_STYLE", "draw_growth", "svg_data_uri"]
+__all__ = ["CHART_STYLE", "draw_growth"]
 
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
@@ -95,20 +95,7 @@ def draw_growth(
         disk = "L".join(f"{x(t)} {y(a)}" for t, _, a in points)
         parts.append(f'<path class="disk" d="M{disk}"><title>allocated on disk</title></path>')
     words = f"{label}: {format_bytes(points[-1][1])} after {format_duration(end_s)}" + (f", {note}" if note else "")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'role="img" aria-label="{words}"><style>{CHART_STYLE}</style>{"".join(parts)}</svg>'
-    )
-
-
-def svg_data_uri(svg: str) -> str:
-    """Write an SVG as a `data:` URI, as Markdown images and strict pages take it.
-
-    Example:
-        >>> svg_data_uri("<svg/>")
-        'data:image/svg+xml;base64,PHN2Zy8+'
-    """
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
+    return svg_document(WIDTH, HEIGHT, [f"<style>{CHART_STYLE}</style>", *parts], f'aria-label="{words}"')
 
 
 def _thin(points: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

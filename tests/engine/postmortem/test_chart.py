@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.postmortem.chart import WIDTH, draw_growth, svg_data_uri
+from prefect_cachewatch.common.svg import svg_data_uri
+from prefect_cachewatch.postmortem.chart import WIDTH, draw_growth
 
 SVG = "{http://www.w3.org/2000/svg}"
 
