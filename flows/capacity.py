@@ -29,8 +29,9 @@ from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan, a
 from prefect_cachewatch.capacity.planfile import PlanInput, read_plan, read_storage
 from prefect_cachewatch.capacity.probe.run import ProbeSettings, check_probe
 from prefect_cachewatch.capacity.rollout import decide_limit
+from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit, slug
+from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit
 
 __all__ = ["check_capacity", "plan_capacity"]
 
@@ -108,7 +109,7 @@ def plan_capacity(
             change = as_json(set_storage_limit(decision, apply))
     except CachewatchError as error:
         return _refused(error)
-    key = slug(limit_plan.storage)
+    key = slugify(limit_plan.storage, most=200, other="unnamed")
     create_markdown_artifact(
         key=f"cachewatch-plan-{key}",
         markdown=plan_markdown(limit_plan, change["sentence"], _charts(limit_plan), notes),
@@ -184,7 +185,7 @@ def check_capacity(
         say = logger.warning if check.verdict in ("slower", "faster") else logger.info
         say("%s: %s (%s)", check.storage, check.verdict, check.reason)
         create_markdown_artifact(
-            key=f"cachewatch-check-{slug(check.storage)}",
+            key=f"cachewatch-check-{slugify(check.storage, most=200, other='unnamed')}",
             markdown=check_markdown(check),
             description=f"{check.storage} against its plan: {check.verdict}",
         )

@@ -17,8 +17,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.states import Failed
 from pydantic import Field
 
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_markdown, for_terminal
+from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import Rerun, decide_follow_up
 from prefect_cachewatch.tasks.follow_up import StalledRun, read_stalled_run, start_again

@@ -22,7 +22,7 @@ from prefect_cachewatch.capacity.rollout import LimitDecision, weights_variable
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot, storage_weight
-from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, slug, store_run_record
+from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, store_run_record
 
 __all__ = [
     "LimitChange",
@@ -30,7 +30,6 @@ __all__ = [
     "read_run_records",
     "run_record_key",
     "set_storage_limit",
-    "slug",
     "storage_slot",
     "storage_weight",
     "store_run_record",

@@ -17,8 +17,7 @@ from prefect.events import emit_event
 from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.checks import Finding, refusals

@@ -26,10 +26,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
 from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "slug", "store_run_record", "stored_records"]
+__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "store_run_record", "stored_records"]
 
 RUN_RECORD_PREFIX = "cachewatch-run-"
 _PAGE = 200
@@ -51,24 +51,7 @@ def run_record_key(job: str) -> str:
         >>> run_record_key("Llama 3/70b")
         'cachewatch-run-llama-3-70b'
     """
-    return RUN_RECORD_PREFIX + slug(job)
-
-
-def slug(name: str) -> str:
-    """Turn a name into what Prefect takes as an artifact's key.
-
-    Args:
-        name: any name.
-
-    Returns:
-        Small letters, digits and single dashes, at most 200.
-
-    Example:
-        >>> slug("NFS  a/b")
-        'nfs-a-b'
-    """
-    plain = "".join(char if char.isascii() and char.isalnum() else "-" for char in name.lower())
-    return "-".join(filter(None, plain.split("-")))[:200] or "unnamed"
+    return RUN_RECORD_PREFIX + slugify(job, most=200, other="unnamed")
 
 
 def store_run_record(record: RunRecord) -> UUID:

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Pending
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
 

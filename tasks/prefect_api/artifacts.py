@@ -14,9 +14,8 @@ from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from prefect_cachewatch.common.statedir import slugify
 from prefect_cachewatch.common.svg import svg_data_uri
-from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code
+from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.postmortem.chart import draw_growth

@@ -11,8 +11,7 @@ from typing import Any
 
 from prefect.events import emit_event
 
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 
 __all__ = ["describe_end", "emit_generation_event", "resource_id"]

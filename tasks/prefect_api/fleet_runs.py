@@ -24,7 +24,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelling
 
-from prefect_cachewatch.common.statedir import slugify
+from prefect_cachewatch.common.text import slugify
 
 __all__ = [
     "FINAL",

@@ -11,8 +11,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_markdown
+from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow
 from prefect_cachewatch.fleet.table import table_rows

@@ -16,8 +16,7 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from prefect_cachewatch.common.secrets import LineRedactor
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_markdown, for_terminal
+from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event

@@ -5,11 +5,10 @@ Decides and says so; setting it is `tasks.capacity`'s matter.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from prefect_cachewatch.capacity.model.results import LimitPlan
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["LimitDecision", "decide_limit", "weights_variable"]
@@ -84,8 +83,7 @@ def weights_variable(name: str) -> str:
         >>> weights_variable("NFS a")
         'cachewatch-weights-nfs-a'
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "storage"
-    return f"cachewatch-weights-{slug}"[:255]
+    return f"cachewatch-weights-{slugify(name, most=236, other='storage')}"
 
 
 def _sentence(name: str, slots: int, weights: dict[str, int]) -> str:

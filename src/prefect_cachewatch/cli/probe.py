@@ -29,7 +29,7 @@ from prefect_cachewatch.cli.probe_show import (
     table,
 )
 from prefect_cachewatch.common.files import is_special
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration, parse_bytes, parse_duration
 from prefect_cachewatch.errors import InputError
 
@@ -152,7 +152,7 @@ def _probe_storage(
     )  # fmt: skip
     target = check_probe(path, settings)
     name = _checked_name(name, target.path)
-    output = output or Path(f"storage-{_slug(name)}.yaml")
+    output = output or Path(f"storage-{file_stem(name, most=200, other='profile')}.yaml")
     check_output(output)
     # What is no file has no neighbour either: /dev/null.partial.yaml would be one of /dev.
     partial = None if is_special(output) else output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
@@ -222,7 +222,3 @@ def _under_way(report: ProbeReport) -> ProbeReport:
     from dataclasses import replace  # noqa: PLC0415
 
     return replace(report, stopped=report.stopped or "the probe was still running when this was written")
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "profile"

@@ -9,8 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 
-__all__ = ["FileRefused", "make_own_directory", "open_directory_entry", "open_own_directory", "refuse_planted"]
+__all__ = [
+    "FileRefused",
+    "make_own_directory",
+    "open_directory_entry",
+    "open_own_directory",
+    "refuse_planted",
+    "state_directory",
+]
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -228,3 +236,26 @@ def _device(path: str) -> int | None:
         return os.stat(path).st_dev
     except OSError:
         return None
+
+
+def state_directory(name: str = "", environ: Mapping[str, str] | None = None) -> str:
+    """Say where this user's state lies: in `$CACHEWATCH_STATE`, `$XDG_STATE_HOME/cachewatch` or `~/.local/state/cachewatch`.
+
+    Args:
+        name: of a directory in it.
+        environ: default `os.environ`; XDG_STATE_HOME counts where it is absolute.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> state_directory("runs", {"XDG_STATE_HOME": "/var/state"})
+        '/var/state/cachewatch/runs'
+    """
+    env = os.environ if environ is None else environ
+    if own := env.get("CACHEWATCH_STATE"):
+        return os.path.normpath(os.path.join(os.path.abspath(own), name))
+    state = env.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.normpath(os.path.join(state, "cachewatch", name))

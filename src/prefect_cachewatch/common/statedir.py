@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any
 
 from prefect_cachewatch.common.ahead import AHEAD_S
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.directories import make_own_directory, state_directory
 from prefect_cachewatch.common.removal import look_path, remove_path
+from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["RunDirectory", "open_run_directory", "prune_run_directories", "slugify", "state_home"]
+__all__ = ["RunDirectory", "open_run_directory", "prune_run_directories", "state_home"]
 
 KEEP_RUNS = 200
 KEEP_S = 30 * 86400.0
@@ -25,20 +25,7 @@ KEEP_S = 30 * 86400.0
 
 def state_home() -> Path:
     """Say where state lies: `$CACHEWATCH_STATE`, else `$XDG_STATE_HOME/cachewatch`, else `~/.local/state/cachewatch`."""
-    if own := os.environ.get("CACHEWATCH_STATE"):
-        return Path(own)
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".local" / "state") / "cachewatch"
-
-
-def slugify(name: str) -> str:
-    """Turn a name into lower-case letters, digits and dashes, as Prefect's artifact keys want it.
-
-    Example:
-        >>> slugify("Llama 3.1/70B (N300)")
-        'llama-3-1-70b-n300'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:100].strip("-") or "cache"
+    return Path(state_directory())
 
 
 @dataclass(frozen=True)

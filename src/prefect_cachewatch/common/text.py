@@ -11,7 +11,7 @@ import unicodedata
 
 from prefect_cachewatch.common.secrets import redact, redact_argv
 
-__all__ = ["for_html", "for_markdown", "for_terminal", "markdown_code", "redact", "redact_argv"]
+__all__ = ["file_stem", "for_html", "for_markdown", "for_terminal", "markdown_code", "redact", "redact_argv", "slugify"]
 
 
 def for_terminal(name: str, limit: int = 255) -> str:
@@ -83,3 +83,23 @@ def markdown_code(name: str, limit: int = 255) -> str:
     fence = "`" * (longest + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown else ""
     return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def slugify(name: str, *, most: int = 100, other: str = "cache") -> str:
+    """Turn a name into at most so many lower-case letters, digits and dashes, as Prefect's artifact keys want it.
+
+    Example:
+        >>> slugify("Llama 3.1/70B (N300)"), slugify("...", other="unnamed")
+        ('llama-3-1-70b-n300', 'unnamed')
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:most].strip("-") or other
+
+
+def file_stem(name: str, *, most: int = 80, other: str = "cache") -> str:
+    """Turn a name into the beginning of a file's: its capitals and dots stay.
+
+    Example:
+        >>> file_stem("NFS a/v1.2")
+        'NFS-a-v1.2'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:most].strip("-.") or other

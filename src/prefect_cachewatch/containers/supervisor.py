@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.text import for_terminal, redact, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk

@@ -14,8 +14,7 @@ from pathlib import Path
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import write_entry
-from prefect_cachewatch.common.statedir import slugify
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import TextfileDirectory
 from prefect_cachewatch.metrics.exposition import read_counters, render_text

@@ -12,7 +12,6 @@ import gzip
 import io
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import whole_lines
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.text import for_terminal, redact, slugify
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.html import render_page
@@ -106,8 +105,7 @@ def write_bundle(
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         os.close(make_own_directory(root))
-    slug = re.sub(r"[^a-z0-9]+", "-", content.name.lower()).strip("-")[:40] or "cache"
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slug}-{os.urandom(3).hex()}"
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slugify(content.name, most=40)}-{os.urandom(3).hex()}"
     work, final = root / f".{name}.partial", root / name
     work.mkdir(mode=0o700)
     try:

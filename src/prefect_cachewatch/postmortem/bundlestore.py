@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.directories import FileRefused, make_own_directory
+from prefect_cachewatch.common.directories import FileRefused, make_own_directory, state_directory
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo, read_mounts
 from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
@@ -40,18 +40,13 @@ class BundleRoot:
 
 
 def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Say where bundles go: `$CACHEWATCH_STATE/bundles`, else `$XDG_STATE_HOME/cachewatch/bundles`, else below
-    `~/.local/state`.
+    """Say where bundles go.
 
     Example:
         >>> str(default_bundle_root({"XDG_STATE_HOME": "/var/state"}))
         '/var/state/cachewatch/bundles'
     """
-    if own := environ.get("CACHEWATCH_STATE"):
-        return Path(own) / "bundles"
-    state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
-    return base / "cachewatch" / "bundles"
+    return Path(state_directory("bundles", environ))
 
 
 def choose_bundle_root(

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import write_entry
-from prefect_cachewatch.common.statedir import slugify, state_home
+from prefect_cachewatch.common.statedir import state_home
+from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.postmortem.report import Report
 
 __all__ = ["PastRun", "enough_window_s", "history_path", "past_runs", "remember_run"]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory
+from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory, state_directory
 from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_updates import MAX_TREE
@@ -63,7 +63,7 @@ def runs_directory(environ: Mapping[str, str] | None = None) -> str:
     """Say where this user's state files are.
 
     Args:
-        environ: default `os.environ`; CACHEWATCH_STATE, else XDG_STATE_HOME if it is absolute, else HOME/.local/state.
+        environ: default `os.environ`.
 
     Returns:
         The path.
@@ -72,13 +72,7 @@ def runs_directory(environ: Mapping[str, str] | None = None) -> str:
         >>> runs_directory({"XDG_STATE_HOME": "/var/state"})
         '/var/state/cachewatch/runs'
     """
-    env = os.environ if environ is None else environ
-    if own := env.get("CACHEWATCH_STATE"):
-        return os.path.join(os.path.abspath(own), "runs")
-    state = env.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):
-        state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "cachewatch", "runs")
+    return state_directory("runs", environ)
 
 
 def open_runs_directory(path: str) -> int:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.files import TraceLines, check_trace_path, format_row
 from prefect_cachewatch.run.trace.rows import Event, TraceRow
@@ -45,8 +44,7 @@ def trace_path(path: Path, job: CacheJob) -> Path:
         InputError: it exists, cannot be written, or lies in a cache directory.
     """
     if path.is_dir():
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.name)[:80].lstrip(".-") or "cache"
-        path = path / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.csv"
+        path = path / f"{file_stem(job.name)}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.csv"
     check_trace_path(path)
     where = Path(os.path.realpath(path.parent), path.name)
     for directory in job.cache_dirs:

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import write_entry
-from prefect_cachewatch.common.statedir import slugify, state_home
+from prefect_cachewatch.common.statedir import state_home
+from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import boot_id, is_alive
 from prefect_cachewatch.supervise.reading import find_by_cookie
