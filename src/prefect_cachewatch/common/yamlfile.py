@@ -5,7 +5,10 @@ What the keys mean is the caller's matter.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import select
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +23,7 @@ __all__ = ["YamlFile", "open_yaml", "read_yaml"]
 
 _MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 64
+_PIPE_S = 30.0
 # Values that a file may stand for: so many times those that are written in it, and never more than the most.
 _GROWTH, _FREE_VALUES, _MAX_VALUES = 20, 10_000, 2_000_000
 _LONG = 100  # characters
@@ -83,8 +87,7 @@ def open_yaml(path: Path) -> YamlFile:
     """
     shown = for_terminal(str(path))
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = _read(path)
     except OSError as error:
         raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
     if len(raw) > _MAX_BYTES:
@@ -107,6 +110,20 @@ def open_yaml(path: Path) -> YamlFile:
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise InputError(f"{shown} is not YAML ({type(error).__name__}): check the file") from None
     return YamlFile(shown, data, root)
+
+
+def _read(path: Path) -> bytes:
+    # Whoever opens a FIFO waits for its writer, and nobody need ever come; `<(command)` has one.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(fd, "rb", buffering=0) as file:
+        raw = b""
+        while len(raw) <= _MAX_BYTES:
+            if not select.select([fd], [], [], _PIPE_S)[0]:
+                raise TimeoutError(errno.ETIMEDOUT, f"nothing was written to it for {_PIPE_S:g} s")
+            if not (data := file.read(_MAX_BYTES + 1 - len(raw))):
+                break
+            raw += data
+    return raw
 
 
 def read_yaml(path: Path) -> Any:
