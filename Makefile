@@ -52,6 +52,7 @@ format: $(VENV)/.lint ## Format, and mend what the linter can.
 # the import hook of an editable install with mapped folders.
 types: $(VENV)/.installed ## Check types (mypy strict, pyright), in an environment of their own.
 	@test -d $(TYPES) || $(PYTHON) -m venv $(TYPES)
+	rm -rf build/lib
 	$(TYPES)/bin/$(PIP) '.[test,types]'
 	$(TYPES)/bin/$(PIP) --no-deps --force-reinstall .
 	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
@@ -80,6 +81,7 @@ $(DOCS)/.installed: pyproject.toml
 	@touch $@
 
 docs: $(DOCS)/.installed ## Build the documentation site into build/site; a warning is an error.
+	rm -rf build/lib  # modules that have moved would be installed from there
 	$(DOCS)/bin/$(PIP) --no-deps --force-reinstall .
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean
 

@@ -142,7 +142,12 @@ def python_of(path: Path) -> list[str]:
 
 
 def test_documents_and_examples_use_public_names_only():
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("deployments/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    pages = [
+        ROOT / "README.md",
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("deployments/**/*.md"),
+        *ROOT.glob("examples/**/*.py"),
+    ]
     pages.append(ROOT / "tests" / "typing" / "api.py")
     found = {path: python_of(path) for path in pages}
     assert sum(map(len, found.values())) >= 8
