@@ -82,8 +82,8 @@ def test_type_checkers_see_each_name_where_it_is_taken_from(package):
 @pytest.mark.parametrize(
     ("code", "error", "sentence"),
     [
-        ("from {0} import generate_cash", ImportError, "has no public name 'generate_cash': did you mean 'generate_cache'?"),
-        ("import {0}; {0}.CacheJobs", AttributeError, "has no public name 'CacheJobs': did you mean 'CacheJob'?"),
+        ("from {0} import generate_cash", ImportError, "has no attribute 'generate_cash' that is public: did you mean 'generate_cache'?"),
+        ("import {0}; {0}.CacheJobs", AttributeError, "has no attribute 'CacheJobs' that is public: did you mean 'CacheJob'?"),
         ("from {0}.flows import plan_capacities", ImportError, "did you mean 'plan_capacity'?"),
         ("from {0}.capacity import erlang_d", ImportError, "did you mean 'erlang_"),
         ("from {0} import quux", ImportError, "dir(prefect_cachewatch) lists those that there are"),

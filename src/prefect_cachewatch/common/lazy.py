@@ -51,4 +51,4 @@ def _describe_unknown(package: str, names: Sequence[str], name: str) -> str:
 
     nearest = difflib.get_close_matches(name, names, 1, 0.6)
     then = f"did you mean {nearest[0]!r}?" if nearest else f"dir({package}) lists those that there are"
-    return f"{package} has no public name {name!r}: {then}"
+    return f"module {package!r} has no attribute {name!r} that is public: {then}"

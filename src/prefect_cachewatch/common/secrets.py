@@ -231,7 +231,7 @@ def _is_plain(value: str) -> bool:
     )
 
 
-def _is_hidden(name: str, value: str) -> bool:
+def _is_hidden(name: str, value: str, in_query: bool = False) -> bool:
     """Say whether a name and its value together are a secret."""
     if re.fullmatch(r"[|>][-+\d]*", value):
         return False  # YAML: the text follows
@@ -247,7 +247,7 @@ def _is_hidden(name: str, value: str) -> bool:
     # key: layers.0.weight, auth: accepted; a password of such a name is not to be told from them.
     words = _words(name)
     if words[-1] in ("sig", "signature"):
-        return not re.fullmatch(r"\w{1,11}(?:\(.*)?", value)  # sig=0x1f, signature: conv2d(x)
+        return in_query or not re.fullmatch(r"\w{1,11}(?:\(.*)?", value)  # sig=0x1f, signature: conv2d(x)
     return words != ("key",) or _looks_random(value)
 
 
@@ -267,7 +267,12 @@ def _hide_labelled(text: str) -> str:
         if label.start() < done or not _grade(label[1]):
             continue
         value = _VALUE_HERE.match(text, label.end())
-        if value is None or not _is_hidden(label[1], value[0]) or (label[0].endswith(": ") and _is_prose(label, value)):
+        in_query = text[max(0, label.start() - 1) : label.start()] in ("?", "&")
+        if (
+            value is None
+            or not _is_hidden(label[1], value[0], in_query)
+            or (label[0].endswith(": ") and _is_prose(label, value))
+        ):
             continue
         pieces += [text[done : label.end()], _shown(value[0])]
         done = value.end()
