@@ -156,9 +156,8 @@ def gc_command(
         return NOT_WHOLE if done.problems else 0
     for decision in done.decisions:
         verb = ("would remove" if dry_run else "removed") if decision.remove else "kept"
-        print(
-            f"{decision.build_id}  {verb:<12}  {decision.state}, {decision.reason}, {format_bytes(decision.size_bytes)}"
-        )
+        why = ", ".join(dict.fromkeys((decision.state, decision.reason)))
+        print(f"{decision.build_id}  {verb:<12}  {why}, {format_bytes(decision.size_bytes)}")
     print(
         f"{len(done.removed)} of {len(done.decisions)} builds {'would go' if dry_run else 'removed'}, {format_bytes(done.freed_bytes)}"
     )
