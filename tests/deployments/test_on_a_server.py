@@ -242,10 +242,10 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     assert artifact["key"] == f"cachewatch-follow-up-{tag}"
     assert "It stalled for the first time in a row: it is run again once" in artifact["data"]
     wait_for(lambda: any(tag in told["text"] for told in Webhook.received), 30)
-    (told,) = [told["text"] for told in Webhook.received if tag in told["text"]]
-    assert told.startswith(
-        f"{tag} is Stalled: Tensor cache generation stalled: no disk write activity detected for 2 s"
-    )
+    told = [told["text"] for told in Webhook.received if tag in told["text"]]
+    stalls = [text for text in told if text.startswith(f"{tag} is Stalled: ")]
+    assert len(stalls) == 1, told  # on a busy machine the new run may be told of too, as late
+    assert "Tensor cache generation stalled: no disk write activity detected for 2 s" in stalls[0]
 
     crashed = deployed.wait_for_state(dead, "CRASHED", "COMPLETED", "FAILED", "CANCELLED", timeout_s=WINDOW_S + 90)
     assert crashed["state_type"] == "CRASHED"

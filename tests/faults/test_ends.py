@@ -203,7 +203,7 @@ def kill_everybody(pid: int) -> None:
     everybody = (pid, *guards_of(pid))
     for one in everybody:
         os.kill(one, signal.SIGSTOP)
-    for one in everybody:
+    for one in reversed(everybody):  # a parent's death would continue its child
         os.kill(one, signal.SIGKILL)
 
 
