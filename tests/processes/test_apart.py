@@ -38,6 +38,7 @@ def test_the_watching_process_has_loaded_no_pydantic_and_nobody_else_is_left(tmp
     assert len(children) == 3
 
 
+@pytest.mark.footprint
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="dataclasses cannot do without inspect from 3.13 on")
 def test_the_watching_process_goes_without_what_it_seldom_needs(tmp_path):
     code = (

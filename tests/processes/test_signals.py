@@ -442,6 +442,7 @@ def with_and_without(tmp_path: Path, caller: str) -> list[tuple[set[int], set[in
     return [masks(caller, argv) for argv in (exec_argv(tmp_path / "cache", *WELL, command=status), status)]
 
 
+@pytest.mark.footprint
 @pytest.mark.parametrize(
     ("caller", "ignored"),
     [

@@ -141,9 +141,10 @@ class TerminalView:
             self._say(describe_row(row))
 
     def close(self) -> None:
-        """Leave the screen."""
+        """Leave the screen, before somebody else writes there."""
         if self._block is not None:
             self._block.clear()
+            standard_error().flush()
 
     def guard_logging(self, shown_attribute: str) -> Callable[[], None]:
         """Keep log lines off the table: what it shows is not said twice, and warnings stand above it.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefect_cachewatch.cli import fleet_view
 from prefect_cachewatch.cli.live import LiveBlock, render_live, sparkline, wants_colour
 from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.common.console import ConsoleWriter
+from prefect_cachewatch.fleet.rows import JobRow
 
 STATE = LiveState(
     "llama-3-70b",
@@ -124,3 +129,21 @@ def test_two_redraws_a_second_cost_less_than_one_per_cent_of_a_core():
     for _ in range(50):
         block.draw(render_live(STATE), 80)
     assert (time.process_time() - started) / 50 * 2 < 0.01
+
+
+def test_a_fleets_table_has_left_the_screen_before_anything_else_is_said(monkeypatch):
+    reading, writing = os.pipe()
+    console = ConsoleWriter(writing)
+    write_some = console._write_some
+    monkeypatch.setattr(console, "_write_some", lambda piece: (time.sleep(0.05), write_some(piece))[1])
+    monkeypatch.setattr(fleet_view, "standard_error", lambda: console)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    view = fleet_view.TerminalView()
+    view.show("nightly", [JobRow("llama", "Running", "running", 2**20)])
+    view.close()
+    os.write(writing, b"said next")
+    said = os.read(reading, 65536)
+    assert b"llama" in said and said.endswith(b"\x1b[Jsaid next")
+    os.close(reading)
+    os.close(writing)
