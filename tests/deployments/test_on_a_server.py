@@ -231,21 +231,22 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     stalled = start_stall(deployed, tmp_path, tag)
     ended = deployed.wait_for_state(stalled, "FAILED", "COMPLETED", "CRASHED")
     assert ended["state_name"] == "Stalled", ended["state"]
+    # A server whose SQLite file is busy starts a reaction anew after it has acted (see docs/deploy.md), perhaps twice.
     wait_for(lambda: follow_ups(deployed, stalled), 90)
-    (follow_up,) = follow_ups(deployed, stalled)
-    followed = deployed.wait_for_state(follow_up["id"], "COMPLETED", "FAILED", "CRASHED", timeout_s=120)
-    assert followed["state_type"] == "COMPLETED", followed["state"]
+    for follow_up in follow_ups(deployed, stalled):
+        followed = deployed.wait_for_state(follow_up["id"], "COMPLETED", "FAILED", "CRASHED", timeout_s=120)
+        assert followed["state_type"] == "COMPLETED", followed["state"]
     again = deployed.request("POST", "/flow_runs/filter", flow_runs={"tags": {"all_": ["cachewatch-rerun"]}})
-    assert [(one["parameters"], one["state_type"]) for one in again] == [(ended["parameters"], "SCHEDULED")]
+    assert [(one["parameters"], one["state_type"]) for one in again] == [(ended["parameters"], "SCHEDULED")], "one each"
     assert again[0]["deployment_id"] == ended["deployment_id"]
-    (artifact,) = deployed.artifacts(follow_up["id"]).values()
-    assert artifact["key"] == f"cachewatch-follow-up-{tag}"
-    assert "It stalled for the first time in a row: it is run again once" in artifact["data"]
-    wait_for(lambda: any(tag in told["text"] for told in Webhook.received), 30)
-    told = [told["text"] for told in Webhook.received if tag in told["text"]]
-    stalls = [text for text in told if text.startswith(f"{tag} is Stalled: ")]
-    assert len(stalls) == 1, told  # on a busy machine the new run may be told of too, as late
-    assert "Tensor cache generation stalled: no disk write activity detected for 2 s" in stalls[0]
+    artifacts = [deployed.artifacts(follow_up["id"]) for follow_up in follow_ups(deployed, stalled)]
+    assert {artifact["key"] for of in artifacts for artifact in of.values()} == {f"cachewatch-follow-up-{tag}"}
+    said = [artifact["data"] for of in artifacts for artifact in of.values()]
+    assert any("It stalled for the first time in a row: it is run again once" in text for text in said), said
+    wait_for(lambda: any(stalled in told["text"] for told in Webhook.received), 30)
+    told = [told["text"] for told in Webhook.received if stalled in told["text"]]
+    assert told[0].startswith(f"{tag} is Stalled: Tensor cache generation stalled: no disk write activity detected for 2 s")
+    assert set(told) == {told[0]}, "the same, if it was sent again"
 
     crashed = deployed.wait_for_state(dead, "CRASHED", "COMPLETED", "FAILED", "CANCELLED", timeout_s=WINDOW_S + 90)
     assert crashed["state_type"] == "CRASHED"
