@@ -245,7 +245,9 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     assert any("It stalled for the first time in a row: it is run again once" in text for text in said), said
     wait_for(lambda: any(stalled in told["text"] for told in Webhook.received), 30)
     told = [told["text"] for told in Webhook.received if stalled in told["text"]]
-    assert told[0].startswith(f"{tag} is Stalled: Tensor cache generation stalled: no disk write activity detected for 2 s")
+    assert told[0].startswith(
+        f"{tag} is Stalled: Tensor cache generation stalled: no disk write activity detected for 2 s"
+    )
     assert set(told) == {told[0]}, "the same, if it was sent again"
 
     crashed = deployed.wait_for_state(dead, "CRASHED", "COMPLETED", "FAILED", "CANCELLED", timeout_s=WINDOW_S + 90)
