@@ -65,6 +65,12 @@ class MetricSpec:
     help: str
     labels: tuple[str, ...] = ()
 
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names of its series."""
+        parts = ("_bucket", "_count", "_sum") if self.type == "histogram" else ("",)
+        return tuple(self.name + part for part in parts)
+
 
 CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("cachewatch_build_info", "info", "The version that watches.", ("version",)),

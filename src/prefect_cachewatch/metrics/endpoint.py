@@ -68,7 +68,7 @@ class Endpoint:
         with self._lock:
             earlier = self._runs.pop(run.cache, None)
             if earlier is not None:
-                run.count_on(earlier.snapshot().values)
+                run.count_on(earlier.snapshot())
             self._runs[run.cache] = run
             self._served.clear()
             ended = [cache for cache, listed in self._runs.items() if listed.ended]

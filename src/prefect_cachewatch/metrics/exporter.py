@@ -9,41 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
 from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 
-__all__ = ["MetricsExporter", "Outlet", "check_destination", "open_metrics"]
+if TYPE_CHECKING:  # each with imports of its own
+    from prefect_cachewatch.metrics.endpoint import EndpointShare
+    from prefect_cachewatch.metrics.textfile import Textfile
 
-
-class Outlet(Protocol):
-    """Where the metrics of one run go: an `endpoint.EndpointShare` or a `textfile.Textfile`."""
-
-    @property
-    def where(self) -> str:
-        """A URL or a path, for a person."""
-        raise NotImplementedError
-
-    @property
-    def problem(self) -> str | None:
-        """What is wrong with it, in one sentence."""
-        raise NotImplementedError
-
-    @property
-    def lingers(self) -> bool:
-        """Whether it has readers that have yet to see the end."""
-        raise NotImplementedError
-
-    def changed(self) -> None:
-        """Take in that there are new values; must not block."""
-
-    def release(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
-        """Let go of it, once its readers have seen the end, or the time is over, or it is interrupted."""
+__all__ = ["MetricsExporter", "check_destination", "open_metrics"]
 
 
 class MetricsExporter:
@@ -54,7 +32,7 @@ class MetricsExporter:
         outlet: where they go.
     """
 
-    def __init__(self, run: RunMetrics, outlet: Outlet) -> None:
+    def __init__(self, run: RunMetrics, outlet: EndpointShare | Textfile) -> None:
         self.run = run
         self._outlet = outlet
         self._problem: str | None = None
@@ -182,8 +160,7 @@ def check_destination(where: str, cache_dirs: Sequence[Path] = (), files: Files 
     else:
         from prefect_cachewatch.metrics.textfile import check_directory  # noqa: PLC0415
 
-        path = Path(target.path).expanduser().absolute()
-        look_ahead(files or InPlace(), f"metrics directory {path}", check_directory, path, list(cache_dirs))
+        check_directory(target, cache_dirs, files or InPlace())
 
 
 def _require_library() -> None:

@@ -1,27 +1,24 @@
 """Values to text and back, through prometheus_client: the one module here that needs it.
 
-Each page has a registry of its own: nothing of this process or of Prefect's own metrics is on it.
+Each page has a registry of its own: nothing of this process or of Prefect's own metrics is on it. Its collector reads
+the values of `run`, all of them of one moment. Counter and Gauge objects of the library would write into
+PROMETHEUS_MULTIPROC_DIR where a worker has it, and add series `_created` unless they are off for the whole process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from prefect_cachewatch.metrics.catalogue import CATALOGUE, LASTING, SCAN_BUCKETS_S, MetricSpec, label_values
-from prefect_cachewatch.metrics.run import RunMetrics, Series, Snapshot
+from prefect_cachewatch.metrics.catalogue import CATALOGUE, LASTING, label_values
+from prefect_cachewatch.metrics.run import RunMetrics, Series
 
 __all__ = ["make_registry", "read_counters", "render", "render_text"]
 
@@ -33,9 +30,13 @@ class _Page(Collector):
         self._runs = runs
 
     def collect(self) -> Iterable[Metric]:
-        snapshots = [run.snapshot() for run in self._runs()]
+        pages = [(run.cache, run.snapshot()) for run in self._runs()]
         for spec in CATALOGUE:
-            family = _family(spec, snapshots)
+            family = Metric(re.sub("_(total|info)$", "", spec.name), spec.help, spec.type)
+            for cache, values in pages:
+                for (name, labels), value in values.items():
+                    if name in spec.series:
+                        family.add_sample(name, dict(zip(("cache", *spec.labels, "le"), (cache, *labels))), value)  # noqa: B905
             if family.samples:
                 yield family
 
@@ -104,39 +105,3 @@ def read_counters(text: str, cache: str) -> dict[Series, float]:
             if known and math.isfinite(sample.value) and sample.value >= 0:
                 found[spec.name, values] = float(sample.value)
     return found
-
-
-def _family(spec: MetricSpec, snapshots: Sequence[Snapshot]) -> Metric:
-    labels = ("cache", *spec.labels)
-    if spec.type == "histogram":
-        histogram = HistogramMetricFamily(spec.name, spec.help, labels=labels)
-        for snapshot in snapshots:
-            histogram.add_metric([snapshot.cache], list(_cumulated(snapshot)), snapshot.scans_sum_s)
-        return histogram
-    if spec.type == "info":
-        info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=["cache"])
-        for cache, values, _ in _series(spec, snapshots):
-            info.add_metric([cache], dict(zip(spec.labels, values, strict=True)))
-        return info
-    family: CounterMetricFamily | GaugeMetricFamily = (
-        CounterMetricFamily(spec.name.removesuffix("_total"), spec.help, labels=labels)
-        if spec.type == "counter"
-        else GaugeMetricFamily(spec.name, spec.help, labels=labels)
-    )
-    for cache, values, value in _series(spec, snapshots):
-        family.add_metric([cache, *values], value)
-    return family
-
-
-def _series(spec: MetricSpec, snapshots: Sequence[Snapshot]) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    for snapshot in snapshots:
-        for (name, values), value in sorted(snapshot.values.items()):
-            if name == spec.name:
-                yield snapshot.cache, values, value
-
-
-def _cumulated(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
-    total = 0
-    for bound, count in zip((*SCAN_BUCKETS_S, math.inf), snapshot.scans, strict=True):
-        total += count
-        yield ("+Inf" if bound == math.inf else str(float(bound))), float(total)

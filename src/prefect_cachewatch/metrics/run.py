@@ -5,11 +5,10 @@ Counters count on over the attempts of a run. What is measured comes from the wa
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.secrets import redact
@@ -26,9 +25,9 @@ from prefect_cachewatch.metrics.catalogue import (
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.outcomes import is_failure
 
-__all__ = ["RunMetrics", "Series", "Snapshot"]
+__all__ = ["RunMetrics", "Series"]
 
-# Name of the metric and the values of its labels after `cache`.
+# Name of the series and the values of its labels after `cache`.
 Series = tuple[str, tuple[str, ...]]
 
 _WRITTEN, _ALLOCATED, _SUSPICIONS = (
@@ -36,17 +35,9 @@ _WRITTEN, _ALLOCATED, _SUSPICIONS = (
     "cachewatch_written_allocated_bytes_total",
     "cachewatch_suspicions_total",
 )
+_SCANS = "cachewatch_scan_seconds"
+_BOUNDS_S = {**{str(float(bound_s)): bound_s for bound_s in SCAN_BUCKETS_S}, "+Inf": math.inf}
 _NONE: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All values at one moment; `scans` are the histogram's buckets, the last one unbounded, not cumulated."""
-
-    cache: str
-    values: Mapping[Series, float]
-    scans: tuple[int, ...]
-    scans_sum_s: float
 
 
 class RunMetrics:
@@ -60,7 +51,7 @@ class RunMetrics:
     Example:
         >>> run = RunMetrics("llama")
         >>> run.run_ended("completed")
-        >>> run.snapshot().values["cachewatch_runs_total", ("completed",)]
+        >>> run.snapshot()["cachewatch_runs_total", ("completed",)]
         1.0
     """
 
@@ -71,7 +62,6 @@ class RunMetrics:
         self.began, self.ended = False, False
         self._lock = threading.Lock()
         self._wall, self._clock = wall, clock
-        self._scans, self._scans_sum_s = [0] * (len(SCAN_BUCKETS_S) + 1), 0.0
         self._waiting: tuple[str, float] | None = None
         # A counter whose first value is not 0 has, to Prometheus, never been counted up: what can be named is there from
         # the start. Verdicts are not, since kinds times causes are too many.
@@ -84,13 +74,13 @@ class RunMetrics:
             (_WRITTEN, _NONE): 0.0,
             (_ALLOCATED, _NONE): 0.0,
             (_SUSPICIONS, _NONE): 0.0,
+            **{("cachewatch_attempts_total", (outcome,)): 0.0 for outcome in ATTEMPT_OUTCOMES},
+            **{("cachewatch_runs_total", (outcome,)): 0.0 for outcome in RUN_OUTCOMES},
+            **{("cachewatch_scan_failures_total", (reason,)): 0.0 for reason in BLIND_REASONS},
+            **{(f"{_SCANS}_bucket", (label,)): 0.0 for label in _BOUNDS_S},
+            (f"{_SCANS}_count", _NONE): 0.0,
+            (f"{_SCANS}_sum", _NONE): 0.0,
         }
-        for outcome in ATTEMPT_OUTCOMES:
-            self._values["cachewatch_attempts_total", (outcome,)] = 0.0
-        for outcome in RUN_OUTCOMES:
-            self._values["cachewatch_runs_total", (outcome,)] = 0.0
-        for reason in BLIND_REASONS:
-            self._values["cachewatch_scan_failures_total", (reason,)] = 0.0
         self._begun: dict[str, float] = {}
 
     def count_on(self, earlier: Mapping[Series, float]) -> None:
@@ -137,8 +127,10 @@ class RunMetrics:
                 self._add("cachewatch_scan_failures_total", ("missing" if reading.missing else "unreadable",), 1)
             elif reading is not None:
                 scan_s = max(0.0, reading.ended_s - state.began_s)
-                self._scans[bisect_left(SCAN_BUCKETS_S, scan_s)] += 1
-                self._scans_sum_s += scan_s
+                for label, bound_s in _BOUNDS_S.items():
+                    self._add(f"{_SCANS}_bucket", (label,), scan_s <= bound_s)
+                self._add(f"{_SCANS}_count", _NONE, 1)
+                self._add(f"{_SCANS}_sum", _NONE, scan_s)
             self._set("cachewatch_blind", reading is not None and reading.seen is None)
             self._count(_WRITTEN, growth.bytes_written)
             self._count(_ALLOCATED, growth.allocated_written)
@@ -204,7 +196,7 @@ class RunMetrics:
                 self._set("cachewatch_last_success_timestamp_seconds", self._wall())
             self._rest()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> dict[Series, float]:
         """Copy all values, a wait that is under way counted up to now."""
         with self._lock:
             values = dict(self._values)
@@ -213,7 +205,7 @@ class RunMetrics:
                 waited_s = max(0.0, self._clock() - since_s)
                 values["cachewatch_slot_waiting_seconds", (label,)] = waited_s
                 values["cachewatch_slot_wait_seconds_total", (label,)] += waited_s
-            return Snapshot(self.cache, values, tuple(self._scans), self._scans_sum_s)
+            return values
 
     def _rest(self) -> None:
         for gauge in ("running", "pause_seconds", "suspected", "blind"):

@@ -1,19 +1,18 @@
 """A small HTTP server in one thread, whom no client can keep from the others: every connection has a deadline and a size.
 
 It reads a request of at most 8 KiB, answers once and hangs up. A connection has five seconds for all of it, however its
-bytes come; and where there are more than a hundred, the oldest makes room. What is answered is the caller's.
+bytes come; and where there are more than a hundred, the oldest makes room. What is answered is the caller's. The server
+of prometheus_client gives each connection a thread, for as long as the client likes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
-import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +21,6 @@ __all__ = ["Answer", "PageServer"]
 _CONNECTION_S = 5.0
 _REQUEST_MAX = 8 << 10
 _CONNECTIONS_MAX = 100
-_NO_DESCRIPTOR_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,6 @@ class Answer:
 
 
 Respond = Callable[[str, Mapping[str, str], str], Answer]
-
-
-@dataclass
-class _Connection:
-    link: socket.socket
-    client: str
-    ends_s: float
-    asked: bytes = b""
-    answer: Answer | None = None
-    left: memoryview = field(default_factory=lambda: memoryview(b""))
-    finished: bool = False
 
 
 class PageServer:
@@ -69,17 +56,15 @@ class PageServer:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(address)
             self._listener.listen(128)
-            self._listener.setblocking(False)
         except BaseException:
             self._listener.close()
             raise
         self.address = self._listener.getsockname()
-        self._wake, self._woken = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
         # In the order of their deadlines: each is as long as the others.
-        self._connections: dict[socket.socket, _Connection] = {}
+        self._connections: dict[asyncio.Task[Any], None] = {}
+        self._closing = asyncio.Event()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._loop = self._runner.get_loop()
         self._thread = threading.Thread(target=self._serve, name="cachewatch-metrics", daemon=True)
 
     def start(self) -> None:
@@ -88,84 +73,57 @@ class PageServer:
 
     def close(self) -> None:
         """Stop listening, and hang up on whoever is connected."""
-        self._wake.close()
-        if self._thread.is_alive():
-            self._thread.join(_CONNECTION_S)
+        with contextlib.suppress(RuntimeError):  # closed before
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(_CONNECTION_S)
 
     def _serve(self) -> None:
-        try:
-            while True:
-                first = next(iter(self._connections.values()), None)
-                wait_s = None if first is None else max(0.0, first.ends_s - time.monotonic())
-                for key, _ in self._selector.select(wait_s):
-                    if key.fileobj is self._woken:
-                        return
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    elif (connection := self._connections.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                        self._go_on(connection)
-                now_s = time.monotonic()
-                for connection in [c for c in self._connections.values() if c.ends_s <= now_s]:
-                    self._hang_up(connection)
-        finally:
-            for connection in list(self._connections.values()):
-                self._hang_up(connection)
-            self._selector.close()
-            self._listener.close()
-            self._woken.close()
+        with self._runner:
+            self._loop.set_exception_handler(lambda loop, context: None)  # no descriptor left: asyncio tries again
+            self._runner.run(self._listen())
 
-    def _accept(self) -> None:
-        try:
-            link, client = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                time.sleep(_NO_DESCRIPTOR_PAUSE_S)
-            return
+    async def _listen(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._listener, limit=_REQUEST_MAX - 1)
+        await self._closing.wait()
+        server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         if len(self._connections) >= _CONNECTIONS_MAX:
-            self._hang_up(next(iter(self._connections.values())))
-        link.setblocking(False)
-        self._connections[link] = _Connection(link, str(client[0]), time.monotonic() + _CONNECTION_S)
-        self._selector.register(link, selectors.EVENT_READ)
-
-    def _go_on(self, connection: _Connection) -> None:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.cancel()
+        self._connections[task] = None
         try:
-            if connection.answer is None:
-                self._read(connection)
-            elif not connection.finished:
-                self._write(connection)
-            elif not connection.link.recv(_REQUEST_MAX):
-                self._hang_up(connection)  # the client has all of it
-        except BlockingIOError:
-            return
-        except OSError:
-            self._hang_up(connection)
+            async with asyncio.timeout(_CONNECTION_S):
+                await self._converse(reader, writer)
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            pass  # hung up on, or by the client
+        finally:
+            self._connections.pop(task, None)
+            writer.transport.abort()
 
-    def _read(self, connection: _Connection) -> None:
-        data = connection.link.recv(_REQUEST_MAX)
-        connection.asked += data
-        head, end, _ = connection.asked.replace(b"\r\n", b"\n").partition(b"\n\n")
-        if end:
-            connection.answer = self._answer(head, connection.client)
-        elif len(connection.asked) >= _REQUEST_MAX:
-            connection.answer = _plain(431)
-        elif not data:
-            self._hang_up(connection)
-            return
-        else:
-            return
-        connection.left = memoryview(_format(connection.answer))
-        self._selector.modify(connection.link, selectors.EVENT_WRITE)
-        self._write(connection)
-
-    def _write(self, connection: _Connection) -> None:
-        while connection.left:
-            connection.left = connection.left[connection.link.send(connection.left) :]
-        assert connection.answer is not None
-        connection.finished = True
-        connection.answer.sent()
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = b""
+        try:
+            while (line := await reader.readline()).strip():
+                head += line
+                if len(head) >= _REQUEST_MAX:
+                    raise ValueError("too long")
+            if not line:
+                return  # the client has gone
+            answer = self._answer(head, str(writer.get_extra_info("peername")[0]))
+        except ValueError:
+            answer = _plain(431)
+        writer.transport.set_write_buffer_limits(0)
+        writer.write(_format(answer))
+        await writer.drain()
+        answer.sent()
         # A close with unread bytes would take the answer away again: the client closes first, or its time is up.
-        connection.link.shutdown(socket.SHUT_WR)
-        self._selector.modify(connection.link, selectors.EVENT_READ)
+        writer.write_eof()
+        while await reader.read(_REQUEST_MAX):
+            pass
 
     def _answer(self, head: bytes, client: str) -> Answer:
         request, *lines = head.decode("latin-1").split("\n")
@@ -180,12 +138,6 @@ class PageServer:
             return self._respond(words[1].partition("?")[0], headers, client)
         except Exception:  # noqa: BLE001 - whatever it is, the next scrape is to be answered
             return _plain(500)
-
-    def _hang_up(self, connection: _Connection) -> None:
-        self._connections.pop(connection.link, None)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.link)
-        connection.link.close()
 
 
 def _plain(status: int) -> Answer:

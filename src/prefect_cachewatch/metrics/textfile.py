@@ -64,9 +64,7 @@ class Textfile:
         self, target: TextfileDirectory, run: RunMetrics, cache_dirs: Sequence[Path] = (), files: Files | None = None
     ) -> None:
         self._files = files or InPlace()
-        path = Path(target.path).expanduser().absolute()
-        directory = look_ahead(self._files, f"metrics directory {path}", check_directory, path, list(cache_dirs))
-        self.path = textfile_path(directory, run.cache)
+        self.path = textfile_path(check_directory(target, cache_dirs, self._files), run.cache)
         self.where = str(self.path)
         self._note: str | None = None
         self.lingers = False  # the file stays
@@ -128,12 +126,13 @@ class Textfile:
             self._failure = f"the metrics could not be written: {type(error).__name__}: {error}"
 
 
-def check_directory(path: Path, cache_dirs: Sequence[Path]) -> Path:
+def check_directory(target: TextfileDirectory, cache_dirs: Sequence[Path], files: Files) -> Path:
     """See that metrics files can be written into a directory.
 
     Args:
-        path: of the directory.
+        target: the directory.
         cache_dirs: directories that are watched.
+        files: who looks at it.
 
     Returns:
         The directory, absolute.
@@ -141,7 +140,11 @@ def check_directory(path: Path, cache_dirs: Sequence[Path]) -> Path:
     Raises:
         InputError: they cannot, or they would count as growth there.
     """
-    directory = path.expanduser().absolute()
+    path = Path(target.path).expanduser().absolute()
+    return look_ahead(files, f"metrics directory {path}", _check, path, list(cache_dirs))
+
+
+def _check(directory: Path, cache_dirs: Sequence[Path]) -> Path:
     shown = for_terminal(str(directory))
     if not directory.exists():
         raise InputError(f"metrics directory {shown} does not exist: create it, as node-exporter's textfile directory")
