@@ -21,9 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = spread(items, lambda item: kind_of(str(item.path), getattr(item, "fixturenames", ())), workers)
 
 
-# Who runs the tests in the background of a script (`make test &`) ignores Ctrl-C, and so would every command under test.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-# And under nohup that the terminal was closed.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# What the caller ignores every command under test ignores too: Ctrl-C and Ctrl-\ below a script's `make test &`, that the
+# terminal was closed under nohup. SIGPIPE and SIGXFSZ are Python's own doing.
+for number in set(signal.Signals) - {signal.SIGPIPE, signal.SIGXFSZ}:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
