@@ -1,7 +1,7 @@
 """One scan of the cache directories: every regular file's size, blocks and times.
 
 Standard library only, since it runs in the scan process. It walks by directory descriptor,
-follows no symbolic link and stays on one device; it keeps no history (see `ledger`).
+follows no symbolic link and crosses no border of a mount; it keeps no history (see `ledger`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import fnmatch
 import operator
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from prefect_cachewatch.measure.borders import find_borders
 from prefect_cachewatch.measure.descent import OPEN_DIRECTORY, Descent
 from prefect_cachewatch.measure.latency import StatCalls
 
@@ -65,7 +67,7 @@ class StatLike(Protocol):
 Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
 # (directory path with a trailing slash, its stat result from before it was listed, names of its subdirectories)
 Note = Callable[[str, os.stat_result, tuple[str, ...]], None]
-# Names of the subdirectories on the same device, and their stat results where these were kept.
+# Names of the subdirectories on the same mount, and their stat results where these were kept.
 Subdirectories = list["tuple[str, os.stat_result | None]"]
 # Whether a directory's entries, and their stat results, are those of the last time; if so it is not visited.
 Same = Callable[[str, int, list[str], list[os.stat_result]], bool]
@@ -95,17 +97,21 @@ class Walk:
     Args:
         same: see `walk_directories`.
         to_note: likewise.
+        borders: what is not looked at, since it is another mount; see `find_borders`.
     """
 
     def __init__(
-        self, same: Same = lambda directory, rank, names, stats: False, to_note: Container[str] = EVERYTHING
+        self,
+        same: Same = lambda directory, rank, names, stats: False,
+        to_note: Container[str] = EVERYTHING,
+        borders: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> None:
         self.roots: list[RootScan] = []
         self.directories = 0
         self.errors: list[str] = []
         self._entered: set[int] = set()
         self.calls = StatCalls()
-        self.same, self.to_note = same, to_note
+        self.same, self.to_note, self.borders = same, to_note, borders
 
     def has_entered(self, status: os.stat_result, rank: int) -> bool:
         """Say whether a directory was listed in this walk: one that is there twice (a nested root, a bind mount) counts
@@ -220,7 +226,7 @@ def walk_directories(
         >>> walk_directories(["/proc/self/nowhere"], [], lambda *_: None).roots[0].missing
         True
     """
-    walk = Walk(same, to_note)
+    walk = Walk(same, to_note, find_borders(roots))
     ignored = compile_ignore(ignore)
     ranks: dict[int, int] = {}
     for root in roots:
@@ -246,7 +252,7 @@ def walk_directories(
 def walk_below(
     top_fd: int, top: str, root_length: int, rank: int, ignored: IgnoreTest | None, visit: Visit, note: Note, walk: Walk
 ) -> None:
-    """Walk an open directory and all below it on its device; changes the working directory.
+    """Walk an open directory and all below it on its mount; changes the working directory.
 
     Args:
         top_fd: its descriptor, which is closed.
@@ -330,10 +336,12 @@ def list_directory(
         walk: takes the count, and what could not be read.
 
     Returns:
-        The subdirectories on the same device.
+        The subdirectories on the same mount.
     """
     os.fchdir(fd)
     listed = os.listdir(fd)
+    if here in walk.borders:
+        listed = [name for name in listed if name not in walk.borders[here]]
     walk.directories += 1
     walk.enter(own, rank)
     subdirectories: Subdirectories = []

@@ -11,8 +11,9 @@ import operator
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from prefect_cachewatch.measure.borders import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.snapshot import (
@@ -110,6 +111,7 @@ class Tree:
         self._settled_ns = 0
         self._path_of: dict[bytes, str] = {}
         self._begun = 0
+        self._borders: Mapping[str, frozenset[str]] = {}
         self._doubtful: set[str] = set()
         """Directories whose date says nothing, to be listed in the next partial scan."""
 
@@ -130,6 +132,7 @@ class Tree:
         self._begun += 1
         self.ledger.begin()
         walk = walk_directories(self.roots, self.ignore, self.ledger.see, self._note, self.ledger.is_same, to_note)
+        self._borders = walk.borders
         known, self._new = self._new, {}
         if any(root.missing or root.error for root in walk.roots):
             # Half a look is none: files that could not be seen are not deleted files.
@@ -160,7 +163,7 @@ class Tree:
         Returns:
             The scan; a full one where a partial one is not possible.
         """
-        walk = Walk(same=self.ledger.is_same)
+        walk = Walk(same=self.ledger.is_same, borders=self._borders)
         for root, _ in self._root_of.values() if self._known else ():
             try:
                 status = os.lstat(root.path)
@@ -169,7 +172,7 @@ class Tree:
             if (status.st_dev, status.st_ino) != (root.device, root.inode):
                 break
             walk.roots.append(root)
-        if not self._known or len(walk.roots) < len(self._root_of):
+        if not self._known or len(walk.roots) < len(self._root_of) or find_borders(self.roots) != self._borders:
             return self.full_scan(holders)
         stop_s = time.monotonic() + budget_s
         known, self._new = self._known, {}
@@ -195,11 +198,18 @@ class Tree:
             root, rank = self._root_above(path)
             directory, name = _parent(path), path.rpartition("/")[2]
             relative = directory[len(root.path.rstrip("/")) + 1 :]
+            if self._is_beyond_border(path, root.path):
+                continue
             if status.st_dev == root.device and not (self._ignored and self._ignored(name, relative)):
                 self.ledger.see_unnamed(directory, rank, name + NO_NAME, status)
 
     def _root_above(self, path: str) -> tuple[RootScan, int]:
-        return next(entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/"))
+        above = [entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/")]
+        return max(above, key=lambda entry: len(entry[0].path))
+
+    def _is_beyond_border(self, path: str, root: str) -> bool:
+        below = (entry for entry in self._borders.items() if entry[0].startswith(root.rstrip("/") + "/"))
+        return any(f"{path}/".startswith(f"{around}{name}/") for around, names in below for name in names)
 
     def _after(self) -> None:
         scan = self.ledger.scans

@@ -231,19 +231,47 @@ def test_a_name_that_is_no_utf8_is_walked(tmp_path):
     assert {os.fsencode(path): size for path, size in seen.items()} == {root + b"/d\xff/f\xfe\n": 3}
 
 
-def test_another_file_system_below_is_not_entered(tmp_path):
+@pytest.mark.parametrize(
+    "mounting",
+    [
+        "mount -t tmpfs none c/other && echo 12345 > c/other/theirs",
+        "mount --bind theirs c/other",  # its device is that of the directory around it
+        "mount --bind theirs/file c/file",
+        "mount --bind theirs 'c/a b' && mount --bind theirs c/other",
+    ],
+)
+def test_another_mount_below_is_not_counted(tmp_path, mounting):
     needs_root("mounting a file system")
-    put(tmp_path / "c/ours", 3)
-    (tmp_path / "c/mounted").mkdir()
-    script = (
-        f"mount -t tmpfs none {tmp_path}/c/mounted && echo 12345 > {tmp_path}/c/mounted/theirs && "
-        f"exec {sys.executable} -m prefect_cachewatch.cli.main measure --json {tmp_path}/c"
-    )
+    put(tmp_path / "c/ours", 3), put(tmp_path / "theirs/file", 70)
+    for name in ("c/other", "c/a b"):
+        (tmp_path / name).mkdir()
+    put(tmp_path / "c/file", 0)
+    measured = in_namespace_measured(tmp_path, mounting)
+    assert measured["bytes"] == 3
+    assert measured["files"] == (1 if "c/file" in mounting else 2)
+
+
+def test_a_mount_that_a_later_one_hides_is_no_border(tmp_path):
+    needs_root("mounting a file system")
+    put(tmp_path / "c/sub/hidden", 3), put(tmp_path / "new/sub/ours", 70)
+    measured = in_namespace_measured(tmp_path, "mount --bind c/sub c/sub && mount --bind new c")
+    assert (measured["bytes"], measured["files"], measured["directories"]) == (70, 1, 2)
+
+
+def test_a_watched_directory_may_be_a_mount_and_have_a_link_in_its_path(tmp_path):
+    needs_root("mounting a file system")
+    put(tmp_path / "c/f", 3), put(tmp_path / "theirs/f", 70), (tmp_path / "c/other").mkdir()
+    mounting = f"mount --bind c c && mount --bind theirs c/other && ln -s {tmp_path}/c link"
+    assert in_namespace_measured(tmp_path, mounting, "link")["bytes"] == 3
+
+
+def in_namespace_measured(place: Path, mounting: str, name: str = "c") -> dict:
+    words = f"exec {sys.executable} -m prefect_cachewatch.cli.main measure --json {place}/{name}"
+    script = f"cd {place} && {mounting} && {words}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode and "mount" in done.stderr:
         unavailable(done.stderr.strip())
-    measured = json.loads(done.stdout)
-    assert (measured["bytes"], measured["files"], measured["directories"]) == (3, 1, 1)
+    return json.loads(done.stdout)
 
 
 def test_a_directory_that_may_not_be_read_is_named_and_the_rest_is_counted():

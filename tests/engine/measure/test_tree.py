@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from prefect_cachewatch.measure import tree as tree_module
 from prefect_cachewatch.measure.ledger import Growth, Ledger
 from prefect_cachewatch.measure.scan_process import birth_ns
 from prefect_cachewatch.measure.tree import Tree
+from support import needs_root, unavailable
 
 LATER_NS = 2**62  # by this clock every directory was listed long after it changed: its date alone is believed
 
@@ -334,3 +337,36 @@ TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+MOUNTED_MEANWHILE = """
+import os, subprocess, sys
+from pathlib import Path
+from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.scan_process import birth_ns
+from prefect_cachewatch.measure.tree import Tree
+
+cache, theirs = Path(sys.argv[1], "c"), Path(sys.argv[1], "theirs")
+for place in (cache / "d", theirs):
+    place.mkdir(parents=True)
+    (place / "f").write_bytes(b"x" * 10)
+tree = Tree([str(cache)], [], Ledger(birth_ns))
+tree.full_scan()
+subprocess.run(["mount", "--bind", theirs, cache / "d"], check=True)
+(theirs / "f").write_bytes(b"x" * 5000)
+held = open(cache / "d/g", "ab")
+held.write(b"x" * 7000)
+held.flush()
+os.unlink(held.name)
+scans = [tree.partial_scan(60, [os.getpid()]), tree.partial_scan(60, [os.getpid()]), tree.full_scan([os.getpid()])]
+print(*(scan.growth.bytes_written for scan in scans))
+"""
+
+
+def test_what_is_mounted_below_in_mid_run_is_no_growth(tmp_path):
+    needs_root("mounting")
+    words = ["unshare", "-m", sys.executable, "-c", MOUNTED_MEANWHILE, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if "mount:" in done.stderr:
+        unavailable(done.stderr)
+    assert done.stdout == "0 0 0\n", done.stderr
