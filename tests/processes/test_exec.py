@@ -806,7 +806,7 @@ def test_a_terminal_gets_no_more_than_it_can_or_wants_to_show(cache, options, en
 
 
 def test_help_is_complete_and_needs_no_terminal():
-    ran = run([*CACHEWATCH, "exec", "--help"], env=os.environ | {"COLUMNS": "80"})
+    ran = run([*CACHEWATCH, "exec", "--help-all"], env=os.environ | {"COLUMNS": "80"})
     assert (ran.status, ran.stderr) == (0, "")
     for option in ("--cache-dir", "--no-create", "--stall-after", "--first-write-within", "--poll", "--min-growth",
                    "--progress", "--ignore", "--no-default-ignores", "--churn-after", "--max-duration", "--grace",

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options.guard import guard_options, job_from, poll_note, stall_from, stop_from
-from prefect_cachewatch.cli.options.ready import ready_options, with_ready
+from prefect_cachewatch.cli.options.guard import guard_sections, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options.ready import with_ready
+from prefect_cachewatch.cli.options.sections import SectionedCommand, option
 from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -36,27 +37,42 @@ def _number_of(text: str) -> int:
     return int(number)
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False}, epilog=(
+_PROCESS = [
+    option(
+        "--foreground",
+        is_flag=True,
+        help="Let the command stay in this session and process group: it can read the terminal, and Ctrl-C reaches both.",
+    ),
+    option(
+        "--rewrite",
+        "-r",
+        metavar="SIGNAL:SIGNAL",
+        multiple=True,
+        callback=lambda context, parameter, pairs: dict(map(_rewrite_from, pairs)),
+        help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
+    ),
+]
+_VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard.")
+
+
+@click.command(
+    "exec",
+    cls=SectionedCommand,
+    sections=guard_sections(basics=_PROCESS, output=[_VERBOSE]),
+    needed={"--cache-dir": "required, or --profile"},
+    examples=[
+        "cachewatch exec --cache-dir /mnt/cache --stall-after 10m -- python3 gen.py",
+        "cachewatch exec --cache-dir /mnt/cache --ready tcp=8000 -- vllm serve MODEL",
+    ],
+    options_metavar="--cache-dir DIR [OPTIONS] --",
+    context_settings={"allow_interspersed_args": False},
+    epilog=(
     "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; 126 not executable; "
     "127 not found; 128+N if signal N ended it; 1 if the cache was empty before and is after exit code 0. With --ready: 0 when it is ready (and, unless "
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
-))  # fmt: skip
-@click.option(
-    "--foreground",
-    is_flag=True,
-    help="Let the command stay in this session and process group: it can read the terminal, and Ctrl-C reaches both.",
-)
-@click.option(
-    "--rewrite",
-    "-r",
-    metavar="SIGNAL:SIGNAL",
-    multiple=True,
-    callback=lambda context, parameter, pairs: dict(map(_rewrite_from, pairs)),
-    help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
-)
-@click.option("--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard.")
-@guard_options
-@ready_options
+),
+)  # fmt: skip
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()

@@ -16,6 +16,7 @@ from rich.console import Console
 from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
 from prefect_cachewatch.common.ahead import look_ahead
@@ -32,29 +33,45 @@ __all__ = ["command"]
 NOT_ALL = 1
 
 
-@click.command("fleet")
+_SECTIONS = [
+    Section("Basics", "--check --max-parallel --deployment --name", [
+    option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need."),
+    option("--max-parallel", type=click.IntRange(1, 10_000), metavar="N", help="Jobs at once; 2 on this host."),
+    option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
+    option("--name", help="Name of the fleet; default the file's."),
+    ]),
+    Section("When jobs fail", "--on-failure --max-failures --resume", [
+    option(
+        "--on-failure", type=click.Choice(["continue", "stop_new", "fail_fast"]),
+        help="When more than --max-failures jobs have failed; default continue.",
+    ),
+    option("--max-failures", type=click.IntRange(0, 10_000), metavar="N", help="Failed jobs that are put up with."),
+    option(
+        "--resume", is_flag=True, help="Skip jobs without a store, too, that an unfinished run of this fleet completed."
+    ),
+    option(
+        "--missing-limit", metavar="error|ignore|create:N", help="A storage that has no concurrency limit; default error."
+    ),
+    ]),
+    Section("Output", "--quiet --strict-secrets", [
+    option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+    option(
+        "--strict-secrets",
+        is_flag=True,
+        help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
+    ),
+    ]),
+]  # fmt: skip
+
+
+@click.command(
+    "fleet",
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    needed={},
+    examples=["cachewatch fleet jobs.yaml --check", "cachewatch fleet jobs.yaml --deployment generate-cache/nightly"],
+)
 @click.argument("jobs_file", metavar="JOBS.yaml", type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need.")
-@click.option("--max-parallel", type=click.IntRange(1, 10_000), metavar="N", help="Jobs at once; 2 on this host.")
-@click.option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment.")
-@click.option("--name", help="Name of the fleet; default the file's.")
-@click.option(
-    "--on-failure", type=click.Choice(["continue", "stop_new", "fail_fast"]),
-    help="When more than --max-failures jobs have failed; default continue.",
-)  # fmt: skip
-@click.option("--max-failures", type=click.IntRange(0, 10_000), metavar="N", help="Failed jobs that are put up with.")
-@click.option(
-    "--missing-limit", metavar="error|ignore|create:N", help="A storage that has no concurrency limit; default error."
-)
-@click.option(
-    "--resume", is_flag=True, help="Skip jobs without a store, too, that an unfinished run of this fleet completed."
-)
-@click.option(
-    "--strict-secrets",
-    is_flag=True,
-    help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
-)
-@click.option("--quiet", is_flag=True, help="Say nothing but how it ended.")
 def command(
     jobs_file: Path,
     check: bool,

@@ -15,16 +15,17 @@ import click
 
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
 from prefect_cachewatch.cli.options.guard import (
-    DURATION,
     build_model,
-    guard_options,
+    guard_sections,
     job_from,
     stall_from,
     stop_from,
 )
 from prefect_cachewatch.cli.options.metrics import absolute_destination, check_metrics
-from prefect_cachewatch.cli.options.publish import policy_from, publish_options
-from prefect_cachewatch.cli.options.ready import ready_options, with_ready
+from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
+from prefect_cachewatch.cli.options.ready import with_ready
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
+from prefect_cachewatch.cli.options.units import DURATION
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
@@ -45,29 +46,44 @@ from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 __all__ = ["command", "run_flow"]
 
 
-@click.command("generate", context_settings={"allow_interspersed_args": False})
-@click.option("--attempts", type=int, default=3, show_default=True, help="Attempts in all.")
-@click.option("--backoff", type=DURATION, default="30s", show_default=True, help="Pause before the second attempt.")
-@click.option(
-    "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
+_NAME = option("--name", help="Name of the job; default the cache directory's.")
+_STORAGE = option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
+_ATTEMPTS = Section("Attempts", "--attempts --on-retry", [
+    option("--attempts", type=int, default=3, show_default=True, help="Attempts in all."),
+    option("--backoff", type=DURATION, default="30s", show_default=True, help="Pause before the second attempt."),
+    option(
+        "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
+    ),
+])  # fmt: skip
+_PREFECT = [
+    option(
+        "--api-patience",
+        type=DURATION,
+        default="5m",
+        show_default=True,
+        help="How long an API that does not answer is told how the run ended.",
+    ),
+    option(
+        "--strict-secrets",
+        is_flag=True,
+        help="Refuse a command or environment that holds a secret, which Prefect would store with the run's parameters.",
+    ),
+]
+
+
+@click.command(
+    "generate",
+    cls=SectionedCommand,
+    sections=guard_sections([_NAME, _STORAGE], _PREFECT, [_ATTEMPTS, PUBLISH_SECTION]),
+    needed={"--cache-dir": "required, or --profile", "--name": "required with --store"},
+    examples=[
+        "cachewatch generate --cache-dir /mnt/cache -- python3 gen.py",
+        "cachewatch generate --store /mnt/caches --name llama -- ./gen.py {cache_dir}",
+    ],
+    options_metavar="--cache-dir DIR [OPTIONS] --",
+    context_settings={"allow_interspersed_args": False},
 )
-@click.option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
-@click.option("--name", help="Name of the job; default the cache directory's.")
-@publish_options
-@click.option(
-    "--api-patience",
-    type=DURATION,
-    default="5m",
-    show_default=True,
-    help="How long an API that does not answer is told how the run ended.",
-)
-@click.option(
-    "--strict-secrets",
-    is_flag=True,
-    help="Refuse a command or environment that holds a secret, which Prefect would store with the run's parameters.",
-)
-@guard_options
-@ready_options
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def command(
     attempts: int,
     backoff: float,
@@ -77,10 +93,10 @@ def command(
     strict_secrets: bool,
     **options: Any,
 ) -> int:
-    """Generate a cache through the Prefect flow; same options, exit status and report as exec.
+    """Generate through the Prefect flow; options, exit status and report of exec.
 
-    With --store DIR --name NAME the finished cache is verified, published and activated: exit 0 when it is
-    published or already whole, 1 when the checks refuse it.
+    With --store the finished cache is verified, published and activated: exit 0 when it is published or already
+    whole, 1 when the checks refuse it.
     """
     with contextlib.closing(Aside.fork()) as files:  # before there is any thread
         return _generate(attempts, backoff, on_retry, name, api_patience, strict_secrets, files, options)

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.guard import DURATION, SIZE, poll_note, stall_from, stall_options
+from prefect_cachewatch.cli.options.guard import RULE_OPTIONS, poll_note, stall_from
+from prefect_cachewatch.cli.options.units import DURATION, SIZE
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
@@ -31,9 +32,8 @@ _ENDINGS = {
 }
 
 
-@click.command("replay")
+@click.command("replay", params=[*RULE_OPTIONS])
 @click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
-@stall_options
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
 @click.option(
     "--warmup-within",

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from prefect_cachewatch.cli.options.guard import (
-    DURATION,
-    SIZE,
+    ALLOW_EMPTY,
+    CACHE_DIR,
+    REPORTING,
+    STALL_SECTION,
     build_model,
     make_absolute,
     stall_from,
-    stall_options,
     stop_from,
 )
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
+from prefect_cachewatch.cli.options.units import SIZE
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
@@ -37,46 +39,52 @@ __all__ = ["command", "exit_status"]
 _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
-@click.command("watch", epilog=(
+_SUBJECT = [
+    option("--pid", type=int, help="The process; its end is the end of the watch."),
+    option("--container", metavar="NAME", help="A container, by name or id, instead of a process."),
+    CACHE_DIR,
+    option(
+        "--on-stall",
+        type=click.Choice(["report", "stop"]),
+        default="report",
+        show_default=True,
+        help="report: say it, leave the process alone, go on; stop: end it with all that belongs to it.",
+    ),
+    option(
+        "--wait-for",
+        type=click.Choice(["leader", "tree"]),
+        default="leader",
+        show_default=True,
+        help="Whose end is the end: the process itself, or all that it started too.",
+    ),
+    option("--name", help="Name of the cache; default the cache directory's."),
+    ALLOW_EMPTY,
+    option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the progress bar."),
+    option("--start-ticks", type=int, help="Refuse if this is not its start time (field 22 of /proc/PID/stat)."),
+    option("--engine", metavar="URL", help="The container's engine, as unix:///path; default as docker's own."),
+]
+
+
+@click.command(
+    "watch",
+    cls=SectionedCommand,
+    sections=[
+        Section("Basics", "--pid --container --cache-dir --on-stall --name", _SUBJECT),
+        STALL_SECTION,
+        Section("Output", "--report --quiet", REPORTING),
+    ],
+    needed={"--pid": "required, or --container", "--cache-dir": "required"},
+    options_metavar="--pid PID --cache-dir DIR [OPTIONS]",
+    examples=[
+        "cachewatch watch --pid 4711 --cache-dir /mnt/cache",
+        "cachewatch watch --container llama --cache-dir /cache --on-stall stop",
+    ],
+    epilog=(
     "Exit status: 124 if a stall was seen, whether it was stopped or only reported; else as the process ended: its own "
     "exit code, 128+N if signal N ended it, 1 if the cache was empty before and after, 123 if that is not known to an observer. 125 bad usage or cachewatch's own "
     "failure; 128+N if signal N ended the watch (Ctrl-C: 130), which leaves the process alone."
-))  # fmt: skip
-@click.option("--pid", type=int, help="The process; its end is the end of the watch.")
-@click.option("--container", metavar="NAME", help="A container, by name or id, instead of a process.")
-@click.option("--engine", metavar="URL", help="The container's engine, as unix:///path; default as docker's own.")
-@click.option("--start-ticks", type=int, help="Refuse if this is not its start time (field 22 of /proc/PID/stat).")
-@click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable.")
-@click.option(
-    "--on-stall",
-    type=click.Choice(["report", "stop"]),
-    default="report",
-    show_default=True,
-    help="report: say it, leave the process alone, go on; stop: end it with all that belongs to it.",
-)
-@click.option(
-    "--wait-for",
-    type=click.Choice(["leader", "tree"]),
-    default="leader",
-    show_default=True,
-    help="Whose end is the end: the process itself, or all that it started too.",
-)
-@click.option("--name", help="Name of the cache; default the cache directory's.")
-@stall_options
-@click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable.")
-@click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
-@click.option("--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure.")
-@click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL.")
-@click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the progress bar.")
-@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON.")
-@click.option(
-    "--bundle-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where the post-mortem of a stall goes; default below ~/.local/state.",
-)
-@click.option("--no-bundle", is_flag=True, help="Write no post-mortem bundle.")
-@click.option("--quiet", is_flag=True, help="Say nothing but what went wrong.")
+),
+)  # fmt: skip
 def command(**options: Any) -> int:
     """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)

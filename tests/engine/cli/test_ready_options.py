@@ -78,7 +78,7 @@ def test_what_cannot_be_meant_is_one_sentence(text, options, sentence):
 
 
 def test_the_help_fits_a_terminal_and_names_the_options():
-    shown = CliRunner().invoke(exec_command, ["--help"], terminal_width=80).output
+    shown = CliRunner().invoke(exec_command, ["--help-all"], terminal_width=80).output
     assert max(map(len, shown.splitlines())) <= 80
     for option in ("--ready ", "--ready-status", "--then", "--warmup-within", "--warmup-begins"):
         assert option in shown

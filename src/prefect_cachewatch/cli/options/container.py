@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
+from prefect_cachewatch.cli.options.sections import Section, option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import parse_bytes
 from prefect_cachewatch.config import ContainerSpec
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["container_from", "container_options", "environment_from"]
+__all__ = ["CONTAINER_SECTION", "container_from", "environment_from"]
 
 # Name of the parsed option -> the model's field and the option itself, for messages.
 _FIELDS = {
@@ -52,30 +53,27 @@ class _Bytes(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2
             self.fail(str(error), param, ctx)
 
 
-def container_options() -> list[Callable[[Any], Any]]:
-    """List the options, named as `docker run` names them."""
-    many: dict[str, Any] = {"multiple": True}
-    return [
-        click.option("--image", metavar="IMAGE", help="Run COMMAND in a container of this image; it inherits no environment."),
-        click.option("--volume", "-v", metavar="SRC:DST[:ro]", **many, help="Directory or named volume in the container."),
-        click.option("--device", metavar="DEV[:DST]", **many, help="Device, such as /dev/tenstorrent."),
-        click.option("--gpus", metavar="all|N|device=...", help="GPUs, as docker run has them."),
-        click.option("--shm-size", type=_Bytes(), help="Size of /dev/shm."),
-        click.option("--ulimit", metavar="NAME=LIMIT", **many, help="Such as memlock=-1."),
-        click.option("--user", metavar="UID[:GID]", help="User in the container."),
-        click.option("--group-add", metavar="GROUP", **many, help="Further group of the user."),
-        click.option("--network", metavar="NAME", help="bridge, none, host, or a network's name."),
-        click.option("--publish", "-p", metavar="[ADDR:]HOST:PORT", **many, help="Port on this host; loopback by default."),
-        click.option("--label", metavar="NAME=VALUE", **many, help="Label of the container."),
-        click.option("--workdir", metavar="DIR", help="Working directory in the container."),
-        click.option("--entrypoint", metavar="PROGRAM", help="In place of the image's own."),
-        click.option("--memory", type=_Bytes(), help="Memory limit of the container."),
-        click.option("--cpus", type=float, help="CPU limit of the container, in cores."),
-        click.option("--init", is_flag=True, help="A small init as process 1, which passes SIGTERM on."),
-        click.option("--pull", type=click.Choice(["missing", "always", "never"]), help="When to pull; default missing."),
-        click.option("--engine", metavar="URL", help="unix:///path or tcp://host:port; default DOCKER_HOST, else found."),
-        click.option("--measure-image", metavar="IMAGE", help="Has python3, to measure a volume that you may not read."),
-    ]  # fmt: skip
+CONTAINER_SECTION = Section("Container", "--image --volume --device", [
+    option("--image", metavar="IMAGE", help="Run COMMAND in a container of this image; it inherits no environment."),
+    option("--volume", "-v", metavar="SRC:DST[:ro]", multiple=True, help="Directory or named volume in the container."),
+    option("--device", metavar="DEV[:DST]", multiple=True, help="Device, such as /dev/tenstorrent."),
+    option("--gpus", metavar="all|N|device=...", help="GPUs, as docker run has them."),
+    option("--shm-size", type=_Bytes(), help="Size of /dev/shm."),
+    option("--ulimit", metavar="NAME=LIMIT", multiple=True, help="Such as memlock=-1."),
+    option("--user", metavar="UID[:GID]", help="User in the container."),
+    option("--group-add", metavar="GROUP", multiple=True, help="Further group of the user."),
+    option("--network", metavar="NAME", help="bridge, none, host, or a network's name."),
+    option("--publish", "-p", metavar="[ADDR:]HOST:PORT", multiple=True, help="Port on this host; loopback by default."),
+    option("--label", metavar="NAME=VALUE", multiple=True, help="Label of the container."),
+    option("--workdir", metavar="DIR", help="Working directory in the container."),
+    option("--entrypoint", metavar="PROGRAM", help="In place of the image's own."),
+    option("--memory", type=_Bytes(), help="Memory limit of the container."),
+    option("--cpus", type=float, help="CPU limit of the container, in cores."),
+    option("--init", is_flag=True, help="A small init as process 1, which passes SIGTERM on."),
+    option("--pull", type=click.Choice(["missing", "always", "never"]), help="When to pull; default missing."),
+    option("--engine", metavar="URL", help="unix:///path or tcp://host:port; default DOCKER_HOST, else found."),
+    option("--measure-image", metavar="IMAGE", help="Has python3, to measure a volume that you may not read."),
+])  # fmt: skip
 
 
 def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:
@@ -116,7 +114,7 @@ def container_from(options: dict[str, Any]) -> ContainerSpec | None:
     """Make the container from the parsed options.
 
     Args:
-        options: of `container_options`, among others.
+        options: of `CONTAINER_SECTION`, among others.
 
     Returns:
         It; None where no image is named.

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from pydantic import BaseModel, ValidationError
 
-from prefect_cachewatch.cli.options.container import container_from, container_options, environment_from
-from prefect_cachewatch.cli.options.profile_choice import profile_from, profile_options
+from prefect_cachewatch.cli.options.container import CONTAINER_SECTION, container_from, environment_from
+from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profile_from
+from prefect_cachewatch.cli.options.ready import READY_SECTION
+from prefect_cachewatch.cli.options.sections import Section, option
+from prefect_cachewatch.cli.options.units import DURATION, SIZE
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_duration, parse_bytes, parse_duration
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
+    "ALLOW_EMPTY",
+    "CACHE_DIR",
     "DURATION",
+    "REPORTING",
+    "RULE_OPTIONS",
     "SIZE",
+    "STALL_SECTION",
     "build_model",
-    "guard_options",
+    "guard_sections",
     "job_from",
     "make_absolute",
     "poll_note",
     "stall_from",
-    "stall_options",
     "stop_from",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=BaseModel)
 
 # The field of a model to the option that sets it, for messages.
@@ -68,56 +74,32 @@ _OPTION_OF = {
 }
 
 
-class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
-    def __init__(self, name: str, parse: Callable[[str], float]) -> None:
-        self.name = name
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, int | float):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-DURATION = _Parsed("duration", parse_duration)
-SIZE = _Parsed("size", parse_bytes)
-
-
-_RULE_OPTIONS = [
-    click.option(
-        "--stall-after", type=DURATION, default="5m", show_default=True, help="No growth for this long is a stall."
-    ),
-    click.option(
+RULE_OPTIONS = [
+    option("--stall-after", type=DURATION, default="5m", show_default=True, help="No growth for this long is a stall."),
+    option(
         "--first-write-within",
         type=DURATION,
         default="20m",
         show_default=True,
         help="The first byte must come within this.",
     ),
-    click.option("--poll", type=DURATION, default="15s", show_default=True, help="Time between two measurements."),
-    click.option(
-        "--min-growth", type=SIZE, default="4KiB", show_default=True, help="Less growth than this is no progress."
-    ),
-    click.option(
+    option("--poll", type=DURATION, default="15s", show_default=True, help="Time between two measurements."),
+    option("--min-growth", type=SIZE, default="4KiB", show_default=True, help="Less growth than this is no progress."),
+    option(
         "--progress",
         type=click.Choice(["bytes", "any"]),
         default="bytes",
         show_default=True,
         help="any: changed modification times count too.",
     ),
-    click.option(
-        "--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."
-    ),
-    click.option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
-    click.option(
+    option("--churn-after", type=DURATION, help="Writing without keeping anything for this long; 4 x --stall-after."),
+    option("--max-duration", type=DURATION, help="Time limit of an attempt, whatever it writes."),
+    option(
         "--attribute-cache",
         type=DURATION,
         help="Network file system: sizes may be this old; windows are longer by it.",
     ),
-    click.option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
+    option("--adaptive", is_flag=True, help="Lengthen the window to 3 x the longest pause, at most 4 x."),
 ]
 
 
@@ -133,78 +115,91 @@ _RULE_FIELDS = {
 }
 
 
-def stall_options(function: F) -> F:
-    """Add the options that make a stall policy to a click command."""
-    for option in reversed(_RULE_OPTIONS):
-        function = option(function)
-    return function
+_NAMES_OF_FILES = [
+    option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
+    option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too."),
+    option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL."),
+]
+CACHE_DIR = option(
+    "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
+)
+ALLOW_EMPTY = option(
+    "--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure."
+)
+STALL_SECTION = Section(
+    "When it is a stall",
+    "--stall-after --first-write-within --max-duration --grace",
+    [*RULE_OPTIONS, *_NAMES_OF_FILES],
+)
+REPORTING = [
+    option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
+    option(
+        "--bundle-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Where the post-mortem of a stall goes; default below ~/.local/state.",
+    ),
+    option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
+    option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
+]
+_BASICS = [
+    CACHE_DIR,
+    *PROFILE_OPTIONS,
+    ALLOW_EMPTY,
+    option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
+    option(
+        "--wait-for",
+        type=click.Choice(["tree", "leader"]),
+        default="tree",
+        show_default=True,
+        help="Whose end is the end: the command with all its descendants, or itself alone.",
+    ),
+    option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for a check of free space."),
+    option("--env", multiple=True, metavar="NAME=VALUE", help="Variable for the generator; repeatable."),
+    option("--cwd", type=click.Path(path_type=Path), metavar="DIR", help="Working directory of the generator."),
+]
+_OUTPUT = [
+    *REPORTING,
+    option(
+        "--record",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Record the growth as a trace for cachewatch replay; into a directory under a name of its own.",
+    ),
+    option("--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."),
+    option(
+        "--metrics",
+        metavar="WHERE",
+        help="Prometheus metrics; HOST:PORT, :PORT on loopback, a range :9464-9479, or file:DIR for node-exporter.",
+    ),
+    option(
+        "--metrics-linger",
+        type=DURATION,
+        default="1m",
+        show_default=True,
+        help="How long the endpoint stays at the end for whoever has scraped it, to see the end.",
+    ),
+]
 
 
-def guard_options(function: F) -> F:
-    """Add the options of the guarded generation to a click command."""
-    options = [
-        click.option(
-            "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
-        ),
-        *profile_options(),
-        click.option(
-            "--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure."
-        ),
-        click.option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
-        *_RULE_OPTIONS,
-        click.option("--ignore", multiple=True, metavar="GLOB", help="Files that never count; repeatable."),
-        click.option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too."),
-        click.option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL."),
-        click.option(
-            "--wait-for",
-            type=click.Choice(["tree", "leader"]),
-            default="tree",
-            show_default=True,
-            help="Whose end is the end: the command with all its descendants, or itself alone.",
-        ),
-        click.option(
-            "--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for a check of free space."
-        ),
-        click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
-        click.option(
-            "--record",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Record the growth as a trace for cachewatch replay; into a directory under a name of its own.",
-        ),
-        click.option(
-            "--bundle-dir",
-            type=click.Path(path_type=Path, file_okay=False),
-            metavar="DIR",
-            help="Where the post-mortem of a stall goes; default below ~/.local/state.",
-        ),
-        click.option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
-        click.option(
-            "--log", type=click.Path(path_type=Path), metavar="FILE", help="Write the generator's output, capped."
-        ),
-        click.option(
-            "--metrics",
-            metavar="WHERE",
-            help="Prometheus metrics: HOST:PORT, :PORT on loopback, a range :9464-9479, or file:DIR for node-exporter.",
-        ),
-        click.option(
-            "--metrics-linger",
-            type=DURATION,
-            default="1m",
-            show_default=True,
-            help="How long the endpoint stays at the end for whoever has scraped it, to see the end.",
-        ),
-        click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the generator; repeatable."),
-        click.option(
-            "--cwd", type=click.Path(path_type=Path), metavar="DIR", help="Working directory of the generator."
-        ),
-        click.option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
-        *container_options(),
-        click.argument("command", nargs=-1, type=click.UNPROCESSED),
+def guard_sections(
+    basics: Sequence[click.Option] = (), output: Sequence[click.Option] = (), further: Sequence[Section] = ()
+) -> list[Section]:
+    """List the options of the guarded generation.
+
+    Args:
+        basics: further ones of the command's own.
+        output: likewise.
+        further: sections of its own.
+    """
+    return [
+        Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
+        STALL_SECTION,
+        *further,
+        Section("Output", "--report --log --metrics --quiet", [*_OUTPUT, *output]),
+        READY_SECTION,
+        CONTAINER_SECTION,
     ]
-    for option in reversed(options):
-        function = option(function)
-    return function
 
 
 def build_model(model: type[M], **values: Any) -> M:

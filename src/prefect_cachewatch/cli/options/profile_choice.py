@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from prefect_cachewatch.cli.options.sections import option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config.profiles.base import ProfileSettings
 
-__all__ = ["profile_from", "profile_options", "split_parameters"]
+__all__ = ["PROFILE_OPTIONS", "profile_from", "split_parameters"]
 
 
-def profile_options() -> list[Callable[..., Any]]:
-    """Make the two options."""
-    return [
-        click.option(
-            "--profile",
-            metavar="NAME[,KEY=VALUE...]",
-            help="Directories, environment and windows of a known generator; see cachewatch profiles.",
-        ),
-        click.option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
-    ]
+PROFILE_OPTIONS = [
+    option(
+        "--profile",
+        metavar="NAME[,K=V...]",
+        help="Settings of a known generator; directories, environment and windows: see cachewatch profiles.",
+    ),
+    option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
+]
 
 
 def profile_from(options: dict[str, Any]) -> ProfileSettings | None:

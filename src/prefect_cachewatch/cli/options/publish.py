@@ -4,57 +4,50 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.guard import SIZE, build_model
+from prefect_cachewatch.cli.options.guard import build_model
+from prefect_cachewatch.cli.options.sections import Section, option
+from prefect_cachewatch.cli.options.units import SIZE
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
 
-__all__ = ["policy_from", "publish_options"]
+__all__ = ["PUBLISH_SECTION", "policy_from"]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def publish_options(function: F) -> F:
-    """Add the options of publishing to a click command."""
-    options = [
-        click.option("--store", metavar="DIR", help="Publish into this store; {cache_dir} in COMMAND is the build's path."),
-        click.option("--in-place", is_flag=True, help="Publish where it is written: --cache-dir gets a manifest and a marker."),
-        click.option("--key", "keys", multiple=True, metavar="K=V", help="What the cache depends on; repeatable."),
-        click.option("--tool", "tools", multiple=True, metavar="K=V", help="Version of a tool, for key and manifest."),
-        click.option("--cache-dir-env", metavar="NAME", help="Variable that tells COMMAND where to write."),
-        click.option("--force", is_flag=True, help="Generate even where a whole cache of this key is current."),
-        click.option(
-            "--verify", type=click.Choice(["quick", "full"]), default="quick", show_default=True, help="Before skipping."
-        ),
-        click.option("--check", metavar="COMMAND", help="Reads the finished build, {cache_dir}; exit 0 means good."),
-        click.option("--expect-file", "expect_files", multiple=True, metavar="GLOB", help="Must be there; repeatable."),
-        click.option(
-            "--accept", multiple=True, metavar="GLOB",
-            help="With --in-place: your own files that are whole, though an unfinished run may have written them; repeatable.",
-        ),
-        click.option("--min-bytes", type=SIZE, help="A smaller cache is refused."),
-        click.option(
-            "--size-change", type=click.Choice(["warn", "refuse", "ignore"]), default="warn", show_default=True,
-            help="Half or twice the last build's size.",
-        ),
-        click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Builds that stay."),
-        click.option("--no-activate", is_flag=True, help="Publish, and leave the current build as it is."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        function = option(function)
-    return function
+PUBLISH_SECTION = Section("Publishing", "--store --key --check", [
+    option("--store", metavar="DIR", help="Publish into this store; {cache_dir} in COMMAND is the build's path."),
+    option("--in-place", is_flag=True, help="Publish where it is written: --cache-dir gets a manifest and a marker."),
+    option("--key", "keys", multiple=True, metavar="K=V", help="What the cache depends on; repeatable."),
+    option("--tool", "tools", multiple=True, metavar="K=V", help="Version of a tool, for key and manifest."),
+    option("--cache-dir-env", metavar="NAME", help="Variable that tells COMMAND where to write."),
+    option("--force", is_flag=True, help="Generate even where a whole cache of this key is current."),
+    option(
+        "--verify", type=click.Choice(["quick", "full"]), default="quick", show_default=True, help="Before skipping."
+    ),
+    option("--check", metavar="COMMAND", help="Reads the finished build, {cache_dir}; exit 0 means good."),
+    option("--expect-file", "expect_files", multiple=True, metavar="GLOB", help="Must be there; repeatable."),
+    option(
+        "--accept", multiple=True, metavar="GLOB",
+        help="With --in-place: your own files that are whole, though an unfinished run may have written them; repeatable.",
+    ),
+    option("--min-bytes", type=SIZE, help="A smaller cache is refused."),
+    option(
+        "--size-change", type=click.Choice(["warn", "refuse", "ignore"]), default="warn", show_default=True,
+        help="Half or twice the last build's size.",
+    ),
+    option("--keep", type=click.IntRange(min=1), default=3, show_default=True, help="Builds that stay."),
+    option("--no-activate", is_flag=True, help="Publish, and leave the current build as it is."),
+])  # fmt: skip
 
 
 def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
     """Take the publish options out of the parsed ones and make the policy.
 
     Args:
-        options: as parsed; those of `publish_options` are removed.
+        options: as parsed; those of `PUBLISH_SECTION` are removed.
 
     Returns:
         The policy, or None where nothing is to be published.

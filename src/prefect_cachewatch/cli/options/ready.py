@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from prefect_cachewatch.cli.options.guard import DURATION
+from prefect_cachewatch.cli.options.sections import Section, option
+from prefect_cachewatch.cli.options.units import DURATION
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, ReadyOnExit, ReadyWhen
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["ready_options", "with_ready"]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["READY_SECTION", "with_ready"]
 
 _FORMS = "write exit, http=URL, tcp=HOST:PORT, file=PATH or log=PATTERN"
 _EXAMPLES = {
@@ -42,38 +40,37 @@ _SERVER_ONLY = {
     "--warmup-begins": "warmup_begins",
     "--warmup-within": "warmup_within",
 }
-_OPTIONS = [
-    click.option(
-        "--ready",
-        default="exit",
-        show_default=True,
-        metavar="WHEN",
-        help="When the job is done: exit, or for a server http=URL, tcp=HOST:PORT, file=PATH, log=PATTERN.",
-    ),
-    click.option("--ready-status", type=int, metavar="STATUS", help="HTTP status that means ready; 200."),
-    click.option("--ready-body", metavar="PATTERN", help="Regular expression that the body must match too."),
-    click.option("--ready-every", type=DURATION, help="Time between two looks whether it is ready; 5s."),
-    click.option(
-        "--then",
-        type=click.Choice(["leave-running", "stop"]),
-        help="When it is ready: let it go on without its guard until cachewatch stop (default), or stop it.",
-    ),
-    click.option(
-        "--warmup-within", type=DURATION, help="Longest silence of a server after its last byte until it is ready; 30m."
-    ),
-    click.option(
-        "--warmup-begins",
-        metavar="MARK",
-        help="What begins the warm-up: log=PATTERN or file=PATH; default by what has been written.",
-    ),
-]
-
-
-def ready_options(function: F) -> F:
-    """Add the options of a server's readiness to a click command."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+READY_SECTION = Section(
+    "Server",
+    "--ready --then",
+    [
+        option(
+            "--ready",
+            default="exit",
+            show_default=True,
+            metavar="WHEN",
+            help="When the job is done: exit, or for a server http=URL, tcp=HOST:PORT, file=PATH, log=PATTERN.",
+        ),
+        option("--ready-status", type=int, metavar="STATUS", help="HTTP status that means ready; 200."),
+        option("--ready-body", metavar="PATTERN", help="Regular expression that the body must match too."),
+        option("--ready-every", type=DURATION, help="Time between two looks whether it is ready; 5s."),
+        option(
+            "--then",
+            type=click.Choice(["leave-running", "stop"]),
+            help="Once ready, let it go on or stop it; default it goes on without its guard until cachewatch stop.",
+        ),
+        option(
+            "--warmup-within",
+            type=DURATION,
+            help="Longest silence of a server after its last byte until it is ready; 30m.",
+        ),
+        option(
+            "--warmup-begins",
+            metavar="MARK",
+            help="What begins the warm-up: log=PATTERN or file=PATH; default by what has been written.",
+        ),
+    ],
+)
 
 
 def with_ready(job: CacheJob, options: dict[str, Any]) -> CacheJob:
@@ -81,7 +78,7 @@ def with_ready(job: CacheJob, options: dict[str, Any]) -> CacheJob:
 
     Args:
         job: made from the other options.
-        options: of `ready_options`.
+        options: of `READY_SECTION`.
 
     Returns:
         The job.
