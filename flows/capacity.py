@@ -30,12 +30,14 @@ from prefect_cachewatch.capacity.planfile import PlanInput, read_plan, read_stor
 from prefect_cachewatch.capacity.probe.run import ProbeSettings, check_probe
 from prefect_cachewatch.capacity.rollout import decide_limit
 from prefect_cachewatch.common.text import slugify
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit
 
 __all__ = ["check_capacity", "plan_capacity"]
 
-_WindowHours = Annotated[float, Field(gt=0, le=24 * 366)]
+_Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
 
 
 @flow(name="plan-capacity", log_prints=False)
@@ -136,7 +138,7 @@ def check_capacity(
     workloads: list[WorkloadClass] | None = None,
     link: LinkProfile | None = None,
     policy: Policy | None = None,
-    window_hours: _WindowHours = 168,
+    window_s: _Window = 7 * 86400,
     until: datetime.datetime | None = None,
     generation_flow: str = "generate-cache",
 ) -> list[dict[str, Any]] | State[Any]:
@@ -151,7 +153,7 @@ def check_capacity(
         workloads: Classes of jobs of the plan given here.
         link: Link of the plan given here.
         policy: Policy of the plan given here.
-        window_hours: How far to look back, in hours.
+        window_s: How far to look back.
         until: End of the window; default now.
         generation_flow: Name of the flow whose runs are read.
 
@@ -162,7 +164,7 @@ def check_capacity(
     logger = get_run_logger()
     end = until or datetime.datetime.now(datetime.UTC)
     end = end if end.tzinfo else end.replace(tzinfo=datetime.UTC)
-    start = end - datetime.timedelta(hours=window_hours)
+    start = end - datetime.timedelta(seconds=window_s)
     try:
         plans = [read_plan(path) for path in plan_files or []]
         if storage is not None or workloads is not None:
@@ -176,7 +178,7 @@ def check_capacity(
         ]
         if not checks:
             raise InputError(
-                f"no run of {generation_flow} names a storage in the last {window_hours:g} hours, and no "
+                f"no run of {generation_flow} names a storage in the last {format_duration(window_s)}, and no "
                 "plan was given: run generations with storage=, or give plan_files"
             )
     except CachewatchError as error:

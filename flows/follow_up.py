@@ -18,14 +18,15 @@ from prefect.states import Failed
 from pydantic import Field
 
 from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
+from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import Rerun, decide_follow_up
 from prefect_cachewatch.tasks.follow_up import StalledRun, read_stalled_run, start_again
 
 __all__ = ["follow_up_stall"]
 
-_Hours = Annotated[float, Field(gt=0, le=24 * 366)]
-_Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
+_Delay = Annotated[float, Field(ge=0, le=7 * 86400), DURATION]
+_Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
 _ROWS = 20
 
 
@@ -33,16 +34,16 @@ _ROWS = 20
 def follow_up_stall(
     flow_run_id: UUID,
     rerun: Rerun = "never",
-    delay_s: _Seconds = 600,
-    window_hours: _Hours = 168,
+    delay_s: _Delay = 600,
+    window_s: _Window = 7 * 86400,
 ) -> dict[str, Any] | State[Any]:
     """Look at a stalled generation among its job's last runs, and run it again if it is the first stall in a row.
 
     Args:
         flow_run_id: The flow run that stalled; an automation fills it in: {{ flow_run.id | string }}.
         rerun: Whether a first stall is run again, with the same parameters; a second in a row never is.
-        delay_s: Pause before it is run again, in seconds: time for a full disk or a busy server to recover.
-        window_hours: How far back the job's runs are looked at, in hours.
+        delay_s: Pause before it is run again: time for a full disk or a busy server to recover.
+        window_s: How far back the job's runs are looked at.
 
     Returns:
         `run_again`, `stalls_in_a_row`, `sentence` and `flow_run_id` of the run that was started; or a state of type
@@ -50,7 +51,7 @@ def follow_up_stall(
     """
     logger = get_run_logger()
     try:
-        stalled = read_stalled_run(flow_run_id, window_hours)
+        stalled = read_stalled_run(flow_run_id, window_s)
     except InputError as error:
         logger.error(error.message)
         return Failed(name="Refused", message=error.message)

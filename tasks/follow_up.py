@@ -44,12 +44,12 @@ class StalledRun:
     ends: tuple[PastEnd, ...]
 
 
-def read_stalled_run(flow_run_id: UUID, window_hours: float) -> StalledRun:
+def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
     """Read a stalled run, and how the runs of the same job before it ended.
 
     Args:
         flow_run_id: the run.
-        window_hours: how far back to look, in hours.
+        window_s: how far back to look, in seconds.
 
     Returns:
         The run, with the ends of its job's runs, itself first.
@@ -72,7 +72,7 @@ def read_stalled_run(flow_run_id: UUID, window_hours: float) -> StalledRun:
             flow_run_filter=FlowRunFilter(
                 name=FlowRunFilterName(any_=[run.name]),  # generate_cache names its runs after the job
                 start_time=FlowRunFilterStartTime.model_validate(
-                    {"after_": ended - datetime.timedelta(hours=window_hours), "before_": ended}
+                    {"after_": ended - datetime.timedelta(seconds=window_s), "before_": ended}
                 ),
             ),
             sort=FlowRunSort.START_TIME_DESC,

@@ -21,7 +21,7 @@ ARROWS = {
     "postmortem": "errors common supervise measure publish watching",
     "metrics": "errors common watching postmortem",
     "run": "errors common supervise measure config containers publish watching postmortem",
-    "capacity": "errors common",
+    "capacity": "errors common config",
     "fleet": "errors common measure config publish watching metrics run",
     "tasks": "errors common measure config publish watching postmortem metrics run capacity fleet",
     "flows": "errors common supervise config publish watching postmortem metrics run capacity fleet tasks",

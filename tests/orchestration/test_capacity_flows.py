@@ -230,7 +230,7 @@ def history(storage, speed=1.0, count=5, job="llama"):
 
 
 def checked(storage, **parameters):
-    checks = check_capacity(storage=measured(storage), workloads=[CACHES], window_hours=24, **parameters)
+    checks = check_capacity(storage=measured(storage), workloads=[CACHES], window_s="1d", **parameters)
     return next(check for check in checks if check["storage"] == storage)
 
 
@@ -276,7 +276,7 @@ def test_artifacts_that_are_no_records_are_passed_over():
 
 def test_a_storage_that_has_runs_and_no_plan_is_told_too():
     generate("unplanned")
-    checks = check_capacity(window_hours=1)
+    checks = check_capacity(window_s="1h")
     found = next(check for check in checks if check["storage"] == "unplanned")
     assert "there is no plan for this storage" in found["reason"]
 
@@ -284,7 +284,7 @@ def test_a_storage_that_has_runs_and_no_plan_is_told_too():
 def test_no_history_is_one_sentence():
     state = check_capacity(generation_flow="never-run", return_state=True)
     assert (state.type.value, state.name) == ("FAILED", "Refused")
-    assert "no run of never-run names a storage in the last 168 hours" in state.message
+    assert "no run of never-run names a storage in the last 7 days" in state.message
 
 
 def test_a_storage_without_a_limit_is_an_error_that_says_how_to_make_one():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["format_bytes", "format_duration", "format_moment", "parse_bytes", "parse_duration"]
+__all__ = [
+    "DURATION_PATTERN",
+    "NUMBER_PATTERN",
+    "QUANTITY_CHARACTERS",
+    "SIZE_PATTERN",
+    "format_bytes",
+    "format_duration",
+    "format_moment",
+    "parse_bytes",
+    "parse_duration",
+]
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
@@ -13,10 +23,16 @@ _BYTES = {
     "k": 1000, "kb": 1000, "m": 1000**2, "mb": 1000**2, "g": 1000**3, "gb": 1000**3, "t": 1000**4, "tb": 1000**4,
     "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4,
 }  # fmt: skip
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|[smhd])")
-_LONGEST, _SHOWN = 100, 40  # characters; far beyond the first a float is infinite
-_NUMBER = re.compile(r"\d+(?:\.\d*)?|\.\d+")
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)")
+NUMBER_PATTERN = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
+_TIME = r"(?:[mM][sS]|[sSmMhHdD])"
+#: What `parse_duration` and `parse_bytes` read, as a JSON schema says it too (ECMA 262), and at most so many characters of it.
+DURATION_PATTERN = rf"^\s*(?:{NUMBER_PATTERN}|{NUMBER_PATTERN}\s*{_TIME}(?:\s*{NUMBER_PATTERN}\s*{_TIME})*)\s*$"
+SIZE_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*(?:[kKmMgGtT](?:[iI]?[bB])?|[bB])?\s*$"
+QUANTITY_CHARACTERS = 100
+_SHOWN = 40
+_DURATION, _DURATION_PART = re.compile(DURATION_PATTERN), re.compile(rf"({NUMBER_PATTERN})\s*({_TIME}?)")
+_SIZE = re.compile(SIZE_PATTERN)
+_SIZE_PART = re.compile(r"([0-9]*)\.?([0-9]*)(?:[eE]([+-]?[0-9]+))?\s*([a-zA-Z]*)")
 
 
 def parse_duration(text: str) -> float:
@@ -35,13 +51,9 @@ def parse_duration(text: str) -> float:
         >>> parse_duration("1h30m")
         5400.0
     """
-    compact = text.strip().lower().replace(" ", "")
-    if _NUMBER.fullmatch(compact) and len(compact) <= _LONGEST:
-        return float(compact)
-    parts = _DURATION.findall(compact)
-    if not parts or "".join(number + unit for number, unit in parts) != compact or len(compact) > _LONGEST:
+    if len(text) > QUANTITY_CHARACTERS or not _DURATION.match(text):
         raise ValueError(f"{text[:_SHOWN]!r} is not a duration: write it like 90s, 5m or 1h30m")
-    return math.fsum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return math.fsum(float(number) * _SECONDS[unit.lower() or "s"] for number, unit in _DURATION_PART.findall(text))
 
 
 def parse_bytes(text: str) -> int:
@@ -60,12 +72,12 @@ def parse_bytes(text: str) -> int:
         >>> parse_bytes("4KiB"), parse_bytes("10MB")
         (4096, 10000000)
     """
-    match = _SIZE.fullmatch(text.strip())
-    if not match or match[2].lower() not in _BYTES or len(match[1]) > _LONGEST:
+    if len(text) > QUANTITY_CHARACTERS or not _SIZE.match(text):
         raise ValueError(f"{text[:_SHOWN]!r} is not a size: write it like 4096, 4KiB or 10MB")
-    unit = _BYTES[match[2].lower()]
-    whole, _, decimals = match[1].partition(".")
-    return int(whole or 0) * unit + int(decimals or 0) * unit // int("1" + "0" * len(decimals))  # exact, unlike a float
+    part = _SIZE_PART.match(text.strip())
+    assert part is not None
+    size, shift = int(part[1] + part[2]) * _BYTES[part[4].lower()], int(part[3] or 0) - len(part[2])
+    return size * 10**shift if shift >= 0 else size // 10**-shift  # exact, unlike a float
 
 
 def format_bytes(size_bytes: float) -> str:

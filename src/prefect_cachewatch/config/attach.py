@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.config.base import InputModel, check_absolute
+from prefect_cachewatch.config.quantities import OptionalSize
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = ["AttachJob"]
@@ -55,7 +56,7 @@ class AttachJob(InputModel):
         default="leader",
         description="leader: the watch ends with the process itself; tree: when what it started has ended too.",
     )
-    expected_bytes: int | None = Field(
+    expected_bytes: OptionalSize = Field(
         default=None,
         gt=0,
         le=10**16,

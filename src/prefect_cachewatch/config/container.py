@@ -9,7 +9,9 @@ from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from prefect_cachewatch.common.units import SIZE_PATTERN, parse_bytes
 from prefect_cachewatch.config.base import InputModel
+from prefect_cachewatch.config.quantities import Duration, Quantity
 
 __all__ = ["LABEL_PREFIX", "VOLUME_PREFIX", "ContainerMount", "ContainerSpec", "DeviceMapping"]
 
@@ -20,6 +22,13 @@ _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _LIMIT = re.compile(r"-1|\d+(?::(?:-1|\d+))?")
 
+
+def _parse_memory(text: str) -> int:
+    """Read a size as docker run does: its 16g means what 16GiB does."""
+    return parse_bytes(re.sub(r"(?<=[0-9. ])([kmgt])\s*$", r"\1iB", text, flags=re.IGNORECASE))
+
+
+_Memory = Annotated[int | None, Quantity("size", _parse_memory, SIZE_PATTERN)]
 Limit = Annotated[int | str, Field(union_mode="left_to_right")]
 
 
@@ -119,7 +128,7 @@ class ContainerSpec(InputModel):
         default=None,
         description="As docker run --gpus: all, a number, or device=0,1.",
     )
-    shm_size_bytes: int | None = Field(default=None, ge=4096, le=2**50, description="Size of /dev/shm.")
+    shm_size_bytes: _Memory = Field(default=None, ge=4096, le=2**50, description="Size of /dev/shm.")
     ulimits: dict[str, Limit] = Field(
         default_factory=dict, description="Limit name to LIMIT or SOFT:HARD, for example memlock: -1; -1 is unlimited."
     )
@@ -135,7 +144,7 @@ class ContainerSpec(InputModel):
         default_factory=dict, description="Labels of the container, beside cachewatch's own."
     )
     workdir: str | None = Field(default=None, description="Working directory in the container; default the image's.")
-    memory_bytes: int | None = Field(
+    memory_bytes: _Memory = Field(
         default=None, ge=6 << 20, le=2**50, description="Memory limit; beyond it the kernel kills the generator."
     )
     cpus: float | None = Field(default=None, gt=0, le=4096, description="Limit of CPU time, in cores.")
@@ -144,7 +153,7 @@ class ContainerSpec(InputModel):
         description="Run the engine's small init as process 1, which passes SIGTERM on; a shell as process 1 ignores it.",
     )
     pull: Literal["missing", "always", "never"] = Field(default="missing", description="When the image is pulled.")
-    pull_idle_s: float = Field(
+    pull_idle_s: Duration = Field(
         default=300, ge=1, le=86400, description="A pull that says nothing for this many seconds is given up."
     )
     engine: str | None = Field(

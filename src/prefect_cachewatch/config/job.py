@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from prefect_cachewatch.config.base import EnvName, InputModel, check_absolute
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.markers import MarkerFiles
+from prefect_cachewatch.config.quantities import OptionalSize
 from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, prefer_any_of
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
@@ -48,7 +49,7 @@ class CacheJob(InputModel):
         description="Variable name to the name of a Prefect Secret block; only the generator sees the value.",
     )
     cwd: Path | None = Field(default=None, description="Working directory of the generator; default: the worker's.")
-    expected_bytes: int | None = Field(
+    expected_bytes: OptionalSize = Field(
         default=None,
         gt=0,
         le=10**16,

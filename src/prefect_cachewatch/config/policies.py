@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from prefect_cachewatch.config.base import WEEK_S, InputModel
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Size
 
 __all__ = ["RetryPolicy", "StallPolicy", "StopPolicy"]
 
@@ -14,32 +15,32 @@ __all__ = ["RetryPolicy", "StallPolicy", "StopPolicy"]
 class StallPolicy(InputModel):
     """When silence is a stall. All times in seconds."""
 
-    stall_after_s: float = Field(
+    stall_after_s: Duration = Field(
         default=300,
         ge=0.2,
         le=WEEK_S,
         description="No growth for this long, once writing has begun, is a stall.",
     )
-    first_write_within_s: float = Field(
+    first_write_within_s: Duration = Field(
         default=1200,
         ge=0.2,
         le=WEEK_S,
         description="The first byte must come within this time; real servers load for 5 to 20 minutes before it.",
     )
-    warmup_within_s: float = Field(
+    warmup_within_s: Duration = Field(
         default=1800,
         ge=0.2,
         le=WEEK_S,
         description="For a job that starts a server: the longest silence after its last byte until it is ready; "
         "never less than stall_after_s.",
     )
-    poll_s: float = Field(
+    poll_s: Duration = Field(
         default=15,
         ge=0.05,
         le=3600,
         description="Time between two measurements; shortened where a window is less than two polls.",
     )
-    min_growth_bytes: int = Field(
+    min_growth_bytes: Size = Field(
         default=4096,
         ge=1,
         le=2**40,
@@ -50,13 +51,13 @@ class StallPolicy(InputModel):
         description="bytes: only growth counts; any: a changed modification time counts too, "
         "for generators that fill preallocated files.",
     )
-    churn_after_s: float | None = Field(
+    churn_after_s: OptionalDuration = Field(
         default=None,
         ge=0.2,
         le=4 * WEEK_S,
         description="Writing for this long without keeping anything is a stall named churning; default 4 x stall_after_s.",
     )
-    max_duration_s: float | None = Field(
+    max_duration_s: OptionalDuration = Field(
         default=None,
         ge=0.2,
         le=4 * WEEK_S,
@@ -66,14 +67,14 @@ class StallPolicy(InputModel):
         default="off",
         description="extend: lengthen the stall window to 3 x the longest pause so far, at most 4 x stall_after_s.",
     )
-    unresponsive_after_s: float | None = Field(
+    unresponsive_after_s: OptionalDuration = Field(
         default=None,
         ge=0.2,
         le=WEEK_S,
         description="A cache directory that cannot be measured for this long (hung file system, lost permission, "
         "directory gone) ends the run; default stall_after_s.",
     )
-    attribute_cache_s: float | None = Field(
+    attribute_cache_s: OptionalDuration = Field(
         default=None,
         ge=0,
         le=86400,
@@ -85,7 +86,7 @@ class StallPolicy(InputModel):
 class StopPolicy(InputModel):
     """How a generator's process tree is stopped."""
 
-    grace_s: float = Field(
+    grace_s: Duration = Field(
         default=10,
         ge=0,
         le=3600,
@@ -97,9 +98,9 @@ class RetryPolicy(InputModel):
     """Whether and when a failed attempt is made again; bad input never is."""
 
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all, the first included.")
-    backoff_s: float = Field(default=30, ge=0, le=86400, description="Pause before the second attempt.")
+    backoff_s: Duration = Field(default=30, ge=0, le=86400, description="Pause before the second attempt.")
     factor: float = Field(default=2, ge=1, le=10, description="Each further pause is this many times longer.")
-    max_backoff_s: float = Field(default=600, ge=0, le=86400, description="The longest pause between attempts.")
+    max_backoff_s: Duration = Field(default=600, ge=0, le=86400, description="The longest pause between attempts.")
     jitter: float = Field(
         default=0.2, ge=0, le=1, description="Random share by which a pause is lengthened or shortened."
     )

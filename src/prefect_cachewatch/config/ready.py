@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from prefect_cachewatch.config.base import InputModel
 from prefect_cachewatch.config.patterns import check_pattern
+from prefect_cachewatch.config.quantities import Duration
 
 __all__ = [
     "ReadyOnExit",
@@ -39,10 +40,10 @@ class _Server(InputModel):
         description="When ready - leave_running: hand the server over, it goes on without its guard until "
         "`cachewatch stop`; stop: stop it, its cache was all that was wanted.",
     )
-    check_every_s: float = Field(
+    check_every_s: Duration = Field(
         default=5, ge=0.1, le=3600, description="Seconds between two looks whether it is ready."
     )
-    timeout_s: float = Field(default=5, ge=0.1, le=300, description="Seconds that one look may take.")
+    timeout_s: Duration = Field(default=5, ge=0.1, le=300, description="Seconds that one look may take.")
     warmup_begins_log: str | None = Field(
         default=None,
         min_length=1,

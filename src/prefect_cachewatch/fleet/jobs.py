@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, InputModel, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import LINGER_MAX_S, parse_destination
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -85,7 +86,7 @@ class FleetJob(CacheJob):
         default=None,
         description="Prometheus metrics, on the machine that runs the job: file:DIRECTORY, or a range of ports such as :9464-9479.",
     )
-    metrics_linger_s: float | None = Field(
+    metrics_linger_s: OptionalDuration = Field(
         default=None,
         ge=0,
         le=LINGER_MAX_S,
@@ -175,8 +176,8 @@ class FleetPolicy(InputModel):
         description="Skip jobs without a store that an earlier, unfinished run of this fleet completed. Jobs with a store "
         "are always skipped where their cache is whole.",
     )
-    poll_s: float = Field(default=15, ge=0.2, le=3600, description="Time between two looks at Prefect's API.")
-    table_every_s: float = Field(
+    poll_s: Duration = Field(default=15, ge=0.2, le=3600, description="Time between two looks at Prefect's API.")
+    table_every_s: Duration = Field(
         default=60, ge=0.2, le=3600, description="Shortest time between two updates of the table."
     )
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from prefect_cachewatch.common.bounded import HttpAddress
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import Duration
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.publish.names import expand_placeholder
 from prefect_cachewatch.supervise.guarded import run_guarded
@@ -23,10 +25,8 @@ _REQUEST_S = 10.0
 _LEAST_S = 0.05
 
 
-class HealthCheck(BaseModel):
+class HealthCheck(InputModel):
     """What tells that a deployed cache is good: exactly one of command and url."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     command: list[str] | None = Field(
         default=None,
@@ -39,13 +39,13 @@ class HealthCheck(BaseModel):
         description="An http or https address that answers 200 when all is well, for example the server's /health; "
         "asked again and again until the deadline.",
     )
-    deadline_s: float = Field(
+    deadline_s: Duration = Field(
         default=300,
         ge=0.1,
         le=7 * 86400,
         description="The check has failed when it is not well after this many seconds; warm-ups of 5 to 30 minutes are usual.",
     )
-    interval_s: float = Field(default=5, ge=0.05, le=3600, description="Pause between two requests to the address.")
+    interval_s: Duration = Field(default=5, ge=0.05, le=3600, description="Pause between two requests to the address.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:

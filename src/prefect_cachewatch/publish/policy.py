@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.common.temporary import TEMPORARY
-from prefect_cachewatch.config import DEFAULT_IGNORE
+from prefect_cachewatch.config import DEFAULT_IGNORE, InputModel
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
 __all__ = ["PublishPolicy"]
 
@@ -21,10 +22,8 @@ _Text = Annotated[str, Field(max_length=4000)]
 _Globs = Annotated[list[_Glob], Field(max_length=1000)]
 
 
-class PublishPolicy(BaseModel):
+class PublishPolicy(InputModel):
     """How a generated cache becomes the one that is used: key, checks, activation, clean-up."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     store: Path | None = Field(
         default=None,
@@ -65,7 +64,7 @@ class PublishPolicy(BaseModel):
         default=None,
         description="How many files the cache has, or names and globs that must each be there.",
     )
-    min_bytes: int = Field(default=1, ge=0, le=10**16, description="A smaller cache is refused.")
+    min_bytes: Size = Field(default=1, ge=0, le=10**16, description="A smaller cache is refused.")
     min_size_ratio: float = Field(
         default=0.5,
         ge=0,
@@ -88,7 +87,7 @@ class PublishPolicy(BaseModel):
         description="A command that reads the finished build before it is published, {cache_dir} in it is the build's path; "
         "exit 0 means good. An argument list, no shell reads it.",
     )
-    check_timeout_s: float = Field(
+    check_timeout_s: Duration = Field(
         default=600,
         ge=0.1,
         le=7 * 86400,
@@ -109,7 +108,7 @@ class PublishPolicy(BaseModel):
         description="In place: globs of files of your own that are whole, though they were written while a generation ran "
         "that did not finish; without it the next run is refused and names them.",
     )
-    suspect_window_s: float | None = Field(
+    suspect_window_s: OptionalDuration = Field(
         default=None,
         ge=0,
         le=7 * 86400,
@@ -129,13 +128,13 @@ class PublishPolicy(BaseModel):
     keep_quarantined: int = Field(
         default=3, ge=0, le=10**6, description="How many refused builds stay for inspection; the last one always does."
     )
-    quarantine_max_bytes: int | None = Field(
+    quarantine_max_bytes: OptionalSize = Field(
         default=None,
         ge=0,
         le=10**18,
         description="How many bytes the refused builds of a cache may have together, the last one apart; null: any number.",
     )
-    gc_grace_s: float = Field(
+    gc_grace_s: Duration = Field(
         default=3600,
         ge=0,
         le=365 * 86400,

@@ -18,7 +18,9 @@ from prefect_cachewatch.capacity.model.profile import (
     StorageProfile,
     UslFit,
 )
-from prefect_cachewatch.capacity.model.quantity import Bytes, Model, Name, Seconds
+from prefect_cachewatch.capacity.model.quantity import Name
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
 __all__ = [
     "CodecProfile",
@@ -36,7 +38,7 @@ _P99_CONSTANT = 1.7
 _Z_99 = 2.3263479
 
 
-class WorkloadClass(Model):
+class WorkloadClass(InputModel):
     """Jobs of one kind: each computes for think_s, then moves one burst, again and again."""
 
     name: Name = Field(description="Name of the class, for example nightly-caches.")
@@ -48,12 +50,12 @@ class WorkloadClass(Model):
         default="sequential",
         description="sequential: whole files in order; random: blocks, or mmap without prefetch.",
     )
-    burst_bytes: Bytes = Field(
+    burst_bytes: Size = Field(
         gt=0,
-        le=1e17,
+        le=10**17,
         description="Bytes of one burst before compression, for example one tensor file or one sample batch.",
     )
-    think_s: Seconds = Field(ge=0, le=30 * 86400, description="Seconds of computing between two bursts of a job.")
+    think_s: Duration = Field(ge=0, le=30 * 86400, description="Seconds of computing between two bursts of a job.")
     files_per_burst: int = Field(
         default=1,
         ge=1,
@@ -84,13 +86,13 @@ class WorkloadClass(Model):
         description="Whether silence stops it (the stall window applies); none: generations only.",
     )
     codec: CodecProfile | None = Field(default=None, description="Compression in use; none: bytes go as they are.")
-    deadline_s: Seconds | None = Field(
+    deadline_s: OptionalDuration = Field(
         default=None, gt=0, le=366 * 86400, description="Seconds in which all jobs of the batch must be done."
     )
-    kept_bytes_per_job: Bytes | None = Field(
+    kept_bytes_per_job: OptionalSize = Field(
         default=None,
         ge=0,
-        le=1e18,
+        le=10**18,
         description="Bytes that a job leaves on the storage; none: generations keep all bursts.",
     )
 
@@ -134,10 +136,10 @@ class WorkloadClass(Model):
         return self
 
 
-class Policy(Model):
+class Policy(InputModel):
     """What counts as too slow, and how careful the answer is."""
 
-    stall_window_s: Seconds = Field(
+    stall_window_s: Duration = Field(
         default=300.0, gt=0, le=7 * 86400, description="Silence after which the watch stops a generation."
     )
     max_slowdown: float = Field(

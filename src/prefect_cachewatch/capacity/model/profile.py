@@ -12,7 +12,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from prefect_cachewatch.capacity.model.quantity import Bytes, BytesPerSecond, Model, Name, Seconds
+from prefect_cachewatch.capacity.model.quantity import BytesPerSecond, Name, OptionalBytesPerSecond
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import OptionalDuration, OptionalSize
 
 __all__ = ["CodecProfile", "CurvePoint", "LinkProfile", "ServiceCurve", "StorageProfile", "UslFit"]
 
@@ -20,10 +22,10 @@ Basis = Literal["measured", "vendor ceiling", "given"]
 
 _MAX_N = 4096
 _MAX_RATE = 1e15
-_MAX_BYTES = 1e18
+_MAX_BYTES = 10**18
 
 
-class CurvePoint(Model):
+class CurvePoint(InputModel):
     """One measurement: so many streams at once moved so many bytes a second together."""
 
     n: int = Field(ge=1, le=_MAX_N, description="Streams at once.")
@@ -37,10 +39,10 @@ class CurvePoint(Model):
         gt=0,
         description="Operations per second of all streams together, where they were counted.",
     )
-    latency_s: float | None = Field(
+    latency_s: OptionalDuration = Field(
         default=None, gt=0, description="Mean seconds of one operation; ops_per_s x latency_s should give n."
     )
-    p99_latency_s: float | None = Field(
+    p99_latency_s: OptionalDuration = Field(
         default=None, gt=0, description="99th percentile of the seconds of one operation."
     )
     spread: float | None = Field(
@@ -49,7 +51,7 @@ class CurvePoint(Model):
     repetitions: int = Field(default=1, ge=1, le=1000, description="How many runs stand behind this point.")
 
 
-class UslFit(Model):
+class UslFit(InputModel):
     """The Universal Scalability Law fitted to a curve: X(n) = g n / (1 + a (n-1) + b n (n-1))."""
 
     alpha: float = Field(ge=0, le=1, description="Contention: the share that is serialized.")
@@ -74,26 +76,26 @@ class UslFit(Model):
     note: str = Field(default="", max_length=500, description="What the gate said, in a sentence.")
 
 
-class ServiceCurve(Model):
+class ServiceCurve(InputModel):
     """How throughput grows with the number of streams: measured points, or a vendor's two numbers."""
 
     points: list[CurvePoint] = Field(
         default_factory=list, max_length=64, description="Measured points, n ascending; two or more."
     )
-    per_stream_bytes_per_s: BytesPerSecond | None = Field(
+    per_stream_bytes_per_s: OptionalBytesPerSecond = Field(
         default=None,
         gt=0,
         le=_MAX_RATE,
         description="What one stream or client reaches alone (no points measured).",
     )
-    aggregate_bytes_per_s: BytesPerSecond | None = Field(
+    aggregate_bytes_per_s: OptionalBytesPerSecond = Field(
         default=None,
         gt=0,
         le=_MAX_RATE,
         description="What all streams together reach at most (no points measured).",
     )
     usl: UslFit | None = Field(default=None, description="The fit to the points, in bytes per second.")
-    block_bytes: Bytes | None = Field(default=None, gt=0, le=_MAX_BYTES, description="Size of one read or write.")
+    block_bytes: OptionalSize = Field(default=None, gt=0, le=_MAX_BYTES, description="Size of one read or write.")
 
     @model_validator(mode="after")
     def _one_description(self) -> Self:
@@ -130,7 +132,7 @@ class ServiceCurve(Model):
         return self.per_stream_bytes_per_s or math.nan, self.aggregate_bytes_per_s or math.nan
 
 
-class CodecProfile(Model):
+class CodecProfile(InputModel):
     """A compression measured on a sample of the user's own data."""
 
     name: Name = Field(description="The codec, for example zstd, lz4 or lzo.")
@@ -144,10 +146,10 @@ class CodecProfile(Model):
     cores: int = Field(default=1, ge=1, le=100_000, description="CPU cores that all jobs together have for the codec.")
     level: int | None = Field(default=None, description="The codec's level, where it has one.")
     sample: str = Field(default="", max_length=4096, description="The file it was measured on.")
-    sample_bytes: Bytes | None = Field(default=None, gt=0, le=_MAX_BYTES, description="Bytes of the sample.")
+    sample_bytes: OptionalSize = Field(default=None, gt=0, le=_MAX_BYTES, description="Bytes of the sample.")
 
 
-class StorageProfile(Model):
+class StorageProfile(InputModel):
     """A storage as the planner sees it: a curve for each kind of access, and where the numbers are from."""
 
     name: Name = Field(description="Name of the storage; the generation's storage= and the limit in Prefect use it.")
@@ -167,10 +169,10 @@ class StorageProfile(Model):
     random_read: ServiceCurve | None = Field(
         default=None, description="Reading blocks at random; the curve of training and of mmap loads."
     )
-    small_file_s: Seconds | None = Field(
+    small_file_s: OptionalDuration = Field(
         default=None, ge=0, le=3600, description="Seconds to create, write 4 KiB, fsync and rename one file."
     )
-    free_bytes: Bytes | None = Field(
+    free_bytes: OptionalSize = Field(
         default=None,
         ge=0,
         le=_MAX_BYTES,
@@ -201,11 +203,11 @@ class StorageProfile(Model):
         return min(reached) if reached else None
 
 
-class LinkProfile(Model):
+class LinkProfile(InputModel):
     """The network between the jobs and the storage; every host has a link of its own."""
 
     name: Name = Field(default="local", description="Name of the link, for example 10G.")
-    bytes_per_s: BytesPerSecond | None = Field(
+    bytes_per_s: OptionalBytesPerSecond = Field(
         default=None,
         gt=0,
         le=_MAX_RATE,

@@ -1,24 +1,18 @@
-"""Field types of the planner's models: numbers with a unit that people may also write as text.
-
-`2GB`, `10m` and `125MiB/s` become bytes, seconds and bytes per second; plain numbers stay.
-"""
+"""Field types of the planner's models beside durations and sizes: names, and rates, written as `125MiB/s` too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from prefect_cachewatch.common.units import parse_bytes, parse_duration
+from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
+from prefect_cachewatch.config.quantities import Quantity
 
-__all__ = ["Bytes", "BytesPerSecond", "Model", "Name", "Seconds", "parse_rate"]
+__all__ = ["BytesPerSecond", "Name", "OptionalBytesPerSecond", "parse_rate"]
 
-
-class Model(BaseModel):
-    """Base of the planner's inputs: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+_UNIT = r"(?:[kKmMgGtT](?:[iI]?[bB](?:[iI][tT])?)?|[bB](?:[iI][tT])?)"
+_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*{_UNIT}?\s*(?:/s|ps)?\s*$"
 
 
 def parse_rate(text: str) -> float:
@@ -47,28 +41,7 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a rate: write it like 125MiB/s, 15GB/s or 10Gbit/s") from None
 
 
-def _number_or(parse: Callable[[str], float], value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value)  # 2e9, which YAML 1.1 reads as text
-    except ValueError:
-        return parse(value)
-
-
-def _duration(value: Any) -> Any:
-    return _number_or(parse_duration, value)
-
-
-def _size(value: Any) -> Any:
-    return _number_or(parse_bytes, value)
-
-
-def _rate(value: Any) -> Any:
-    return _number_or(parse_rate, value)
-
-
-Seconds = Annotated[float, BeforeValidator(_duration), Field(allow_inf_nan=False)]
-Bytes = Annotated[float, BeforeValidator(_size), Field(allow_inf_nan=False)]
-BytesPerSecond = Annotated[float, BeforeValidator(_rate), Field(allow_inf_nan=False)]
+_RATE = Quantity("rate", parse_rate, _PATTERN)
+BytesPerSecond = Annotated[float, _RATE]
+OptionalBytesPerSecond = Annotated[float | None, _RATE]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]

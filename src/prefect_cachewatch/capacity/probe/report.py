@@ -11,9 +11,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from prefect_cachewatch.capacity.model.quantity import Bytes, Model, Seconds
 from prefect_cachewatch.capacity.probe.checks import Level, Phase, Sample, summarise
 from prefect_cachewatch.capacity.probe.target import ProbeTarget
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Size
 
 __all__ = ["SHORTEST_RUN_S", "ProbeReport", "ProbeSettings", "ProbeStep", "StopCause"]
 
@@ -23,25 +24,25 @@ MIN_REPETITIONS = 3
 SHORTEST_RUN_S = 0.1
 
 
-class ProbeSettings(Model):
+class ProbeSettings(InputModel):
     """What a probe may take: streams, bytes, time and the space it leaves alone."""
 
     max_concurrency: int = Field(
         default=16, ge=2, le=256, description="The most streams at once; measured at 1, 2, 4, ... up to it."
     )
-    size_bytes: Bytes = Field(
+    size_bytes: Size = Field(
         default=2**30,
         ge=16 * 2**20,
-        le=1e15,
+        le=10**15,
         description="The most bytes the probe has on the storage at once.",
     )
-    time_s: Seconds = Field(
+    time_s: Duration = Field(
         default=120,
         ge=1,
         le=86400,
         description="The longest it measures, in seconds; what was measured by then is kept.",
     )
-    run_s: Seconds | None = Field(
+    run_s: OptionalDuration = Field(
         default=None,
         ge=SHORTEST_RUN_S,
         le=3600,
@@ -63,8 +64,10 @@ class ProbeSettings(Model):
         default="auto",
         description="auto: fio where it is installed, else the probe's own threads with O_DIRECT.",
     )
-    block_bytes: int = Field(default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams.")
-    random_block_bytes: int = Field(
+    block_bytes: Size = Field(
+        default=2**20, ge=4096, le=2**26, multiple_of=4096, description="Request size of streams."
+    )
+    random_block_bytes: Size = Field(
         default=2**16, ge=4096, le=2**26, multiple_of=4096, description="Request size of random reads."
     )
     network_ok: bool = Field(

@@ -1,0 +1,91 @@
+"""Field types for durations and sizes, which people write as `5m` and `4KiB` or as plain numbers.
+
+A field's name says the unit of the value that it stores, seconds or bytes; what is written is the same in a jobs file, a
+plan file, Python, the Prefect API and the UI's form, whose JSON schema takes a number or a text. Bounds go into `Field`:
+
+    stall_after_s: Duration = Field(default=300, ge=0.2, le=WEEK_S, description="...")
+    max_duration_s: OptionalDuration = Field(default=None, ge=0.2, description="...")
+
+Write `OptionalDuration` for `Duration | None`, and `Annotated[float, Field(ge=0), DURATION]` for a bounded parameter of a
+flow: only so do the bounds reach the JSON schema. The command's options find out by
+`quantity_of(Model.model_fields["stall_after_s"])` that a field is such a one; its `parse` reads what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from prefect_cachewatch.common.units import (
+    DURATION_PATTERN,
+    QUANTITY_CHARACTERS,
+    SIZE_PATTERN,
+    parse_bytes,
+    parse_duration,
+)
+
+__all__ = ["DURATION", "SIZE", "Duration", "OptionalDuration", "OptionalSize", "Quantity", "Size", "quantity_of"]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What makes a number of a model one that may be written as text with a unit.
+
+    Attributes:
+        name: what it is, in a word: duration, size.
+        parse: reads the text; raises ValueError with a sentence that says what one looks like.
+        pattern: of the text, for the JSON schema.
+    """
+
+    name: str
+    parse: Callable[[str], float]
+    pattern: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        number = handler(schema)
+        if handler.mode == "serialization":
+            return number
+        text = {"type": "string", "pattern": self.pattern, "maxLength": QUANTITY_CHARACTERS}
+        first, *others = number.get("anyOf", [number])
+        return {"anyOf": [first, text, *others]}
+
+    def read(self, value: Any) -> Any:
+        """Make a number of a text; whatever is no text is left to the field's own check."""
+        if isinstance(value, bool):
+            raise ValueError(f"{str(value).lower()} is not a {self.name}")
+        return self.parse(value) if isinstance(value, str) else value
+
+
+DURATION = Quantity("duration", parse_duration, DURATION_PATTERN)
+SIZE = Quantity("size", parse_bytes, SIZE_PATTERN)
+
+Duration = Annotated[float, DURATION]
+OptionalDuration = Annotated[float | None, DURATION]
+Size = Annotated[int, SIZE]
+OptionalSize = Annotated[int | None, SIZE]
+
+
+def quantity_of(field: FieldInfo) -> Quantity | None:
+    """Say which quantity a field of a model is.
+
+    Args:
+        field: of `model_fields`.
+
+    Returns:
+        It; None for any other field.
+
+    Example:
+        >>> from prefect_cachewatch.config import StallPolicy
+        >>> quantity_of(StallPolicy.model_fields["stall_after_s"]).parse("5m")
+        300.0
+    """
+    return next((entry for entry in field.metadata if isinstance(entry, Quantity)), None)
