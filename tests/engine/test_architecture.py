@@ -28,6 +28,7 @@ PURE = [
     "config.job",
     "config.patterns",
     "config.policies",
+    "config.quantities",
     "config.ready",
     "errors",
     "run.followup",
