@@ -1,12 +1,12 @@
 """Settings for all tests."""
 
 import os
-import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.spread import kind_of, spread
+from tests.support import undo_ignored_signals
 
 # No example is timed: the machine that runs them may be busy.
 settings.register_profile("cachewatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,8 +21,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[:] = spread(items, lambda item: kind_of(str(item.path), getattr(item, "fixturenames", ())), workers)
 
 
-# What the caller ignores every command under test ignores too: Ctrl-C and Ctrl-\ below a script's `make test &`, that the
-# terminal was closed under nohup. SIGPIPE and SIGXFSZ are Python's own doing.
-for number in set(signal.Signals) - {signal.SIGPIPE, signal.SIGXFSZ}:
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+undo_ignored_signals()

@@ -25,6 +25,17 @@ CACHEWATCH = [sys.executable, "-m", "prefect_cachewatch.cli.main"]
 PATIENCE_S = 60.0
 
 
+def undo_ignored_signals() -> None:
+    """Give each signal its default again that the caller ignores, since every command under test would ignore it too.
+
+    Such are Ctrl-C and Ctrl-\\ below a script's `make test &`, and the closed terminal under nohup; SIGPIPE and SIGXFSZ
+    are Python's own doing.
+    """
+    for number in set(signal.Signals) - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def new_tag() -> str:
     """Make a word by which a test's processes can be found, whatever they do to their environment."""
     return f"tag-{uuid.uuid4().hex[:16]}"

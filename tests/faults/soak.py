@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, slack_s
+from tests.support import undo_ignored_signals
 
 # With the directory gone the trees' own writer may fail first: its exit code 1 is as true.
 FAULTS = ("none", "stall", "SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "outer guard", "inner guard", "both guards", "watcher stopped",
@@ -131,6 +132,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--case", type=int, default=None, help="replay this case only")
     options = parser.parse_args()
+    undo_ignored_signals()
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     end_s = time.monotonic() + options.minutes * 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -621,9 +622,9 @@ def listeners(pid: int) -> set[str]:
     """Hexadecimal addresses that a process listens on."""
     inodes: set[Any] = set()
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd))
-        if found:
-            inodes.add(found[1])
+        with contextlib.suppress(FileNotFoundError):  # it has just closed that one
+            if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
+                inodes.add(found[1])
     rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
 

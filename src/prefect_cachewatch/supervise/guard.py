@@ -207,9 +207,11 @@ class Guard:
         """
         if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
             return  # the terminal has told them
-        for pid, found in self._group().items():
-            if number == signal.SIGQUIT or _is_for(pid, number):
-                send_signal(pid, found.start_ticks, number)
+        for pid, found in self._catching(number).items():
+            send_signal(pid, found.start_ticks, number)
+
+    def _catching(self, number: int) -> dict[int, ProcessStat]:
+        return {pid: found for pid, found in self._group().items() if number == signal.SIGQUIT or _is_for(pid, number)}
 
     def _tell_first(self, number: int, until_s: float) -> None:
         """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
@@ -242,6 +244,7 @@ class Guard:
         tree, self._kill_by_s = TreeStop(self._look), began + grace_s
         if grace_s > 0:
             if first not in (0, signal.SIGTERM):
+                tree.note_first(self._catching(first))
                 self._tell_first(first, began + grace_s / 2)
             tree.terminate(self._kill_by_s, self._nap_in_grace)
         give_up_s = time.monotonic() + KILL_DEADLINE_S

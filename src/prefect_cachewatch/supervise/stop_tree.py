@@ -50,19 +50,25 @@ class TreeStop:
 
     def __init__(self, look: Callable[[], dict[int, ProcessStat]], longest_nap_s: float = _LONGEST_NAP_S) -> None:
         self.told: set[tuple[int, int]] = set()
+        self._told_first: set[tuple[int, int]] = set()
         self.forced: set[tuple[int, int]] = set()
         self._look, self._longest_nap_s = look, longest_nap_s
         self._named: dict[tuple[int, int], dict[str, Any]] = {}
 
     @property
     def terminated(self) -> list[dict[str, Any]]:
-        """Those that ended within the grace period, told to by SIGTERM."""
-        return [who for key, who in self._named.items() if key in self.told - self.forced]
+        """Those that ended within the grace period, told to by SIGTERM or by the signal before it."""
+        return [who for key, who in self._named.items() if key in (self.told | self._told_first) - self.forced]
 
     @property
     def killed(self) -> list[dict[str, Any]]:
         """Those that SIGKILL was sent to, whether they have gone or not."""
         return [who for key, who in self._named.items() if key in self.forced]
+
+    def note_first(self, told: dict[int, ProcessStat]) -> None:
+        """Take in who is about to get another signal than SIGTERM: most end of it and are not met by `terminate`."""
+        self._name(told)
+        self._told_first |= {(pid, found.start_ticks) for pid, found in told.items()}
 
     def terminate(self, deadline_s: float, nap: Callable[[float], float]) -> None:
         """SIGTERM and SIGCONT to all who live now, then wait until everybody has gone, late-comers too.
