@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options.guard import guard_sections, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options.guard import COMMAND, guard_sections, job_from, poll_note, stall_from, stop_from
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.sections import SectionedCommand, option
 from prefect_cachewatch.cli.signals import RELAYED
@@ -58,6 +58,7 @@ _VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each s
 @click.command(
     "exec",
     cls=SectionedCommand,
+    params=[COMMAND],
     sections=guard_sections(basics=_PROCESS, output=[_VERBOSE]),
     needed={"--cache-dir": "required, or --profile"},
     examples=[
@@ -72,7 +73,6 @@ _VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each s
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
 ),
 )  # fmt: skip
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()

@@ -15,6 +15,7 @@ import click
 
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
 from prefect_cachewatch.cli.options.guard import (
+    COMMAND,
     build_model,
     guard_sections,
     job_from,
@@ -74,6 +75,7 @@ _PREFECT = [
 @click.command(
     "generate",
     cls=SectionedCommand,
+    params=[COMMAND],
     sections=guard_sections([_NAME, _STORAGE], _PREFECT, [_ATTEMPTS, PUBLISH_SECTION]),
     needed={"--cache-dir": "required, or --profile", "--name": "required with --store"},
     examples=[
@@ -83,7 +85,6 @@ _PREFECT = [
     options_metavar="--cache-dir DIR [OPTIONS] --",
     context_settings={"allow_interspersed_args": False},
 )
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def command(
     attempts: int,
     backoff: float,

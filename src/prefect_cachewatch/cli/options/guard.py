@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic import BaseModel, ValidationError
 
 from prefect_cachewatch.cli.options.container import CONTAINER_SECTION, container_from, environment_from
@@ -25,6 +26,7 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 __all__ = [
     "ALLOW_EMPTY",
     "CACHE_DIR",
+    "COMMAND",
     "DURATION",
     "REPORTING",
     "RULE_OPTIONS",
@@ -120,8 +122,26 @@ _NAMES_OF_FILES = [
     option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too."),
     option("--grace", type=DURATION, default="10s", show_default=True, help="Between SIGTERM and SIGKILL."),
 ]
+
+
+def _complete_directory(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_command(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+COMMAND = click.Argument(
+    ["command"], nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARG]...", shell_complete=_complete_command
+)
 CACHE_DIR = option(
-    "--cache-dir", "cache_dirs", multiple=True, metavar="DIR", help="Directory that must grow; repeatable."
+    "--cache-dir",
+    "cache_dirs",
+    multiple=True,
+    metavar="DIR",
+    shell_complete=_complete_directory,
+    help="Directory that must grow; repeatable.",
 )
 ALLOW_EMPTY = option(
     "--allow-empty", is_flag=True, help="A cache that is empty before and after is a success, not a failure."

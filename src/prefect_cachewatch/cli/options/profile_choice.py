@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from prefect_cachewatch.cli.options.sections import option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
@@ -12,13 +14,21 @@ from prefect_cachewatch.errors import InputError
 if TYPE_CHECKING:
     from prefect_cachewatch.config.profiles.base import ProfileSettings
 
-__all__ = ["PROFILE_OPTIONS", "profile_from", "split_parameters"]
+__all__ = ["PROFILE_OPTIONS", "complete_profile", "profile_from", "split_parameters"]
+
+
+def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """List the profiles whose names begin so, for a shell."""
+    from prefect_cachewatch.config.profiles.registry import known_profiles  # noqa: PLC0415 - most runs have none
+
+    return [name for name in known_profiles() if name.startswith(incomplete)]
 
 
 PROFILE_OPTIONS = [
     option(
         "--profile",
         metavar="NAME[,K=V...]",
+        shell_complete=complete_profile,
         help="Settings of a known generator; directories, environment and windows: see cachewatch profiles.",
     ),
     option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
