@@ -343,14 +343,15 @@ def _report(
     )
     if inputs.delivery is not None:
         report = replace(report, publication=inputs.delivery.unfinished())
-        inputs.delivery.open_files = examiner.open_files
     report = examiner.write_bundle(report, pump)
+    if inputs.delivery is not None:
+        inputs.delivery.cut_files = examiner.cut_files
     write_reports(inputs, report, f"report-{number}.json")
     if report.bundle is not None:
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
     emit_generation_event(*describe_end(report))
     if outcome.name == "completed":
-        path = _history(inputs, report.cache_dirs)
+        path = _history(inputs, outcome.paths)
         with contextlib.suppress(OSError):  # losing it loses only estimates
             inputs.files.run(remember_run, path, report, timeout_s=_HISTORY_S)
         publish_completion(report, _past_runs(inputs, path), inputs.stall, inputs.logger)

@@ -248,7 +248,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             if number > 1 or retry.attempts > 1:
                 logger.info("no further attempt: %s", decision.reason)
             if inputs.delivery is not None:
-                leave_build(inputs.delivery, report, site)
+                leave_build(inputs.delivery, site)
             return Failed(name=ending_of(outcome.name, outcome.kind).state, message=outcome.message)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
         due_s = time.monotonic() + pause_s
@@ -261,13 +261,13 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             if retry.on_retry == "clean":
                 _log_cleaned(site.clean(), logger)
             if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
-                prepare_retry(inputs.delivery, report, window_s=inputs.stall.stall_after_s, logger=logger)
+                prepare_retry(inputs.delivery, window_s=inputs.stall.stall_after_s, logger=logger)
         except InputError as error:  # beside what may be cut and cannot be removed nothing is generated
             message = f"{outcome.message} No further attempt: {error.message}."
             logger.error("no further attempt: %s", error.message)
             write_reports(inputs, replace(report, message=message), f"report-{number}.json")
             if inputs.delivery is not None:
-                leave_build(inputs.delivery, report, site)
+                leave_build(inputs.delivery, site)
             return Failed(name=ending_of(outcome.name, outcome.kind).state, message=message)
         left_s = max(0.0, due_s - time.monotonic())
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))

@@ -17,7 +17,7 @@ from prefect.states import Completed, Failed
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import ScanError
-from prefect_cachewatch.postmortem.report import Report, cached_report, suspected_paths
+from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.suspects import Suspect
 from prefect_cachewatch.run.delivery import Delivery, describe_publication, growth_summary
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
@@ -100,28 +100,26 @@ def resume_build(delivery: Delivery, *, window_s: float, clean: bool, logger: An
     _log_notes(delivery, logger)
 
 
-def prepare_retry(delivery: Delivery, report: Report, *, window_s: float, logger: AnyLogger) -> None:
+def prepare_retry(delivery: Delivery, *, window_s: float, logger: AnyLogger) -> None:
     """Remove what the attempt that has just failed may have cut.
 
     Args:
         delivery: of the run.
-        report: of that attempt.
         window_s: the stall window.
         logger: of the run.
     """
-    _log_removed(delivery.prepare_retry(window_s, suspected_paths(report)), logger)
+    _log_removed(delivery.prepare_retry(window_s), logger)
 
 
-def leave_build(delivery: Delivery, report: Report, site: CacheSite) -> None:
+def leave_build(delivery: Delivery, site: CacheSite) -> None:
     """Note for whoever resumes the build what its last attempt may have cut, as far as the watch has seen it.
 
     Args:
         delivery: of the run.
-        report: of that attempt.
         site: whose scan process writes it: its storage may hang.
     """
     target = delivery.target
-    text = target.reported_json({*suspected_paths(report), *delivery.open_files})
+    text = target.reported_json(delivery.cut_files)
     with contextlib.suppress(ScanError):  # less is known then, and change times are left
         site.scanner.request("mark", _NOTE_S, path=target.reported_record, text=text)
 

@@ -286,7 +286,10 @@ sys.exit(5)
 def test_a_secret_in_the_name_of_a_file_is_in_no_message(tmp_path: Path) -> None:
     value = "s3cr3t-" + uuid.uuid4().hex
     Secret(value=value).save("cachewatch-test-token", overwrite=True)
-    code = 'import os, sys; open(os.path.join(sys.argv[1], os.environ["HF_TOKEN"]), "wb").write(b"x" * 9000)'
+    code = (
+        'import os, sys; open(os.path.join(sys.argv[1], os.environ["HF_TOKEN"]), "wb").write(b"x" * 9000); '
+        "sys.exit('no such layer')"
+    )
     state = run(job(tmp_path / "cache", code, env_secrets={"HF_TOKEN": "cachewatch-test-token"}))
     run_id = state.state_details.flow_run_id
     with get_client(sync_client=True) as client:
@@ -294,6 +297,9 @@ def test_a_secret_in_the_name_of_a_file_is_in_no_message(tmp_path: Path) -> None
     messages = [str(state.message), *(str(run.state.message) for run in runs if run.state)]
     assert any("last growth ***" in message for message in messages[1:])
     assert value not in "".join(messages)
+    (listing,) = (found for key, found in artifacts(state).items() if key.endswith("-listing"))
+    assert value not in str(listing.data)
+    assert '"***"' in str(listing.data)
 
 
 def test_secrets_in_the_parameters_are_warned_of_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,9 +11,10 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
 from prefect_cachewatch.common.private_keys import hide_private_keys
@@ -23,6 +24,7 @@ __all__ = [
     "LineRedactor",
     "is_secret_name",
     "redact",
+    "redact_all",
     "redact_argv",
     "secret_options",
     "secret_values",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 HIDDEN = "***"
+T = TypeVar("T")
+_LONGEST = 4096
 _LEAST = 6  # characters; a shorter value of the environment would spoil innocent text
 
 
@@ -54,7 +58,7 @@ _ABOUT = _set(
     "version format alg algorithm server domain prefix suffix field column regex pattern env var arn backend helper "
     "classification classifier usage counter budget speed throughput latency embedding embeddings generation stream shape "
     "dtype bytes map projection proj cache states mask dim heads pool ms us ns "
-    "rate per s sec seconds store manager index fingerprint error errors exception"
+    "rate per s sec seconds store manager index fingerprint error errors exception py pyx cpp hpp rs"
 )
 # What makes a token or a key one of text, of a table or of a cache.
 _INNOCENT = {
@@ -106,12 +110,13 @@ _SIGNAL = re.compile(r"SIG[A-Z0-9]+", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?[\d.,_:/%]+(?:e[-+]?\d+)?[a-zA-Z]{0,5}")
 _PATH = re.compile(r"(?:~|\.{1,2})?/[^=]*|[A-Za-z]:\\.*")
 
+_DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})", re.IGNORECASE)
 _MASKED = re.compile(r"\*+|x{3,}|X{3,}|\.{3,}")
 
 # Shapes that tell a secret without a name.
 _SHAPES = re.compile(
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
-    r"|\bhf_(?:[A-Za-z0-9]{16,}|(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})\b|\bapi_org_[A-Za-z0-9]{16,}"
+    r"|\bhf_(?:[A-Za-z0-9]{16,}|(?![a-z]+\d{1,3}[a-z]?\b)(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})\b|\bapi_org_[A-Za-z0-9]{16,}"
     r"|\b(?:ghp_|gho_|ghs_|ghu_|ghr_|github_pat_|pnu_|pnb_)\w{8,}"
     r"|\bgl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent|oas)-[\w.-]{8,}"
     r"|\bnvapi-[\w-]{8,}"
@@ -130,6 +135,8 @@ _WEBHOOK = _late(
     r"(?i)(\b(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
     r"|[\w.-]+\.webhook\.office\.com/webhookb2|outlook\.office(?:365)?\.com/webhook|api\.telegram\.org/bot))[^\s\"'<>]+"
 )
+_LABELLED = re.compile(r"[\s:=<%]")  # what each pattern below has in it
+_WRAP = _late(r"(?<![ \t|\\\u2502])[ \t|\\\u2502]*+\r?\n[ \t|\u2502]*+")  # of a box perhaps, or of a shell
 _USERINFO = _late(  # a password may have a / in it, and what follows a port is a path
     r"(?<![\w+.-])([\w+.-]++://)(?:[^\s/\"'<>]+|[^\s/:@\"'<>]*+:(?!\d*+(?:[/?#]|$))[^\s@\"'<>?]{1,200}+)@"
 )
@@ -248,7 +255,7 @@ def _is_hidden(name: str, value: str, in_query: bool = False) -> bool:
     words = _words(name)
     if words[-1] in ("sig", "signature"):
         return in_query or not re.fullmatch(r"\w{1,11}(?:\(.*)?", value)  # sig=0x1f, signature: conv2d(x)
-    return words != ("key",) or _looks_random(value)
+    return words != ("key",) or (_looks_random(value) and (in_query or not _DIGEST.fullmatch(value)))  # of a cache
 
 
 def _looks_random(value: str) -> bool:
@@ -293,6 +300,8 @@ def _option(match: re.Match[str]) -> str:
 def _is_prose(label: re.Match[str], value: re.Match[str]) -> bool:
     """Say whether `next token: hello there` is meant: a word after a weak name, but for a line of YAML of its own."""
     word = value[0].strip("().,;:!?")
+    if _words(label[1]) == ("pass",) and re.fullmatch(r"[a-z]+(?:[._-][a-z\d]+)+", word):
+        return True  # of a compiler: conv-fusion-2
     if _grade(label[1]) == 2 or not (word.isalpha() and word.islower()):
         return False
     text, start, end = label.string, label.start(), value.end()
@@ -372,13 +381,46 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     return text if shown == bare else shown
 
 
-def _redact(text: str, secrets: Iterable[str]) -> str:
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+def _hide_known(text: str, secrets: Iterable[str]) -> str:
+    longest_first = sorted(filter(None, secrets), key=len, reverse=True)
+    for secret in longest_first:
         text = text.replace(secret, HIDDEN)
-    text = hide_private_keys(text)
+    return _hide_wrapped(text, longest_first) if longest_first and "\n" in text else text
+
+
+def _hide_wrapped(text: str, secrets: Sequence[str]) -> str:
+    """Hide what is cut by line ends, each line's part of it."""
+    wraps = [(wrap.start(), wrap.end()) for wrap in _WRAP.finditer(text)]
+    spans = list(zip([0, *(end for _, end in wraps)], [*(start for start, _ in wraps), len(text)], strict=True))
+    bare = "".join(text[start:end] for start, end in spans)
+    found = [(at, at + len(secret)) for secret in secrets for at in _places(bare, secret)]
+    if not found:
+        return text
+    hidden: list[tuple[int, int]] = []
+    done = 0  # of what is bare
+    for start, end in spans:
+        parts = ((max(first, done), min(last, done + end - start)) for first, last in found)
+        hidden += [(start + first - done, start + last - done) for first, last in parts if first < last]
+        done += end - start
+    for start, end in sorted(hidden, reverse=True):
+        text = f"{text[:start]}{HIDDEN}{text[end:]}"
+    return text
+
+
+def _places(text: str, part: str) -> Iterator[int]:
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + len(part))
+
+
+def _redact(text: str, secrets: Iterable[str]) -> str:
+    text = hide_private_keys(_hide_known(text, secrets))
     if "hook" in text or "telegram" in text:
         text = _WEBHOOK.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
+    if not _LABELLED.search(text):  # a path, a name
+        return text
     if "://" in text:
         text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
     text = _HEADER.sub(_header, text)
@@ -403,19 +445,50 @@ class LineRedactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._secrets = tuple(secrets)
-        self._open = ""
+        self._open = self._last = ""
 
     def lines(self, lines: Sequence[str]) -> list[str]:
         """Redact the next lines; returns as many."""
         if not lines:
             return []
-        head = [self._open] if self._open else []
+        head = [line for line in (self._open, self._last) if line]
         shown = redact("\n".join([*head, *lines]), self._secrets).split("\n")[len(head) :]
+        self._last = lines[-1][-_LONGEST:]  # a secret may be cut by its end
         for line in lines:
             if "PRIVATE KEY" in line and "-----" in line:
                 began, ended = line.rfind("-----BEGIN"), line.rfind("-----END")
                 self._open = "-----BEGIN PRIVATE KEY-----" if began > ended else ""
         return shown
+
+
+def redact_all(value: T, secrets: Iterable[str] = ()) -> T:
+    """Take secrets out of each text in a structure.
+
+    Args:
+        value: texts, mappings, lists, tuples and dataclasses of them; what else is in it stays.
+        secrets: values that are known to be secret.
+
+    Returns:
+        The same structure, anew.
+
+    Example:
+        >>> redact_all({"paths": ["/cache/hunter22/a.bin", 3]}, ["hunter22"])
+        {'paths': ['/cache/***/a.bin', 3]}
+    """
+    return cast("T", _redact_all(value, tuple(secrets)))
+
+
+def _redact_all(value: object, secrets: tuple[str, ...]) -> object:
+    if isinstance(value, str):
+        return redact(value, secrets)
+    if isinstance(value, Mapping):
+        return {_redact_all(key, secrets): _redact_all(one, secrets) for key, one in value.items()}
+    if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
+        return type(value)([_redact_all(one, secrets) for one in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        return replace(value, **{name: _redact_all(getattr(value, name), secrets) for name in names})
+    return value
 
 
 def redact_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:

@@ -123,7 +123,7 @@ def _fill(
     """Write each file of a bundle; returns what was cut."""
     cut: list[str] = []
     hung = [facts.path for facts in content.evidence.filesystems if not facts.responded]
-    lister = None if hung else _start_lister(work / "listing.jsonl.gz", content.cache_dirs, listing_s)
+    lister = None if hung else _start_lister(work / "listing.jsonl.gz", content, listing_s)
     if hung:
         cut.append(f"listing.jsonl.gz is empty: {for_terminal(hung[0])} does not answer")
     try:
@@ -237,12 +237,16 @@ def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], f
     return "".join(reversed(pieces))
 
 
-def _start_lister(target: Path, cache_dirs: Sequence[str], seconds: float) -> subprocess.Popen[bytes] | None:
+def _start_lister(target: Path, content: BundleContent, seconds: float) -> subprocess.Popen[bytes] | None:
     command = [sys.executable, "-I", "-S", str(_LISTER), str(target), str(seconds), str(_LISTING_BYTES)]
     try:
-        return subprocess.Popen(
-            [*command, *cache_dirs], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
-        )  # fmt: skip
+        told = os.memfd_create("secrets")  # a pipe may be full before the child reads it
+        with open(told, "wb") as file:
+            file.write(json.dumps(list(content.secrets)).encode())
+            file.seek(0)
+            return subprocess.Popen(
+                [*command, *content.cache_dirs], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/"
+            )
     except OSError:
         return None
 

@@ -358,7 +358,7 @@ def _join(
         major_faults_in_window=now.major_faults - earlier.major_faults if now and earlier else None,
         io=now.io if now else None,
         io_in_window=now.io.since(earlier.io) if now and earlier and now.io and earlier.io else None,
-        files=tuple(_with_answer(f, answers.get(f"{pid}:{f.fd}"), secrets) for f in draft.files.get(pid, ())),
+        files=tuple(_with_answer(f, answers.get(f"{pid}:{f.fd}")) for f in draft.files.get(pid, ())),
         file_count=draft.file_counts.get(pid),
         sockets=draft.sockets.get(pid, ()),
         python_threads=draft.stacks.get(pid, ()),
@@ -372,13 +372,11 @@ def _runnable_in_window(now: ProcessReading | None, earlier: ProcessReading | No
     return max(now.runnable_s - earlier.runnable_s, now.cpu_s - earlier.cpu_s)
 
 
-def _with_answer(file: OpenFile, answer: Mapping[str, Any] | None, secrets: Sequence[str]) -> OpenFile:
-    target = redact(file.target, secrets) if secrets else file.target
+def _with_answer(file: OpenFile, answer: Mapping[str, Any] | None) -> OpenFile:
     if not answer or "kind" not in answer:
-        return replace(file, target=target)
+        return file
     return replace(
         file,
-        target=target,
         # What lies under /dev stays a device, whatever serves it (a FIFO or a FUSE file stands in for one).
         kind=file.kind if file.kind == "device" else answer["kind"],
         size_bytes=answer["size_bytes"],

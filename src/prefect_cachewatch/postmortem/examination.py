@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import is_special
-from prefect_cachewatch.common.secrets import redact, whole_lines
-from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
+from prefect_cachewatch.postmortem.report import Report, suspected_paths
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.outcomes import is_verdict
@@ -76,6 +76,8 @@ class Examiner:
         self.diagnosis: Diagnosis | None = None
         self.evidence: Evidence | None = None
         self.notes: list[str] = []
+        self.cut_files: set[str] = set()
+        """Files in the cache that the attempt may have cut, once its report is written."""
         self._secrets, self._bundles, self._budget_s = secrets, bundles, budget_s
         self._bundle_root = bundle_root.absolute() if bundle_root else None  # whoever writes stands elsewhere
         # Samples since the last growth, each with the bytes discarded by then.
@@ -169,9 +171,11 @@ class Examiner:
             output: its output, for the end of the log.
 
         Returns:
-            The report, with the diagnosis and the bundle's path in it.
+            The report, with the diagnosis and the bundle's path in it, and without secrets in names and paths.
         """
+        dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
+        report = redact_all(report, self._secrets)
         wanted = self._bundles and is_verdict(report.outcome)
         if self.diagnosis is None or self.evidence is None or not wanted:
             return report
@@ -180,7 +184,7 @@ class Examiner:
         log = (output.log_path, tail, len(tail) < output.total_bytes)
         try:
             path, told = self._files.run(
-                _write_bundle, report_data, self.evidence, self.diagnosis, self._bundle_root, log, self._secrets,
+                _write_bundle, report_data, self.evidence, self.diagnosis, dirs, self._bundle_root, log, self._secrets,
                 timeout_s=_BUNDLE_S,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - it may not be written for any reason, and the report still is
@@ -279,6 +283,7 @@ def _write_bundle(
     report: Mapping[str, Any],
     evidence: Evidence,
     diagnosis: Diagnosis,
+    dirs: list[str],
     wanted: Path | None,
     log: tuple[Path | None, bytes, bool],
     secrets: tuple[str, ...],
@@ -289,7 +294,13 @@ def _write_bundle(
 
     root = choose_bundle_root(evidence.filesystems, wanted)
     content = BundleContent(
-        report["name"], report, evidence, diagnosis, report["cache_dirs"], lambda size: _log_end(*log, size), secrets
+        report["name"],
+        report,
+        redact_all(evidence, secrets),
+        redact_all(diagnosis, secrets),
+        dirs,
+        lambda size: _log_end(*log, size),
+        secrets,
     )
     try:
         written = write_bundle(root.path, content, shared=root.wanted)

@@ -1,7 +1,7 @@
 """The child that lists whole cache directories into a compressed file; run as a script, standard library only.
 
-argv: output file, seconds, largest compressed size in bytes, directories. Each file is one JSON
-line; the last line says how many there were and what was cut. Names only: no file is opened.
+argv: output file, seconds, largest compressed size in bytes, directories; standard input: a JSON list of known secrets.
+Each file is one JSON line, without secrets; the last line says how many there were and what was cut. No file is opened.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ import time
 import zlib
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[2]))
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.measure.borders import find_borders
 
 __all__ = ["list_files"]
 
@@ -22,7 +28,7 @@ _MAX_DEPTH = 128
 
 
 def list_files(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Walk a directory by descriptors: no symlink is followed, no other device entered.
+    """Walk a directory by descriptors: no symlink is followed, no other mount entered.
 
     Args:
         root: the directory.
@@ -38,7 +44,7 @@ def list_files(root: str) -> Iterator[tuple[str, os.stat_result]]:
         top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return
-    device = os.fstat(top).st_dev
+    device, borders = os.fstat(top).st_dev, find_borders([root])
     stack = [(top, root.rstrip("/") + "/", os.scandir(top))]
     try:
         while stack:
@@ -48,6 +54,8 @@ def list_files(root: str) -> Iterator[tuple[str, os.stat_result]]:
                 entries.close()
                 os.close(here)
                 stack.pop()
+                continue
+            if entry.name in borders.get(prefix, ()):
                 continue
             try:
                 facts = entry.stat(follow_symlinks=False)
@@ -70,6 +78,7 @@ def main() -> None:
     """List the directories named on the command line until the time or the size is used up."""
     target, seconds, most_bytes = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     deadline = time.monotonic() + seconds
+    secrets = json.load(sys.stdin)
     packer = zlib.compressobj(1, zlib.DEFLATED, 31)
     files = total = written = 0
     cut = ""
@@ -92,7 +101,7 @@ def main() -> None:
             files += 1
             total += facts.st_size
             lines.append(
-                f'{{"path":{encode_basestring_ascii(path)},"size_bytes":{facts.st_size},'
+                f'{{"path":{encode_basestring_ascii(redact(path, secrets))},"size_bytes":{facts.st_size},'
                 f'"allocated_bytes":{facts.st_blocks * 512},"modified_at":{facts.st_mtime:.3f}}}\n'
             )
             pending += 1

@@ -7,7 +7,7 @@ generation itself lies between `begin` and `verify` and is the caller's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -62,8 +62,8 @@ class Delivery:
         self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
-        self.open_files: set[str] = set()
-        """What the last attempt had open for writing at its end, absolute."""
+        self.cut_files: set[str] = set()
+        """What the last attempt may have cut, by its watch: absolute paths."""
         self._source = job
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
@@ -185,18 +185,17 @@ class Delivery:
         env = {name: value.replace(PLACEHOLDER, path) for name, value in self._source.env.items()}
         return env | ({self.policy.cache_dir_env: path} if self.policy.cache_dir_env else {})
 
-    def prepare_retry(self, window_s: float, reported: Collection[str] = ()) -> list[Suspect]:
+    def prepare_retry(self, window_s: float) -> list[Suspect]:
         """Remove what the attempt that has just ended may have cut.
 
         Args:
             window_s: the stall window.
-            reported: absolute paths that the watch suspects.
 
         Returns:
             What was removed.
         """
         prefix = self.target.path + "/"
-        below = {path.removeprefix(prefix) for path in {*reported, *self.open_files} if path.startswith(prefix)}
+        below = {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
         self.target.require_certain(self.policy, window_s=window_s, reported=below)
         return self.target.prepare_resume(self.policy, window_s=window_s, reported=below)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 
@@ -10,6 +11,7 @@ from prefect_cachewatch.common.secrets import (
     LineRedactor,
     is_secret_name,
     redact,
+    redact_all,
     redact_argv,
     secret_options,
     secret_values,
@@ -285,6 +287,12 @@ VANISH = [
     ("HF_TOKEN hf_abcdefgh1234", "HF_TOKEN ***"),
     ("ftp://me:hunt/er/2@host/x", "ftp://***@host/x"),
     ("https://outlook.office.com/webhook/a-b/IncomingWebhook/c", "https://outlook.office.com/webhook/***"),
+    ("https://h/x?key=0123456789abcdef0123456789abcdef", "https://h/x?key=***"),
+    ("api_key=0123456789abcdef0123456789abcdef", "api_key=***"),
+    ("key: Zq8vW2mK7pXt4rLs", "key: ***"),
+    ("pass: hunter2", "pass: ***"),
+    ("--pass conv-fusion-2", "--pass ***"),
+    ("got hf_Ab3dEf7h now", "got *** now"),
     ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "aws_secret_access_key = ***"),
 ]  # fmt: skip
 
@@ -313,6 +321,9 @@ STAY = [
     "kv_cache: key=torch.float16", "enter password:\nloading model", "password changed", "XAUTHORITY=/home/u/.Xauthority",
     "token_classification: x", "commit: 8f14e45fceea167a5a36dedd4bea2543", "tokenizer.json: 100%", "decode token: 31.2 ms",
     "sig=0x1f", "signature: conv2d(x)", "sk_layers_000123", "pk_embedding_v12.bin", "http://h:8000/a/b@c", "http://h:80",
+    "hf_llama38b", "hf_llama2_7b", "hf_mixtral8", "key 0123456789abcdef0123456789abcdef", "cache hit for key " + "ab12" * 16,
+    "key: 8f14e45fceea167a5a36dedd4bea2543", "key=" + "9c" * 20, "pass: conv-fusion-2", "running pass: dead.code-elim",
+    "auth.py:31", "forward (secret.py:112)", "tests/test_password.py: 3 passed",
     "see --token for how to log in", "--token is required", "sigma=0.5", "sigmoid: 0.1", "assigned: 3",
 ]  # fmt: skip
 
@@ -449,4 +460,47 @@ def test_a_hostile_line_is_redacted_in_no_time(word):
     line = word * (40_000 // len(word))
     began_s = time.process_time()
     redact(line)
+    assert time.process_time() - began_s < 5
+
+
+WRAPPED = [
+    (f"a {S[:7]}\n{S[7:]} b", "a ***\n*** b"),
+    (f"a {S[:1]}\r\n    {S[1:]} b", "a ***\r\n    *** b"),
+    (f"a {S[:4]}\n{S[4:9]}\n{S[9:]} b", "a ***\n***\n*** b"),
+    (f"\u2502 x {S[:7]} \u2502\n\u2502 {S[7:]}   \u2502", "\u2502 x *** \u2502\n\u2502 ***   \u2502"),
+    (f"curl -H x:{S[:7]}\\\n{S[7:]}", "curl -H x:***\\\n***"),
+    (f"{S[:7]}\n{S[7:]} {S} {S[:3]}\n{S[3:]}", "***\n*** *** ***\n***"),
+    (f"{S[:7]}\nnot {S[7:]}", None),
+    ("layer 3\nlayer 4", None),
+]
+
+
+@pytest.mark.parametrize(("text", "shown"), WRAPPED)
+def test_a_known_secret_that_a_line_end_cuts_vanishes(text, shown):
+    assert redact(text, [S, "hunter22"]) == (text if shown is None else shown)
+
+
+def test_a_known_secret_over_two_pieces_of_a_log_shows_half_at_most():
+    redactor = LineRedactor([S])
+    assert redactor.lines(["a", S[:7]])[0] == "a"
+    assert redactor.lines([S[7:], "b"]) == ["***", "b"]
+
+
+@dataclass(frozen=True)
+class _Told:
+    name: str
+    sizes: tuple[int, ...]
+    below: list[dict[str, object]]
+
+
+def test_secrets_vanish_from_every_text_of_a_structure():
+    told = _Told(f"/c/{S}", (1, 2), [{f"k{S}": (S, None, 3.5)}, {"token": "kept"}])
+    assert redact_all(told, [S]) == _Told("/c/***", (1, 2), [{"k***": ("***", None, 3.5)}, {"token": "kept"}])
+
+
+@pytest.mark.parametrize("break_at", ["\n", " \n", "\u2502"])
+def test_many_lines_with_known_secrets_take_no_time(break_at):
+    text = (f"x{break_at}" + " " * 30 + "|") * 2000 + " " * 40_000 + S
+    began_s = time.process_time()
+    assert S not in redact(text, [S, "a" * 20, "hunter22"])
     assert time.process_time() - began_s < 5

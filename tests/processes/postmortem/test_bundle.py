@@ -133,7 +133,10 @@ def test_a_log_of_many_megabytes_is_bounded_in_size_and_time(tmp_path, cache):
 
 def test_no_secret_is_in_any_byte_of_the_bundle(tmp_path, cache):
     log = b"token=sesame-1\nAuthorization: Bearer sesame-2-abcdefg\nhttps://u:sesame-3@h/\nthe value is sesame-4\n"
-    written = write_bundle(tmp_path / "bundles", content(cache, log=lambda size: log, secrets=["sesame-4"]))
+    (cache / "of-sesame-4").write_text("x")
+    told = content(cache, log=lambda size: log, secrets=["sesame-4"])
+    written = write_bundle(tmp_path / "bundles", told, listing_s=60)
+    assert b"/of-***" in gzip.open(written.path / "listing.jsonl.gz").read()
     for path in written.path.iterdir():
         raw = path.read_bytes()
         if path.suffix == ".gz":

@@ -93,12 +93,16 @@ def test_a_failure_keeps_its_exit_code_and_gets_a_diagnosis_but_no_bundle(env, t
 
 def test_no_secret_reaches_any_output(env, tmp_path):
     env |= {"HF_TOKEN": "sesame-env-11111", "DB_PASSWORD": "sesame-raw-22222"}
+    cache = tmp_path / "of-sesame-raw-22222"
     code = (
-        "import os\nprint('Authorization: Bearer sesame-log-3333'); print('value', os.environ['HF_TOKEN'])\n"
+        "import os, sys\nprint('Authorization: Bearer sesame-log-3333'); print('value', os.environ['HF_TOKEN'])\n"
+        "print(os.environ['HF_TOKEN'][:9]); print(os.environ['HF_TOKEN'][9:])\n"
+        "held = open(os.path.join(sys.argv[1], os.environ['HF_TOKEN']), 'wb'); held.write(b'x' * 9000); held.flush()\n"
+        "os.mkdir(sys.argv[1] + '/of-' + os.environ['HF_TOKEN'])\n"
         "print('https://me:sesame-url-4@host/x', os.environ['DB_PASSWORD'], flush=True)\n" + DEADLOCK
     )
     done = guard(
-        env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"), "--env", "MY_API_KEY=sesame-opt-55555",
+        env, cache, code, "--report", str(tmp_path / "r.json"), "--env", "MY_API_KEY=sesame-opt-55555",
         argv=["--api-key", "sesame-argv-6", "--url=https://me:sesame-url-7@host/"],
     )  # fmt: skip
     assert done.returncode == 124
@@ -115,7 +119,10 @@ def test_no_secret_reaches_any_output(env, tmp_path):
         check=True,
     ).stdout
     texts["terminal"] = shown
-    assert [name for name, text in texts.items() if "sesame-" in text.replace("sesame-argv", "sesame-")] == []
+    assert [name for name, text in texts.items() if "sesame-" in text or "11111" in text] == []
+    report = json.loads(texts["report"])
+    assert (report["name"], report["cache_dirs"]) == ("of-***", [f"{tmp_path}/of-***"])
+    assert f"{tmp_path}/of-***/***" in [entry["path"] for entry in report["listing"]["entries"]]
 
 
 def test_the_stop_comes_in_time_though_the_file_system_hangs(hang_with_mounts, fuse, tmp_path):
