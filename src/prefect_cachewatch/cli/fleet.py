@@ -52,7 +52,7 @@ _SECTIONS = [
     option(
         "--missing-limit", metavar="error|ignore|create:N", help="A storage that has no concurrency limit; default error."
     ),
-    ]),
+    ], shared="*"),
     Section("Output", "--quiet --strict-secrets", [
     option("--quiet", is_flag=True, help="Say nothing but how it ended."),
     option(
@@ -60,7 +60,7 @@ _SECTIONS = [
         is_flag=True,
         help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
     ),
-    ]),
+    ], shared="*"),
 ]  # fmt: skip
 
 

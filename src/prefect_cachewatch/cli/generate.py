@@ -55,7 +55,7 @@ _ATTEMPTS = Section("Attempts", "--attempts --on-retry", [
     option(
         "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
     ),
-])  # fmt: skip
+], shared="*")  # fmt: skip
 _PREFECT = [
     option(
         "--api-patience",

@@ -12,6 +12,7 @@ from prefect_cachewatch.cli.options.guard import (
     ALLOW_EMPTY,
     CACHE_DIR,
     REPORTING,
+    SHARED_OUTPUT,
     STALL_SECTION,
     build_model,
     make_absolute,
@@ -71,7 +72,7 @@ _SUBJECT = [
     sections=[
         Section("Basics", "--pid --container --cache-dir --on-stall --name", _SUBJECT),
         STALL_SECTION,
-        Section("Output", "--report --quiet", REPORTING),
+        Section("Output", "--report --quiet", REPORTING, SHARED_OUTPUT),
     ],
     needed={"--pid": "required, or --container", "--cache-dir": "required"},
     options_metavar="--pid PID --cache-dir DIR [OPTIONS]",

@@ -73,7 +73,7 @@ CONTAINER_SECTION = Section("Container", "--image --volume --device", [
     option("--pull", type=click.Choice(["missing", "always", "never"]), help="When to pull; default missing."),
     option("--engine", metavar="URL", help="unix:///path or tcp://host:port; default DOCKER_HOST, else found."),
     option("--measure-image", metavar="IMAGE", help="Has python3, to measure a volume that you may not read."),
-])  # fmt: skip
+], shared="--engine --pull")  # fmt: skip
 
 
 def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:

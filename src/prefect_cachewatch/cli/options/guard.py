@@ -30,6 +30,7 @@ __all__ = [
     "DURATION",
     "REPORTING",
     "RULE_OPTIONS",
+    "SHARED_OUTPUT",
     "SIZE",
     "STALL_SECTION",
     "build_model",
@@ -150,6 +151,7 @@ STALL_SECTION = Section(
     "When it is a stall",
     "--stall-after --first-write-within --max-duration --grace",
     [*RULE_OPTIONS, *_NAMES_OF_FILES],
+    shared="*",
 )
 REPORTING = [
     option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as JSON."),
@@ -162,6 +164,7 @@ REPORTING = [
     option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
     option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
 ]
+SHARED_OUTPUT = "--quiet --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
 _BASICS = [
     CACHE_DIR,
     *PROFILE_OPTIONS,
@@ -216,7 +219,7 @@ def guard_sections(
         Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
         STALL_SECTION,
         *further,
-        Section("Output", "--report --log --metrics --quiet", [*_OUTPUT, *output]),
+        Section("Output", "--report --log --metrics --quiet", [*_OUTPUT, *output], SHARED_OUTPUT),
         READY_SECTION,
         CONTAINER_SECTION,
     ]
@@ -349,7 +352,7 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
 
 
 def _is_given(context: click.Context, option: str) -> bool:
-    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+    return context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
 
 def stop_from(options: dict[str, Any]) -> StopPolicy:

@@ -87,7 +87,7 @@ def with_ready(job: CacheJob, options: dict[str, Any]) -> CacheJob:
         InputError: something is malformed, or is given without what it belongs to.
     """
     context = click.get_current_context(silent=True)
-    asked = context is None or context.get_parameter_source("ready") is click.core.ParameterSource.COMMANDLINE
+    asked = context is None or context.get_parameter_source("ready") is not click.core.ParameterSource.DEFAULT
     if not asked and job.ready.kind != "exit":  # a profile's
         return job.model_copy(update={"ready": _adjusted(job.ready, options)})
     return job.model_copy(update={"ready": _ready_from(options)})

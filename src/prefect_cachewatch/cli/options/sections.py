@@ -1,17 +1,26 @@
-"""Options in sections: `--help` shows the common ones on one screen, `--help-all` every one with all its words."""
+"""Options in sections: `--help` shows the common ones on one screen, `--help-all` every one with all its words.
+
+What the command line does not say is taken from the environment and a file (`settings`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
+from prefect_cachewatch.errors import InputError
 
 __all__ = ["Section", "SectionedCommand", "option"]
 
-_ALL = "prefect_cachewatch.help_all"
+_ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
 # What follows the first clause of an option's help; not what stands in brackets behind it.
 _FURTHER_WORDS = re.compile(r"(?:\.|[.;] \S.*?)(?=$|  \[)", re.S)
 
@@ -24,11 +33,18 @@ class Section:
         title: what they have in common.
         common: names of those that `--help` shows, separated by blanks.
         options: all of them.
+        shared: names of those that also hold for commands that a generator runs, when they come from the environment or
+            a file; `*` for all. The others belong to a single run.
     """
 
     title: str
     common: str
     options: Sequence[click.Option]
+    shared: str = ""
+
+    def own(self) -> list[click.Option]:
+        """List those that belong to a single run."""
+        return [each for each in self.options if self.shared != "*" and not {*self.shared.split()} & {*each.opts}]
 
 
 def option(*declarations: str, **settings: Any) -> click.Option:
@@ -59,8 +75,32 @@ class SectionedCommand(click.Command):
             callback=_show_all,
             help="Show every option; --help shows the common ones.",
         )
-        self.sections = [*sections, Section("Help", "", [help_all])]
+        config = option(
+            "--config",
+            metavar="FILE",
+            envvar="CACHEWATCH_CONFIG",
+            is_eager=True,
+            expose_value=False,
+            callback=_take_settings,
+            help="TOML with values of options; default [tool.cachewatch] of pyproject.toml in the working directory.",
+        )
+        self.sections = [*sections, Section("Help", "", [config, help_all])]
         self.params += [each for section in self.sections for each in section.options]
+
+    def settable(self) -> dict[str, click.Option]:
+        """List the options that environment and files may set, by their keys."""
+        found = [each for section in self.sections for each in section.options]
+        return {key: each for each in found if (key := key_of(each)) is not None}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line, and say of a value that is wrong where it comes from."""
+        with _sources_named(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; likewise."""
+        with _sources_named(ctx):
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; those that are rare only if all were asked for."""
@@ -87,6 +127,45 @@ class SectionedCommand(click.Command):
             formatter.write_paragraph()
             formatter.write_text(f"{ctx.command_path} --help-all shows every option.")
         super().format_epilog(ctx, formatter)
+
+
+def _take_settings(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
+    command = ctx.command
+    if ctx.resilient_parsing or not isinstance(command, SectionedCommand):
+        return
+    keys = command.settable()
+    own = [key for section in command.sections for each in section.own() if (key := key_of(each))]
+    shown, table = read_settings(given, str(command.name), keys, _others(ctx))
+    ctx.default_map, ctx.meta[_SOURCES], ctx.meta[_PASSED_OVER] = settings_of(keys, table, shown, own)
+
+
+def _others(ctx: click.Context) -> dict[str, Callable[[], Container[str]]]:
+    """By command that has settings, what lists their keys: a key in a file may be another command's."""
+    group = ctx.find_root().command
+
+    def keys_of(name: str) -> Container[str]:
+        found = group.get_command(ctx, name) if isinstance(group, click.Group) else None
+        return found.settable() if isinstance(found, SectionedCommand) else ()
+
+    return {name: functools.partial(keys_of, name) for name in ("exec", "generate", "watch", "fleet")}
+
+
+@contextlib.contextmanager
+def _sources_named(ctx: click.Context) -> Iterator[None]:
+    """Add to an error that names an option where its value comes from, unless that is the command line."""
+    try:
+        yield
+    except (InputError, click.UsageError) as error:
+        by_name = {name: each.name for each in ctx.command.params for name in each.opts}
+        wrong = error.param if isinstance(error, click.BadParameter) else None
+        for name in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", error.message) if wrong is None else wrong.opts:
+            where = ctx.meta.get(_SOURCES, {}).get(by_name.get(name))
+            if where and ctx.get_parameter_source(str(by_name[name])) is ParameterSource.DEFAULT_MAP:
+                error.message += f" (set by {where})"
+                break
+        if passed_over := ctx.meta.get(_PASSED_OVER):
+            error.message += f" (not used below another cachewatch: {', '.join(passed_over)})"
+        raise
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:

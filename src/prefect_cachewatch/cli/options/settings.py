@@ -1,0 +1,198 @@
+"""Options from the environment and from a file: what `CACHEWATCH_STALL_AFTER` or `stall-after` in TOML means for a command.
+
+The command line comes first, then the environment, then the file, then the defaults. What a value means is the
+option's own matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from prefect_cachewatch.common.ahead import look_ahead
+from prefect_cachewatch.common.aside import Aside, InPlace
+from prefect_cachewatch.common.inputs import nearest
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.proc import COOKIE
+
+__all__ = ["key_of", "read_settings", "settings_of", "variable_of"]
+
+_MAX_BYTES = 1 << 20
+_PYPROJECT = "pyproject.toml"
+
+
+def key_of(option: click.Parameter) -> str | None:
+    """Say under which key a file has an option: its long name; None for one that has none, or that only shows something.
+
+    Example:
+        >>> key_of(click.Option(["-q", "--no-create"], is_flag=True))
+        'no-create'
+    """
+    if not isinstance(option, click.Option) or not option.expose_value:
+        return None
+    return next((name.removeprefix("--") for name in option.opts if name.startswith("--")), None)
+
+
+def variable_of(key: str) -> str:
+    """Say which variable of the environment sets an option.
+
+    Example:
+        >>> variable_of("stall-after")
+        'CACHEWATCH_STALL_AFTER'
+    """
+    return f"CACHEWATCH_{key.replace('-', '_').upper()}"
+
+
+def read_settings(
+    given: str | None, command: str, known: Iterable[str], others: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Read the file of `--config`, or what pyproject.toml in the working directory has for this package.
+
+    Args:
+        given: of `--config`; None for pyproject.toml, if there is one.
+        command: whose options are wanted.
+        known: keys of them.
+        others: by command that has settings, a function that lists the keys of its options.
+
+    Returns:
+        The file's name for messages, and value by key.
+
+    Raises:
+        InputError: the file cannot be read, is not TOML, has an unknown key, or is somebody else's.
+    """
+    path = os.path.abspath(os.path.expanduser(given or _PYPROJECT)) if given != "" else ""
+    shown = for_terminal(path, 4096)
+    if not path:
+        raise InputError("--config is empty: name a file, or leave it out")
+    what = f"settings file {path}" if given else f"working directory {os.path.dirname(path)}"
+    # A program with threads has called us, which cannot be forked, instead of the command itself.
+    alone = len(os.listdir("/proc/self/task")) == 1
+    with contextlib.closing(Aside.fork() if alone else InPlace()) as files:
+        try:
+            data, trusted = look_ahead(
+                files, what, _read, path, instead="check the mount, or name another file with --config"
+            )
+        except OSError as error:
+            if not given and isinstance(error, FileNotFoundError | NotADirectoryError):
+                return shown, {}
+            raise InputError(f"settings file {shown} cannot be read: {error.strerror or error}") from None
+    table = _parse(data, shown)
+    if os.path.basename(path) == _PYPROJECT:
+        table = _table(
+            _table(table.get("tool", {}), f"{shown}: tool").get("cachewatch", {}), f"{shown}: tool.cachewatch"
+        )
+    if table and not given and not trusted:
+        raise InputError(
+            f"{shown} has settings for cachewatch and may be written by another user: name it with --config if you trust it"
+        )
+    return shown, _pick(table, shown, command, set(known), others)
+
+
+def settings_of(
+    options: Mapping[str, click.Option], table: Mapping[str, Any], shown: str, own: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Say what environment and file set.
+
+    Args:
+        options: by key.
+        table: of the file.
+        shown: the file's name.
+        own: keys of what belongs to a single run. They are passed over below another command's generator, which has
+            inherited the variables and stands in the same directory.
+
+    Returns:
+        The values by parameter; where each comes from, likewise; and the places that were passed over.
+
+    Raises:
+        InputError: a value of the file is of a kind that the option cannot have.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    passed_over = []
+    below = COOKIE in os.environ
+    for key, option in options.items():
+        written = os.environ.get(variable_of(key)) or None
+        if written is None and key not in table:
+            continue
+        where = variable_of(key) if written is not None else f"{key} in {shown}"
+        if below and key in own:
+            passed_over.append(where)
+            continue
+        assert option.name is not None
+        sources[option.name] = where
+        if written is None:
+            values[option.name] = _as_written(option, table[key], f"{shown}: {key}")
+        else:
+            values[option.name] = written.splitlines() if option.multiple else written
+    return values, sources, passed_over
+
+
+def _read(path: str) -> tuple[bytes, bool]:
+    with open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise OSError(f"it has more than {_MAX_BYTES} bytes")
+    return data, status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o002
+
+
+def _parse(data: bytes, shown: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"settings file {shown} is not TOML: {for_terminal(str(error), 200)}") from None
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{where} is no table: write [tool.cachewatch]")
+    return value
+
+
+def _pick(
+    table: dict[str, Any], shown: str, command: str, known: set[str], others: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keys of this command, those of its own table first; what no command knows is an error."""
+    own = _table(table.get(command, {}), f"{shown}: {command}")
+    common = {key: value for key, value in table.items() if key not in others}
+    found: dict[str, Any] = {}
+    for keys, place in ((common, ""), (own, f"{command}.")):
+        for written, value in keys.items():
+            key = written.replace("_", "-")
+            if key in known:
+                found[key] = value
+            elif place or not any(key in keys_of() for keys_of in others.values()):
+                name = for_terminal(written, 60)
+                raise InputError(f"{shown}: {place}{name} is no option of cachewatch {command}{_hint(key, known)}")
+    return found
+
+
+def _hint(key: str, known: Iterable[str]) -> str:
+    hint = nearest(key, known)
+    return hint if "did you mean" in hint else " (see --help-all)"
+
+
+def _as_written(option: click.Option, value: Any, where: str) -> Any:
+    """A value of TOML as the command line would have it."""
+    shown = for_terminal(repr(value), 60)
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise InputError(f"{where} = {shown}: write true or false")
+        return value
+    if option.multiple:
+        if isinstance(value, dict):
+            value = [f"{name}={_text(each, f'{where}.{name}')}" for name, each in value.items()]
+        return [_text(each, where) for each in (value if isinstance(value, list) else [value])]
+    return _text(value, where)
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InputError(f"{where} = {for_terminal(repr(value), 60)}: write a text or a number")
+    return str(value)
