@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
+from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
 
@@ -22,7 +23,7 @@ SAMPLES_MAX = 500
 _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended
 _LAST_SCAN_S = 5.0
 _SHORTEST_DEADLINE_S = 3.0
-_SCANNER_RESTARTS = 3
+_DEATHS_MAX = 3
 # A full scan that takes more than this share of the poll interval is made at each tenth poll only, or less often still,
 # so that full scans take at most a tenth of the time; and the others stop where they would take more than this share.
 _FULL_SHARE = 0.05
@@ -98,7 +99,8 @@ class GrowthMonitor:
         self._known_errors = set(baseline["errors"])
         self._scan_times: deque[tuple[float, int]] = deque()
         self._scans = 0
-        self._restarts = 0
+        self._deaths = 0  # of scan processes, since one that began has scanned
+        self._is_new = False  # whether a new one has just begun: what grew before is not told from what was there
         self._begin_anew = False
         self.began_s = rule.started_s
         self._stride = 0.0
@@ -148,18 +150,21 @@ class GrowthMonitor:
         self.began_s = began_s = self._clock()
         deadline_s = self._deadline_s()
         try:
-            full = self._must_be_full(ended)
-            answer = self._scan(deadline_s, ended, full)
-        except ScanTimeout as error:
-            self.problem = error.message
-            self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
-            return self.verdict
+            answer = self._scan_with_a_spare(deadline_s, ended)
         except ScanError as error:
             self.problem = error.message
-            self._recover(error)
+            if self._deaths > _DEATHS_MAX:
+                raise
+            if self._begin_anew:  # the file system is not to blame for it
+                self.rule.pass_over(self._clock())
+                return self.verdict
             self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
             return self.verdict
         ended_s = self._clock()
+        if self._is_new:
+            self.rule.pass_over(ended_s)
+        else:
+            self._deaths = 0
         full = bool(answer.get("full", True))
         self._partial_scans = 0 if full else self._partial_scans + 1
         if full:
@@ -226,12 +231,26 @@ class GrowthMonitor:
             or self.rule.needs_full(self.began_s)
         )
 
+    def _scan_with_a_spare(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
+        """Scan; once more with a new process, where somebody has killed the one there was."""
+        try:
+            return self._scan(deadline_s, ended, self._must_be_full(ended))
+        except ScanError as error:
+            if not self._replace_dead(error):
+                raise
+        try:
+            return self._scan(deadline_s + MIN_DEADLINE_S, ended, full=True)  # it has to start first
+        except ScanError as error:
+            self._replace_dead(error)
+            raise
+
     def _scan(self, deadline_s: float, ended: Callable[[], bool], full: bool) -> dict[str, Any]:
         scanner = self.site.scanner
         stop_s = self._clock() + deadline_s
         if scanner.pending:
             # It hung before: what it answers now is old, but that it answers is forgiveness, and the next scan counts.
             self._receive(stop_s, ended)
+        self._is_new = self._begin_anew
         if self._begin_anew:
             scanner.send("begin", roots=self.site.paths, ignore=self.site.ignore)
             self._begin_anew = False
@@ -262,16 +281,18 @@ class GrowthMonitor:
                 if left <= 0:
                     raise ScanTimeout("the file system does not answer") from None
 
-    def _recover(self, error: ScanError) -> None:
-        if self.site.scanner.pending or ("errno" in error.data and error.data["errno"] is not None):
-            return
-        if self._restarts >= _SCANNER_RESTARTS:
-            return
-        self._restarts += 1
-        self.notes.append(f"the scan process was started again: {error.message}")
+    def _replace_dead(self, error: ScanError) -> bool:
+        """Put a new scan process in the place of one that died; raises where one after the other dies."""
+        if self.site.scanner.pending or isinstance(error, ScanTimeout) or error.data.get("errno") is not None:
+            return False
+        self._deaths += 1
+        if self._deaths > _DEATHS_MAX:
+            raise ScanError(f"{self._deaths} scan processes one after the other ended: {error.message}") from error
+        self.note(f"the scan process was started again: {error.message}")
         self.site.restart_scanner()
         self._begin_anew = True
         self._scan_times.clear()  # scans are numbered anew
+        return True
 
     def _offset_growth(self, growth: Growth) -> Growth:
         if self._offset.bytes_written == 0 and self._offset.allocated_written == 0:

@@ -258,6 +258,10 @@ class StallRule:
             return self._verdict("stalled", "cache_directory_missing" if missing else "filesystem_unresponsive")
         return self._open_verdict(now_s)
 
+    def pass_over(self, now_s: float) -> None:
+        """Let time go by in which nobody looked, by no fault of the file system: neither silence nor blindness."""
+        self._tick_s = self._seen_all_s = now_s
+
     def next_delay_s(self) -> float:
         """Say how long after the last measurement's beginning the next one is due."""
         due = [self.poll_s, self.window_s - self.pause_s]
