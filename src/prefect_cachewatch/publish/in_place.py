@@ -239,8 +239,11 @@ def begin_in_place(
             )
             remove_leftovers(meta_fd)
             last, begun = _last_manifest(fd, path), read_begun(meta_fd)
+            # The last to begin, and no marker: its publication was broken off, and nobody may measure another by it.
+            broken_off = last is not None and begun is not None and last.build_id == begun.build_id
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(MARKER, dir_fd=meta_fd)
+                broken_off = False
             # Durable before the generator starts: after a power cut no marker stands over half a cache.
             sync_directory(meta_fd)
             doubts = find_doubts(meta_fd, fd, begun, last.build_id if last else None)
@@ -256,6 +259,8 @@ def begin_in_place(
             build_id = make_build_id(started_s, entropy(4))
             # Before the record is made anew, whose change time tells how long the last run was alive.
             begun = write_begun(meta_fd, fd, Begun(recipe.key, build_id, grace_s=grace_s, doubts=doubts))
+            if broken_off:
+                os.unlink(MANIFEST, dir_fd=meta_fd)
             made.rewrite(meta_fd, entries)
             creation = begin_record(path)
         except OSError as error:
@@ -271,7 +276,7 @@ def begin_in_place(
             stack.pop_all(),
             adopted=bool(entries or doubts),
             started_s=started_s,
-            last_bytes=last.total_bytes if last else None,
+            last_bytes=last.total_bytes if last and not broken_off else None,
         )
         build.creation, build.notes, build.begun = creation, notes, begun
         return build

@@ -97,6 +97,25 @@ def test_a_refused_cache_stays_in_its_place_without_the_marker(tmp_path):
     assert find_whole_in_place(tmp_path, RECIPE.key) is None
 
 
+def test_a_publication_that_was_broken_off_before_its_marker_is_no_measure_for_the_next(tmp_path):
+    strict = POLICY.model_copy(update={"on_size_change": "refuse"})
+
+    def refused(text):
+        with begin_in_place(tmp_path, "c", RECIPE) as build:
+            Path(tmp_path, "a.bin").write_text(text)
+            return [finding.category for finding in build.check(strict)]
+
+    generate(tmp_path, text="x" * 100)
+    assert refused("x" * 1000) == ["size_out_of_band"]
+    assert refused("x" * 1000) == ["size_out_of_band"]  # the last whole one is the measure, though one failed since
+    generate(tmp_path, text="x" * 100)
+    os.unlink(tmp_path / ".cachewatch/whole")  # as where the disk was full between the manifest and the marker
+    assert refused("x" * 1000) == []
+    assert refused("x" * 1000) == []  # nor for the one after the next
+    generate(tmp_path, text="x" * 1000)
+    assert refused("x" * 100) == ["size_out_of_band"]
+
+
 def test_two_generations_at_once_are_refused(tmp_path):
     with begin_in_place(tmp_path, "c", RECIPE), pytest.raises(StoreBusy, match="cannot generate into"):
         begin_in_place(tmp_path, "c", RECIPE)
