@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "WORKING_DIRECTORY_GONE",
     "BuildDamaged",
     "CacheDirectoryBusy",
     "CacheDirectoryError",
@@ -34,6 +35,9 @@ __all__ = [
     "StoreBusy",
     "StoreError",
 ]
+
+
+WORKING_DIRECTORY_GONE = "the present working directory has been removed: change to another one"
 
 
 class CachewatchError(Exception):

@@ -171,7 +171,7 @@ def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
             max_concurrency=2, size_bytes=16 * 2**20, time_s=150, run_s=0.1, engine="direct", keep_free=0
         ),
         profile_path=profile,
-        workloads=[CACHES.model_copy(update={"kept_bytes_per_job": 0.0})],
+        workloads=[CACHES.model_copy(update={"kept_bytes_per_job": 0})],
         simulate=False,
     )
     assert result["plan"]["storage"] == "disk"
@@ -179,7 +179,7 @@ def test_a_directory_is_probed_first_and_its_profile_kept(tmp_path):
     assert list(disk.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["storage.yaml"]
     again = plan_capacity(
-        profile_path=profile, workloads=[CACHES.model_copy(update={"kept_bytes_per_job": 0.0})], simulate=False
+        profile_path=profile, workloads=[CACHES.model_copy(update={"kept_bytes_per_job": 0})], simulate=False
     )
     assert again["limit"] == result["limit"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.apart import ExecSettings
@@ -165,6 +165,8 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
     except OSError as error:
         from prefect_cachewatch.common.text import for_terminal  # noqa: PLC0415 - seldom
 
+        if isinstance(error, FileNotFoundError) and error.filename is None and not os.path.exists("."):
+            fail(WORKING_DIRECTORY_GONE)
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")
     except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for whoever acts on the exit status

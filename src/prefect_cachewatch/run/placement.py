@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
 from prefect_cachewatch.watching.site import CacheSite, check_command
@@ -133,7 +133,7 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
         try:
             cwd = str(job.cwd) if job.cwd else os.getcwd()
         except FileNotFoundError:
-            raise InputError("the present working directory has been removed: change to another one") from None
+            raise InputError(WORKING_DIRECTORY_GONE) from None
         try:
             (files or InPlace()).run(check_command, list(job.command), dict(env), cwd, timeout_s=_LOOK_S)
         except TimeoutError as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.errors import InputError, ScanError
+from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
@@ -154,7 +154,7 @@ class Watch:
         try:
             cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
         except FileNotFoundError:
-            raise InputError("the present working directory has been removed: change to another one") from None
+            raise InputError(WORKING_DIRECTORY_GONE) from None
         notes = self._clear_leftovers()
         baseline = self.site.begin()
         self._prepare_serving()
