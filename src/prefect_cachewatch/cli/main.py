@@ -165,7 +165,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
     except OSError as error:
         from prefect_cachewatch.common.text import for_terminal  # noqa: PLC0415 - seldom
 
-        if isinstance(error, FileNotFoundError) and error.filename is None and not os.path.exists("."):
+        if error.filename is None and not _has_working_directory():
             fail(WORKING_DIRECTORY_GONE)
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")
@@ -181,6 +181,13 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
         traceback.print_exc()
         fail(f"internal error, please report it with the lines above: {type(error).__name__}: {error}")
     raise SystemExit(result if isinstance(result, int) else 0)
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _close_console() -> None:
