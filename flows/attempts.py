@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from prefect.blocks.system import Secret
@@ -19,7 +19,7 @@ from prefect.futures import PrefectFuture
 
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
-from prefect_cachewatch.common.secrets import LineRedactor, secret_values, worth_hiding
+from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
@@ -27,14 +27,13 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.telling import note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.postmortem.examination import LATE_MODULES, Examiner
-from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, write_report_within
+from prefect_cachewatch.postmortem.examination import LATE_MODULES
+from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Placement, place_job, require_directories
-from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path, trace_path
-from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
@@ -46,7 +45,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 __all__ = [
     "ASIDE_MODULES",
     "Inputs",
-    "View",
     "is_output_shown",
     "live_view",
     "prepare",
@@ -64,19 +62,6 @@ _HISTORY_S = 5.0
 _TASKS_END_S = 20.0
 # A cancelled run is killed 30 s after SIGTERM, and its grace period has passed already.
 _CANCELLED_PATIENCE_S = 3.0
-
-
-class View(Protocol):
-    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
-
-    def sampled(self, watch: Watch) -> None:
-        """Take in a measurement."""
-
-    def clear(self) -> None:
-        """Leave the screen to somebody else for a moment."""
-
-    def close(self) -> None:
-        """Leave the screen."""
 
 
 # What shows an attempt in a terminal while it runs; the command sets it.
@@ -180,10 +165,7 @@ def prepare(
     if delivery is not None and delivery.policy.check_command:
         cwd = str(job.cwd) if job.cwd else None
         look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)
-    if report is not None:
-        look_ahead(files, f"report file {report}", check_report_path, report.absolute())
-    trace = look_ahead(files, f"trace {record}", trace_path, record.absolute(), job) if record is not None else None
-    check_outputs_ahead(files, job, log=log, report=report, record=trace, published=delivery is not None)
+    trace = check_outputs_ahead(files, job, log=log, report=report, record=record, published=delivery is not None)
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(
@@ -229,39 +211,19 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     Raises:
         CachewatchError: it could not be started.
     """
-    view = live_view.get()
-    pump = OutputPump(
-        inputs.log or inputs.run_dir / f"generator-{number}.log",
-        pass_through=show_output.get(),
-        before_write=view.clear if view else None,
-        files=inputs.files,
-    )
-    examiner = Examiner(
-        secrets=inputs.secrets, bundles=inputs.bundle, bundle_root=inputs.bundle_dir, files=inputs.files
-    )
-
-    recorder = _recorder(inputs, number)
-
-    def on_sample(watch: Watch) -> None:
-        if recorder is not None:
-            recorder.sampled(watch)
-        examiner.sampled(watch)
-        if inputs.metrics is not None:
-            inputs.metrics.sampled(watch)
-        if view is not None:
-            view.sampled(watch)
-
-    watch = Watch(
-        site, inputs.job, inputs.stall, inputs.stop, env=inputs.place.environment(inputs.env), output=pump,
-        on_sample=on_sample, before_stop=examiner.before_stop, make_supervisor=inputs.place.supervisor(site.paths),
-        files=inputs.files,
+    runner = Runner(
+        inputs.files, inputs.secrets, attempt=number, bundles=inputs.bundle, bundle_root=inputs.bundle_dir,
+        trace=inputs.record, metrics=inputs.metrics, view=live_view.get(),
+    )  # fmt: skip
+    size = _expected_size(inputs, site.paths)
+    watch = runner.watch(
+        inputs.place, site, inputs.stall, inputs.stop, inputs.env,
+        log=inputs.log or inputs.run_dir / f"generator-{number}.log", show_output=show_output.get(),
+        expected_bytes=size.size_bytes if size else None,
     )  # fmt: skip
     note_work(watch)
     attempt = Attempt(watch, inputs.secrets)
-    size = _expected_size(inputs, site.paths)
     reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
-    if inputs.metrics is not None:
-        inputs.metrics.attempt_began(number, size.size_bytes if size else None)
     futures: list[PrefectFuture[Any]] = []
 
     def end() -> None:
@@ -273,9 +235,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
             watch.supervisor.wait(inputs.stop.grace_s + _TASKS_END_S)
         for future in futures:  # the monitor makes one last scan; the site must not be closed under it
             future.wait(_TASKS_END_S)
-        if view is not None:
-            view.close()
-        if recorder is not None and (problem := recorder.finish(watch)):
+        runner.let_go(watch)
+        for problem in runner.problems:
             inputs.logger.warning(problem)
 
     try:
@@ -290,62 +251,33 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         # A cancellation arrives here as a TerminationSignal: the flow process does not leave before the tree has gone,
         # and a tree that will not go holds it for no longer than this.
         end()
-        _leave_cancelled(inputs, watch, examiner, pump, number)
+        _leave_cancelled(inputs, watch, runner, number)
         raise
     end()
     if (failure := attempt.failure or watch.error) is not None:
         raise failure
-    outcome = examiner.conclude(watch, watch.finish())
-    if inputs.metrics is not None:
-        inputs.metrics.attempt_ended(outcome, examiner.diagnosis.category if examiner.diagnosis else None)
-    return outcome, _report(inputs, outcome, examiner, pump, number)
+    outcome = runner.conclude(watch, watch.finish())
+    return outcome, _report(inputs, watch, outcome, runner, number)
 
 
-def _leave_cancelled(inputs: Inputs, watch: Watch, examiner: Examiner, pump: OutputPump, number: int) -> None:
+def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int) -> None:
     """Leave the report and the event of an attempt that was broken off; the worker waits for no longer than its grace."""
     if watch.monitor_state is None:
         return  # it had not begun
     try:
-        outcome = examiner.conclude(watch, watch.finish())
-        if inputs.metrics is not None:
-            inputs.metrics.attempt_ended(outcome, None)
-        _report(inputs, outcome, examiner, pump, number, _CANCELLED_PATIENCE_S)
+        _report(inputs, watch, runner.conclude(watch, watch.finish()), runner, number, _CANCELLED_PATIENCE_S)
     except Exception as error:  # noqa: BLE001 - what cannot be told of a cancelled run does not make it a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
 
 
-def _recorder(inputs: Inputs, number: int) -> TraceRecorder | None:
-    if inputs.record is None:
-        return None
-    try:
-        return TraceRecorder(attempt_path(inputs.record, number), inputs.files)
-    except InputError as error:
-        inputs.logger.warning("attempt %s is not recorded: %s", number, error.message)
-        return None
-
-
 def _report(
-    inputs: Inputs,
-    outcome: Outcome,
-    examiner: Examiner,
-    pump: OutputPump,
-    number: int,
-    patience_s: float = PATIENCE_S,
+    inputs: Inputs, watch: Watch, outcome: Outcome, runner: Runner, number: int, patience_s: float = PATIENCE_S
 ) -> Report:
     """Write the report to disk first, then publish; neither failure hides the outcome."""
-    report: Report = build_report(
-        outcome,
-        name=inputs.job.name,
-        command=inputs.job.command,
-        log_tail=LineRedactor(inputs.secrets).lines(pump.tail_lines(50)),
-        attempt=number,
-        secrets=inputs.secrets,
-    )
+    publication = inputs.delivery.unfinished() if inputs.delivery is not None else None
+    report = runner.report(watch, outcome, publication=publication)
     if inputs.delivery is not None:
-        report = replace(report, publication=inputs.delivery.unfinished())
-    report = examiner.write_bundle(report, pump)
-    if inputs.delivery is not None:
-        inputs.delivery.cut_files = examiner.cut_files
+        inputs.delivery.cut_files = runner.examiner.cut_files
     write_reports(inputs, report, f"report-{number}.json")
     if report.bundle is not None:
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
@@ -393,8 +325,5 @@ def write_reports(inputs: Inputs, report: Report, name: str) -> None:
     """
     note_end(report, last=inputs.delivery is None)
     for path in (inputs.run_dir / name, inputs.report):
-        if path is not None:
-            try:
-                write_report_within(inputs.files, report, path)
-            except InputError as error:
-                inputs.logger.warning(error.message)
+        if path is not None and (problem := write_report_within(inputs.files, report, path)):
+            inputs.logger.warning(problem)

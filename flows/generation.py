@@ -34,7 +34,6 @@ from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
     ASIDE_MODULES,
     Inputs,
-    View,
     is_output_shown,
     live_view,
     prepare,
@@ -70,7 +69,6 @@ from prefect_cachewatch.watching.site import CacheSite
 __all__ = [
     "CacheGenerationError",
     "GenerationSummary",
-    "View",
     "final_state",
     "generate_cache",
     "live_view",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from pathlib import Path
 from typing import Any
 
 from prefect import get_run_logger, task
@@ -15,8 +14,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun
@@ -31,28 +29,14 @@ class Observation:
 
     Args:
         attach: who is watched.
-        stall: when silence is a stall.
-        stop: how it is stopped, if it is to be.
-        report: file for the report.
-        bundles: whether a stall gets a post-mortem bundle.
-        bundle_root: where bundles go.
-        files: who collects evidence and writes bundles and reports; default this process.
+        options: the others of `AttachedRun`, but for its two hooks.
+        more: likewise.
 
     Raises:
         InputError: the process may not be watched, or a directory cannot be used.
     """
 
-    def __init__(
-        self,
-        attach: AttachJob,
-        stall: StallPolicy,
-        stop: StopPolicy,
-        *,
-        report: Path,
-        bundles: bool = True,
-        bundle_root: Path | None = None,
-        files: Files | None = None,
-    ) -> None:
+    def __init__(self, attach: AttachJob, *options: Any, **more: Any) -> None:
         self.reported: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self.measured = threading.Event()
         self.finished = threading.Event()
@@ -60,10 +44,8 @@ class Observation:
         self.report: Report | None = None
         self.failure: CachewatchError | None = None
         self.run = AttachedRun(
-            attach, stall, stop, report=report, bundles=bundles, bundle_root=bundle_root,
-            on_sample=lambda watch: self.measured.set(), on_stall=self.reported.put,
-            files=files,
-        )  # fmt: skip
+            attach, *options, on_sample=lambda watch: self.measured.set(), on_stall=self.reported.put, **more
+        )
 
     def observe(self) -> None:
         """Watch to the end; a failure is kept for the flow."""

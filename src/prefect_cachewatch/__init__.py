@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.publish.health import HealthCheck
     from prefect_cachewatch.publish.policy import PublishPolicy
     from prefect_cachewatch.publish.store import CacheStore
-    from prefect_cachewatch.run.alone import watch
+    from prefect_cachewatch.run.attached import watch
     from prefect_cachewatch.tasks import monitor_cache
     from prefect_cachewatch.tasks.capacity import storage_slot
 else:
@@ -110,7 +110,7 @@ else:
         "publish.health": "HealthCheck",
         "publish.policy": "PublishPolicy",
         "publish.store": "CacheStore",
-        "run.alone": "watch",
+        "run.attached": "watch",
         "tasks": "monitor_cache",
         "tasks.capacity": "storage_slot",
     }

@@ -20,7 +20,7 @@ ARROWS = {
     "watching": "errors common supervise measure config containers",
     "postmortem": "errors common supervise measure publish watching",
     "metrics": "errors common watching postmortem",
-    "run": "errors common supervise measure config containers publish watching postmortem",
+    "run": "errors common supervise measure config containers publish watching postmortem metrics",
     "capacity": "errors common config",
     "fleet": "errors common measure config publish watching metrics run",
     "tasks": "errors common measure config publish watching postmortem metrics run capacity fleet",

@@ -10,7 +10,6 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,27 +17,20 @@ from prefect_cachewatch.cli.apart import ExecSettings
 from prefect_cachewatch.cli.options.metrics import CommandMetrics
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import SignalRelay
-from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
-from prefect_cachewatch.common.files import is_special
-from prefect_cachewatch.common.secrets import LineRedactor, secret_values
+from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.errors import CachewatchError
-from prefect_cachewatch.postmortem.examination import Examiner
-from prefect_cachewatch.postmortem.report import build_report, check_report_path, write_report, write_report_within
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Placement, place_job
+from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.helper_client import HelperClient
-from prefect_cachewatch.supervise.output import OutputPump
-from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
-from prefect_cachewatch.watching.attempt import Watch, run_watch
+from prefect_cachewatch.supervise.supervisor import Launch
+from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prefect_cachewatch.config import CacheJob
-    from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
 __all__ = ["run_exec"]
 
@@ -71,13 +63,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
 
 def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     job = settings.job
-    report_here = False
-    if settings.report is not None:
-        look_ahead(files, f"report file {settings.report}", check_report_path, settings.report)
-        # A terminal or a descriptor of ours is another one elsewhere, and a write to it is bounded.
-        report_here = look_ahead(files, f"report file {settings.report}", is_special, settings.report)
-    record = None if settings.record is None else _checked_recording(settings.record, job, files)
-    check_outputs_ahead(files, job, log=settings.log, report=settings.report, record=settings.record)
+    trace = check_outputs_ahead(files, job, log=settings.log, report=settings.report, record=settings.record)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
@@ -96,9 +82,7 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
         with CommandMetrics(
             settings.metrics, settings.metrics_linger_s, job, quiet=settings.quiet, files=files
         ) as metrics:
-            return _watch_command(
-                settings, files, place, place.environment(env), record, metrics, relay, watches, report_here=report_here
-            )
+            return _watch_command(settings, files, place, env, trace, metrics, relay, watches)
     finally:
         relay.close(last=last)
 
@@ -108,81 +92,43 @@ def _watch_command(
     files: Files,
     place: Placement,
     env: dict[str, str],
-    record: Callable[[], TraceRecorder] | None,
+    trace: Path | None,
     metrics: CommandMetrics,
     relay: SignalRelay,
     watches: list[Watch],
-    *,
-    report_here: bool,
 ) -> int:
-    job, stall, stop, quiet = place.job, settings.stall, settings.stop, settings.quiet
+    job, quiet = place.job, settings.quiet
     progress = ProgressLine(quiet)
     if settings.note and not quiet:
         print(f"cachewatch: {settings.note}", file=sys.stderr)
+
+    def adapt(launch: Launch) -> Launch:
+        relay.settle()
+        return replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
+
     with place.open_site(create=settings.create, files=files) as site:
-        before_write = progress.clear if progress.live else None
-        output = OutputPump(settings.log, pass_through=True, before_write=before_write, files=files)
-        # A server that is left running must not hold on to our terminal.
-        stdin_fd = 0 if _is_open(0) and job.ready.kind == "exit" else None
-        examiner = Examiner(
-            secrets=secret_values(env), bundles=settings.bundles, bundle_root=settings.bundle_dir, files=files
-        )
-
-        recorder = None if record is None else record()
-
-        def on_sample(watch: Watch) -> None:
-            if recorder is not None:
-                recorder.sampled(watch)
-            progress.sampled(watch)
-            examiner.sampled(watch)
-            metrics.sampled(watch)
-
-        def make_supervisor(launch: Launch) -> Supervisor:
-            relay.settle()
-            return place.supervisor(site.paths)(
-                replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
-            )
-
-        watch = Watch(
-            site, job, stall, stop, env=env, output=output, stdin_fd=stdin_fd, clock=relay.clock,
-            on_sample=on_sample, before_stop=examiner.before_stop, make_supervisor=make_supervisor,
-            files=files,
+        runner = Runner(
+            files, secret_values(env), bundles=settings.bundles, bundle_root=settings.bundle_dir,
+            trace=trace, metrics=metrics.exporter, view=progress,
+        )  # fmt: skip
+        watch = runner.watch(
+            place, site, settings.stall, settings.stop, env,
+            log=settings.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
+            # A server that is left running must not hold on to our terminal.
+            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None,
         )  # fmt: skip
         watches.append(watch)
-        try:
-            outcome = metrics.ended(examiner.conclude(watch, run_watch(metrics.began(watch))), examiner)
-        finally:
-            progress.close()
-            problem = recorder.finish(watch) if recorder is not None else None
-    if problem is not None:
+        outcome = runner.run(watch)
+    report = runner.report(watch, outcome)
+    runner.write(report, settings.report)
+    for problem in runner.problems:
         print(f"cachewatch: {problem}", file=sys.stderr)
-    secrets = secret_values(env)
-    tail = LineRedactor(secrets).lines(output.tail_lines(50))
-    report = examiner.write_bundle(
-        build_report(outcome, name=job.name, command=job.command, log_tail=tail, secrets=secrets), output
-    )
-    if settings.report is not None:
-        try:
-            if report_here:
-                write_report(report, settings.report)
-            else:
-                write_report_within(files, report, settings.report)
-        except CachewatchError as error:
-            print(f"cachewatch: {error.message}", file=sys.stderr)
     if report.bundle is not None and not quiet:
         print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
     if outcome.name != "completed" or not quiet:
         print(outcome.message, file=sys.stderr, flush=True)
-    metrics.finish(relay.received)
+    metrics.finish(outcome.name, relay.received)
     return report.exit_status(relay.received[0] if relay.received else None)
-
-
-def _checked_recording(path: Path, job: CacheJob, files: Files) -> Callable[[], TraceRecorder]:
-    """See that a run can be recorded; returns what begins the recording."""
-    from prefect_cachewatch.run.trace.recorder import TraceRecorder, trace_path  # noqa: PLC0415 - most runs are not recorded
-
-    where: Path = look_ahead(files, f"trace {path}", trace_path, path, job)
-    return lambda: TraceRecorder(where, files)
 
 
 def _clients(watches: list[Watch]) -> list[HelperClient]:

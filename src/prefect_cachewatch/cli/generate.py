@@ -31,17 +31,14 @@ from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
-from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.report import check_report_path
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import place_job
-from prefect_cachewatch.run.trace.recorder import trace_path
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 __all__ = ["command", "run_flow"]
@@ -124,10 +121,7 @@ def _generate(
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)
     log, report, record = (path and path.absolute() for path in map(options.get, ("log", "report", "record")))
-    if report is not None:
-        look_ahead(files, f"report file {report}", check_report_path, report)
-    trace = None if record is None else look_ahead(files, f"trace {record}", trace_path, record, job)
-    check_outputs_ahead(files, job, log=log, report=report, record=trace, published=publish is not None)
+    check_outputs_ahead(files, job, log=log, report=report, record=record, published=publish is not None)
     check_metrics(options["metrics"], options["metrics_linger"], job, files)
     if publish is not None:
         Delivery(job, publish).require_space()

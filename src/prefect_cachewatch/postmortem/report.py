@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.files import write_file
+from prefect_cachewatch.common.files import is_special, write_file
 from prefect_cachewatch.common.text import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
@@ -369,7 +369,7 @@ def write_report(report: Report, path: Path) -> None:
     raise InputError(f"{message}; it is in {elsewhere} instead") from error
 
 
-def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> None:
+def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> str | None:
     """Write a report as `write_report` does, by whoever may be left behind.
 
     Args:
@@ -378,24 +378,25 @@ def write_report_within(files: Files, report: Report, path: Path, timeout_s: flo
         path: where it goes.
         timeout_s: the longest wait.
 
-    Raises:
-        InputError: it could not be written there; the message says where it is instead.
+    Returns:
+        What went wrong, and where it is instead; None if nothing did.
     """
-    if str(path).startswith(
-        ("/dev/", "/proc/")
-    ):  # a descriptor of ours is another one elsewhere, and the write is bounded
-        write_report(report, path)
-        return
+    path = path.absolute()
     try:
-        files.run(write_report, report, path.absolute(), timeout_s=timeout_s)
-        return
+        # A terminal or a descriptor of ours is another one elsewhere, and a write to it is bounded.
+        if str(path).startswith(("/dev/", "/proc/")) or files.run(is_special, path, timeout_s=timeout_s):
+            write_report(report, path)
+        else:
+            files.run(write_report, report, path, timeout_s=timeout_s)
+    except InputError as error:
+        return error.message
     except OSError as failure:
         message = f"report file {path} cannot be written: {failure.strerror}"
-    try:
-        elsewhere = files.run(_write_elsewhere, report, timeout_s=timeout_s)
-    except OSError:
-        raise InputError(message) from None
-    raise InputError(f"{message}; it is in {elsewhere} instead")
+        try:
+            return f"{message}; it is in {files.run(_write_elsewhere, report, timeout_s=timeout_s)} instead"
+        except OSError:
+            return message
+    return None
 
 
 def _write_elsewhere(report: Report) -> str:

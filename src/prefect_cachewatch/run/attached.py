@@ -1,7 +1,11 @@
-"""An attached watch from pre-flight to report: what the command and the flow have in common."""
+"""A watch from pre-flight to report: over what runs already, as command and flow have it; and `watch`, for programs.
+
+Neither needs Prefect.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,13 +13,16 @@ from pathlib import Path
 from types import TracebackType
 
 from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal, redact_argv
-from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.examination import Examiner
-from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, write_report_within
+from prefect_cachewatch.postmortem.examination import LATE_MODULES
+from prefect_cachewatch.postmortem.report import Report, check_report_path
+from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.placement import Placement, place_job, require_directories
+from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AdoptedProcess
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.observed import Observed
@@ -27,7 +34,7 @@ from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
 from prefect_cachewatch.watching.writers import directories_written, writers_below
 
-__all__ = ["AttachedRun", "suggest_directories"]
+__all__ = ["AttachedRun", "suggest_directories", "watch"]
 
 _ENVIRON_S = 1.0
 
@@ -44,7 +51,7 @@ class AttachedRun:
         bundle_root: where bundles go; default in the user's state directory.
         on_sample: called after each measurement; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
-        files: who collects evidence and writes bundles and reports; default this process.
+        files: who collects evidence and writes bundles and reports.
 
     Raises:
         InputError: the process may not be watched, or a directory or the report's place cannot be used.
@@ -61,27 +68,25 @@ class AttachedRun:
         bundle_root: Path | None = None,
         on_sample: Callable[[Watch], None] | None = None,
         on_stall: Callable[[Report], None] | None = None,
-        files: Files | None = None,
+        files: Files,
     ) -> None:
-        self._files = files or InPlace()
         if report is not None:
             report = report.absolute()
-            look_ahead(self._files, f"report file {report}", check_report_path, report)
-        self.problems: list[str] = []
-        self._report_path, self._bundles, self._bundle_root = report, bundles, bundle_root
-        self._told_sample, self._told_stall = on_sample, on_stall
+            look_ahead(files, f"report file {report}", check_report_path, report)
+        self._report_path, self._told_stall = report, on_stall
         observed, cache_dirs = _find(attach, stop)
         try:
-            self._secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
-            self._examiner = self._new_examiner()
-            self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=self._files)
+            secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
+            self._runner = Runner(files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample)
+            self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
         except BaseException:
             observed.close()
             raise
         self.watch = AttachedWatch(
             self._site, attach, observed, stall, stop,
-            on_sample=self._sampled, before_stop=self._before_stop, on_stall=self._reported,
+            on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._reported,
         )  # fmt: skip
+        self.problems = self._runner.problems
 
     def __enter__(self) -> AttachedRun:
         return self
@@ -107,38 +112,19 @@ class AttachedRun:
         return self._concluded(outcome)
 
     def _concluded(self, outcome: Outcome) -> tuple[Outcome, Report]:
-        outcome = self._examiner.conclude(self.watch, outcome)
-        made = build_report(
-            outcome, name=self.watch.job.name, command=self.watch.job.command, log_tail=[], secrets=self._secrets
-        )
-        report = self._examiner.write_bundle(replace(made, attached=self.watch.attachment), self.watch.output)
-        if self._report_path is not None:
-            try:
-                write_report_within(self._files, report, self._report_path)
-            except InputError as error:
-                self.problems.append(error.message)
+        outcome = self._runner.conclude(self.watch, outcome)
+        report = self._runner.report(self.watch, outcome, attached=self.watch.attachment)
+        self._runner.write(report, self._report_path)
         return outcome, report
 
     def _reported(self, watch: AttachedWatch, verdict: Verdict) -> str | None:
-        self._examiner.before_stop(watch, verdict)
+        self._runner.before_stop(watch, verdict)
         outcome, report = self._concluded(watch.describe())
-        # The next stall is a case of its own.
-        self._examiner = self._new_examiner()
+        self._runner.examine_anew()
         watch.stalls[-1] = replace(watch.stalls[-1], message=outcome.message)
         if self._told_stall is not None:
             self._told_stall(report)
         return report.bundle
-
-    def _before_stop(self, watch: Watch, verdict: Verdict) -> None:
-        self._examiner.before_stop(watch, verdict)
-
-    def _sampled(self, watch: Watch) -> None:
-        self._examiner.sampled(watch)
-        if self._told_sample is not None:
-            self._told_sample(watch)
-
-    def _new_examiner(self) -> Examiner:
-        return Examiner(secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files)
 
     def _others_that_write(self) -> list[str]:
         # A daemon that was never seen in the tree is not stopped: who it belongs to is not known. But it is named.
@@ -149,6 +135,75 @@ class AttachedRun:
             "left alone"
             for who in shown
         ]
+
+
+def watch(
+    job: CacheJob | AttachJob,
+    stall: StallPolicy | None = None,
+    stop: StopPolicy | None = None,
+    *,
+    log: Path | None = None,
+    show_output: bool = False,
+    bundle: bool = True,
+    bundle_dir: Path | None = None,
+    on_stall: Callable[[Report], None] | None = None,
+) -> Report:
+    """Run a generator under guard, or watch one that runs already, until it ends or stalls; without Prefect.
+
+    A stall is a result, not an error: `outcome` of the report is `stalled`, and the whole process tree is gone. One attempt
+    is made. Whatever interrupts the call (Ctrl-C too) stops the generator first; one that was only watched is left alone.
+
+    Args:
+        job: a command to run (`CacheJob`), or a process or container that runs (`AttachJob`).
+        stall: when silence is a stall; default `StallPolicy()`.
+        stop: how the tree is stopped; default `StopPolicy()`.
+        log: file for the generator's output; its end is in the report in any case. Of a `CacheJob` alone.
+        show_output: whether the output is copied to this process's own. Of a `CacheJob` alone.
+        bundle: whether a stall or a failure gets a post-mortem bundle.
+        bundle_dir: where bundles go; default in the user's state directory.
+        on_stall: called in another thread with the report of each stall that leaves the process alone. Of an `AttachJob` alone.
+
+    Returns:
+        How it ended, with all that was measured.
+
+    Raises:
+        InputError: something cannot be used as asked; nothing was started, nothing touched.
+        CachewatchError: it could not be started or measured.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     job = CacheJob(name="x", command=["touch", f"{directory}/a.bin"], cache_dirs=[Path(directory)])
+        ...     report = watch(job, StallPolicy(stall_after_s=60))
+        >>> report.outcome, report.growth.files_present
+        ('completed', 1)
+    """
+    stall, stop = stall or StallPolicy(), stop or StopPolicy()
+    log = log.absolute() if log is not None else None
+    if isinstance(job, AttachJob) and (log is not None or show_output):
+        raise InputError("log and show_output are for a command: what runs already prints where it was told to")
+    with contextlib.closing(Aside.spawn(LATE_MODULES)) as files:  # this process may have threads
+        if isinstance(job, CacheJob):
+            place, env = _placed(job, files, log)
+            runner = Runner(files, secret_values(env), bundles=bundle, bundle_root=bundle_dir)
+            with place.open_site(files=files) as site:
+                attempt = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output)
+                outcome = runner.run(attempt)
+            return runner.report(attempt, outcome)
+        run = AttachedRun(job, stall, stop, bundles=bundle, bundle_root=bundle_dir, on_stall=on_stall, files=files)
+        with run:
+            return run.run()[1]
+
+
+def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Placement, dict[str, str]]:
+    if job.env_secrets:
+        raise InputError(
+            "env_secrets name Prefect's Secret blocks, and there is no Prefect here: put the values into env"
+        )
+    require_directories(job)
+    check_outputs_ahead(files, job, log=log)
+    env = dict(os.environ) | job.env
+    return place_job(job, env, files), env
 
 
 def _find(attach: AttachJob, stop: StopPolicy) -> tuple[Observed, list[Path]]:

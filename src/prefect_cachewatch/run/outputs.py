@@ -14,6 +14,7 @@ from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
+from prefect_cachewatch.postmortem.report import check_report_path
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
@@ -21,20 +22,42 @@ if TYPE_CHECKING:
 __all__ = ["check_outputs", "check_outputs_ahead"]
 
 
-def check_outputs_ahead(files: Files, job: CacheJob, **outputs: Any) -> None:
+def check_outputs_ahead(
+    files: Files,
+    job: CacheJob,
+    *,
+    report: Path | None = None,
+    record: Path | None = None,
+    **more: Any,
+) -> Path | None:
     """Check the outputs of a job by whoever may be left behind.
 
     Args:
         files: who looks.
-        job: with its cache directories and ignore globs.
-        outputs: see `check_outputs`.
+        job: with its name, cache directories and ignore globs.
+        report: gets the report.
+        record: the trace's file, or a directory for it.
+        more: see `check_outputs`.
+
+    Returns:
+        The trace's file; None if there is to be none.
 
     Raises:
-        InputError: see there; or a file system does not answer.
+        InputError: see there; or one cannot be written, or a file system does not answer.
     """
-    if any(outputs.get(name) is not None for name in ("log", "report", "record")):
-        check = functools.partial(check_outputs, list(job.cache_dirs), list(job.ignore), **outputs)
+    if report is not None:
+        look_ahead(files, f"report file {report}", check_report_path, report.absolute())
+    trace: Path | None = None
+    if record is not None:
+        from prefect_cachewatch.run.trace.recorder import trace_path  # noqa: PLC0415 - most runs are not recorded
+
+        trace = look_ahead(files, f"trace {record}", trace_path, record.absolute(), job)
+    if any(path is not None for path in (more.get("log"), report, trace)):
+        check = functools.partial(
+            check_outputs, list(job.cache_dirs), list(job.ignore), report=report, record=trace, **more
+        )
         look_ahead(files, "the directory of --log, --report or --record, or the cache directory,", check)
+    return trace
 
 
 def check_outputs(

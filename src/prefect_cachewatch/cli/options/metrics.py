@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.common.aside import Files
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.metrics.exporter import MetricsExporter
-    from prefect_cachewatch.postmortem.examination import Examiner
-    from prefect_cachewatch.watching.attempt import Outcome, Watch
 
 __all__ = ["CommandMetrics", "absolute_destination", "check_metrics"]
 
@@ -41,7 +39,7 @@ class CommandMetrics:
     def __init__(
         self, where: str | None, linger_s: float, job: CacheJob, *, quiet: bool, files: Files | None = None
     ) -> None:
-        self._exporter: MetricsExporter | None = None
+        self.exporter: MetricsExporter | None = None
         self._linger_s, self._quiet = linger_s, quiet
         if where is None:
             return
@@ -49,9 +47,9 @@ class CommandMetrics:
         from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415
 
         check_linger(self._linger_s)
-        self._exporter = open_metrics(where, job.name, job.cache_dirs, files)
+        self.exporter = open_metrics(where, job.name, job.cache_dirs, files)
         if not self._quiet:
-            self._say(f"metrics: {for_terminal(self._exporter.where, 4096)}")
+            self._say(f"metrics: {for_terminal(self.exporter.where, 4096)}")
 
     def __enter__(self) -> CommandMetrics:
         return self
@@ -59,40 +57,24 @@ class CommandMetrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._exporter is not None:
-            self._exporter.close()
+        if self.exporter is not None:
+            self.exporter.close()
 
-    def began(self, watch: Watch) -> Watch:
-        """Take in that the attempt begins; returns it."""
-        if self._exporter is not None:
-            self._exporter.attempt_began(1, watch.job.expected_bytes)
-        return watch
-
-    def sampled(self, watch: Watch) -> None:
-        """Take in that the monitor has measured."""
-        if self._exporter is not None:
-            self._exporter.sampled(watch)
-
-    def ended(self, outcome: Outcome, examiner: Examiner) -> Outcome:
-        """Take in how the attempt, and with it the run, ended; returns it."""
-        if self._exporter is not None:
-            self._exporter.attempt_ended(outcome, examiner.diagnosis.category if examiner.diagnosis else None)
-            self._exporter.run_ended(outcome.name)
-        return outcome
-
-    def finish(self, received: Sequence[int]) -> None:
+    def finish(self, outcome: str, received: Sequence[int]) -> None:
         """Wait for whoever scrapes to see the end, say what went wrong with the metrics, and close them.
 
         Args:
+            outcome: name of the run's outcome.
             received: signals that have come, live; one ends the wait, and one that came before lets none begin.
         """
-        if self._exporter is None:
+        if self.exporter is None:
             return
-        if self._exporter.lingers and self._linger_s and not received and not self._quiet:
+        self.exporter.run_ended(outcome)
+        if self.exporter.lingers and self._linger_s and not received and not self._quiet:
             self._say(f"metrics: open for up to {format_duration(self._linger_s)}, for a last scrape (Ctrl-C ends it)")
-        self._exporter.close(self._linger_s, lambda: bool(received))
-        if self._exporter.problem is not None:
-            self._say(self._exporter.problem)
+        self.exporter.close(self._linger_s, lambda: bool(received))
+        if self.exporter.problem is not None:
+            self._say(self.exporter.problem)
 
     def _say(self, text: str) -> None:
         print(f"cachewatch: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,222 @@
+"""One attempt put together: output, recording, metrics, view, the search for the cause, and the report.
+
+This is what the command, the flow and a program have in common. Who waits for the generator, and where problems are
+said, is theirs. Standard library only, since `cachewatch exec` stays in memory for as long as its generator runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.secrets import LineRedactor
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.postmortem.report import Report, build_report, write_report_within
+from prefect_cachewatch.publish.publication import Publication
+from prefect_cachewatch.run.placement import Placement
+from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.supervisor import Launch
+from prefect_cachewatch.watching.attachment import Attachment
+from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.stall import Verdict
+
+if TYPE_CHECKING:
+    from prefect_cachewatch.config import StallPolicy, StopPolicy
+    from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.run.trace.recorder import TraceRecorder
+
+__all__ = ["Runner", "View"]
+
+_TAIL_LINES = 50
+
+
+class View(Protocol):
+    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
+
+    def sampled(self, watch: Watch) -> None:
+        """Take in a measurement."""
+
+    def clear(self) -> None:
+        """Leave the screen to somebody else for a moment."""
+
+    def close(self) -> None:
+        """Leave the screen."""
+
+
+class Runner:
+    """One attempt, from its watch to its report.
+
+    Args:
+        files: who collects evidence and writes logs, bundles and reports.
+        secrets: values that must not appear in anything that is said or written.
+        attempt: its number, from 1.
+        bundles: whether a stall or a failure gets a post-mortem bundle.
+        bundle_root: where bundles go; default in the user's state directory.
+        trace: file for a trace of the growth; a later attempt than the first gets one with its number.
+        metrics: count it.
+        view: shows it.
+        on_sample: called after each measurement; must not block.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        secrets: tuple[str, ...],
+        *,
+        attempt: int = 1,
+        bundles: bool = True,
+        bundle_root: Path | None = None,
+        trace: Path | None = None,
+        metrics: MetricsExporter | None = None,
+        view: View | None = None,
+        on_sample: Callable[[Watch], None] | None = None,
+    ) -> None:
+        self.problems: list[str] = []
+        """What could not be recorded or written, for a person."""
+        self._files, self._secrets, self._attempt = files, secrets, attempt
+        self._bundles, self._bundle_root = bundles, bundle_root
+        self._trace, self._metrics, self._view = trace, metrics, view
+        self._recorder: TraceRecorder | None = None
+        self._told = [on_sample] if on_sample is not None else []
+        self._told += [one.sampled for one in (metrics, view) if one is not None]
+        self.examine_anew()
+
+    def examine_anew(self) -> None:
+        """Forget what was found out: the next stall is a case of its own."""
+        self.examiner = Examiner(
+            secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files
+        )
+
+    def watch(
+        self,
+        place: Placement,
+        site: CacheSite,
+        stall: StallPolicy,
+        stop: StopPolicy,
+        env: dict[str, str],
+        *,
+        log: Path | None = None,
+        show_output: bool = False,
+        stdin_fd: int | None = None,
+        expected_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        adapt: Callable[[Launch], Launch] = lambda launch: launch,
+    ) -> Watch:
+        """Make the watch of a generator that is to be started.
+
+        Args:
+            place: where it runs.
+            site: its cache directories, open.
+            stall: when silence is a stall.
+            stop: how the tree is stopped.
+            env: this process's environment with the job's on top; `place` picks from it.
+            log: file for its output.
+            show_output: whether the output is copied to this process's own.
+            stdin_fd: its standard input; default /dev/null.
+            expected_bytes: size of the finished cache, for the metrics.
+            clock: monotonic time in seconds.
+            adapt: changes how it is started.
+
+        Returns:
+            The watch, not started yet.
+
+        Raises:
+            InputError: the log cannot be opened, or the trace of a first attempt; a later attempt goes without.
+        """
+        supervisor = place.supervisor(site.paths)
+        output = OutputPump(
+            log, pass_through=show_output, before_write=self._view.clear if self._view else None, files=self._files
+        )
+        if self._trace is not None:
+            self._begin_recording(self._trace)
+        if self._metrics is not None:
+            self._metrics.attempt_began(self._attempt, expected_bytes)
+        return Watch(
+            site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
+            on_sample=self.sampled, before_stop=self.before_stop,
+            make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
+        )  # fmt: skip
+
+    def sampled(self, watch: Watch) -> None:
+        """Pass a measurement on."""
+        self.examiner.sampled(watch)
+        for tell in self._told:
+            tell(watch)
+
+    def before_stop(self, watch: Watch, verdict: Verdict) -> None:
+        """Collect the evidence."""
+        self.examiner.before_stop(watch, verdict)
+
+    def run(self, watch: Watch) -> Outcome:
+        """Run the attempt in this thread; raises as `run_watch` does."""
+        try:
+            return self.conclude(watch, run_watch(watch))
+        finally:
+            self.let_go(watch)
+
+    def let_go(self, watch: Watch) -> None:
+        """Leave the screen, and end the recording."""
+        if self._view is not None:
+            self._view.close()
+        if self._recorder is not None and (problem := self._recorder.finish(watch)):
+            self.problems.append(problem)
+
+    def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
+        """Name the cause of an attempt that stalled or failed; see `Examiner.conclude`."""
+        outcome = self.examiner.conclude(watch, outcome)
+        if self._metrics is not None:
+            diagnosis = self.examiner.diagnosis
+            self._metrics.attempt_ended(outcome, diagnosis.category if diagnosis else None)
+        return outcome
+
+    def report(
+        self,
+        watch: Watch,
+        outcome: Outcome,
+        *,
+        publication: Publication | None = None,
+        attached: Attachment | None = None,
+    ) -> Report:
+        """Write the bundle, where one is wanted.
+
+        Args:
+            watch: the attempt.
+            outcome: from `conclude`.
+            publication: what became of the build.
+            attached: who was watched, where cachewatch did not start it.
+
+        Returns:
+            The report of the attempt.
+        """
+        report = build_report(
+            outcome,
+            name=watch.job.name,
+            command=watch.job.command,
+            log_tail=LineRedactor(self._secrets).lines(watch.output.tail_lines(_TAIL_LINES)),
+            attempt=self._attempt,
+            secrets=self._secrets,
+        )
+        return self.examiner.write_bundle(replace(report, publication=publication, attached=attached), watch.output)
+
+    def write(self, report: Report, path: Path | None) -> None:
+        """Write a report to where it was asked for; what fails is one of the `problems`."""
+        if path is not None and (problem := write_report_within(self._files, report, path)):
+            self.problems.append(problem)
+
+    def _begin_recording(self, trace: Path) -> None:
+        from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path  # noqa: PLC0415 - most are not recorded
+
+        try:
+            self._recorder = TraceRecorder(attempt_path(trace, self._attempt), self._files)
+        except InputError as error:
+            if self._attempt == 1:
+                raise
+            self.problems.append(f"attempt {self._attempt} is not recorded: {error.message}")
+        else:
+            self._told.append(self._recorder.sampled)
