@@ -50,7 +50,6 @@ from prefect_cachewatch.flows.publishing import (
     resume_build,
 )
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
-from prefect_cachewatch.postmortem.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.publication import Publication
@@ -64,6 +63,7 @@ from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, out
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
+from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [
@@ -98,7 +98,7 @@ class GenerationSummary(BaseModel):
     cache_dirs: list[str] = Field(description="The directories, resolved.")
     run_dir: str = Field(description="Where the report and the generator's log lie, on the machine that ran it.")
     publication: Publication | None = Field(default=None, description="What became of the build; null without a store.")
-    ready: ReadyReport | None = Field(
+    ready: Readiness | None = Field(
         default=None,
         description="When its server was ready, and how it is stopped; null for a job that is done when it exits.",
     )
@@ -238,8 +238,8 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             logger.info(outcome.message)
             if inputs.delivery is not None:
                 return _deliver(inputs, inputs.delivery, outcomes, report)
-            name = "Ready" if outcome.ready is not None and outcome.ready.handed_over is not None else None
-            return Completed(name=name, message=outcome.message, data=_summary(inputs, outcomes))
+            name = "Ready" if outcome.ready is not None and outcome.ready.left_running else None
+            return Completed(name=name, message=outcome.message, data=_summary(inputs, number, report))
         logger.error(outcome.message)
         decision = decide_retry(retry, outcomes, start_bytes, inputs.stall.min_growth_bytes)
         if not decision.again:
@@ -303,7 +303,7 @@ def _log_cleaned(cleaned: dict[str, Any], logger: AnyLogger) -> None:
 def _cached(inputs: Inputs, report: Report) -> State[Any]:
     write_reports(inputs, report, "report.json")
     inputs.logger.info(report.message)
-    return Completed(name="Cached", message=report.message, data=_summary(inputs, [], report.publication))
+    return Completed(name="Cached", message=report.message, data=_summary(inputs, 0, report))
 
 
 def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
@@ -311,23 +311,22 @@ def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report
     write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state
-    return Completed(message=state.message, data=_summary(inputs, outcomes, report.publication))
+    return Completed(message=state.message, data=_summary(inputs, len(outcomes), report))
 
 
-def _summary(inputs: Inputs, outcomes: list[Outcome], publication: Publication | None = None) -> GenerationSummary:
-    last = outcomes[-1] if outcomes else None
-    found = publication if last is None else None
+def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary:
+    growth = report.growth
     return GenerationSummary(
         name=inputs.job.name,
-        attempts=len(outcomes),
-        bytes_written=last.growth.bytes_written if last else 0,
-        bytes_present=last.growth.bytes_present if last else found.total_bytes if found else 0,
-        files_present=last.growth.files_present if last else found.total_files if found else 0,
-        duration_s=round(last.duration_s, 3) if last else 0.0,
-        first_write_s=round(last.first_write_s, 3) if last and last.first_write_s is not None else None,
-        longest_pause_s=round(last.longest_pause_s, 3) if last else 0.0,
-        cache_dirs=list(last.paths) if last else [found.path] if found else [],
+        attempts=attempts,
+        bytes_written=growth.bytes_written,
+        bytes_present=growth.bytes_present,
+        files_present=growth.files_present,
+        duration_s=report.duration_s if attempts else 0.0,
+        first_write_s=growth.first_write_s,
+        longest_pause_s=growth.longest_pause_s,
+        cache_dirs=report.cache_dirs,
         run_dir=str(inputs.run_dir),
-        publication=publication,
-        ready=ready_section(last.ready) if last else None,
+        publication=report.publication,
+        ready=report.ready,
     )

@@ -19,7 +19,7 @@ TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"
 PURE = [
     "run.trace.replay",
     "run.trace.rows",
-    "watching.attachment",
+    "watching.sections",
     "config",
     "config.attach",
     "config.base",

@@ -10,9 +10,9 @@ import errno
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
@@ -22,11 +22,11 @@ from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
-from prefect_cachewatch.postmortem.readyreport import ReadyReport, ready_section
 from prefect_cachewatch.publish.publication import Publication
-from prefect_cachewatch.watching.attachment import Attachment
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import exit_status
+from prefect_cachewatch.watching.sections import Attachment, Readiness
+from prefect_cachewatch.watching.stall import Suspicion
 
 __all__ = [
     "GrowthReport",
@@ -42,28 +42,19 @@ __all__ = [
     "write_report_within",
 ]
 
+Section = TypeVar("Section", "GrowthReport", Suspicion)
+
 
 @dataclass(frozen=True)
 class StallReport:
     """Why cachewatch stopped the generator; all null when it did not."""
 
     #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing, or null.
-    kind: str | None
+    kind: str | None = None
     #: The window that had passed.
-    window_s: float | None
+    window_s: float | None = None
     #: The pause, or the time of blindness, at the decision.
-    pause_s: float | None
-
-
-@dataclass(frozen=True)
-class SuspectedReport:
-    """A pause that looked like a stall before the window had passed."""
-
-    at_s: float
-    pause_s: float
-    message: str
-    #: When growth came back; null if it did not.
-    cleared_at_s: float | None
+    pause_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,13 +77,14 @@ class GrowthReport:
     #: Apparent bytes in the directories at the end.
     bytes_present: int
     files_present: int
-    first_write_s: float | None
-    last_growth_s: float | None
+    first_write_s: float | None = None
+    last_growth_s: float | None = None
     #: The longest pause between two growths.
-    longest_pause_s: float
-    suspected: list[SuspectedReport]
+    longest_pause_s: float = 0.0
+    #: Pauses that looked like a stall before the window had passed.
+    suspected: list[Suspicion] = field(default_factory=list)
     #: At most 500 points, thinned evenly.
-    samples: list[SampleReport]
+    samples: list[SampleReport] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -145,13 +137,13 @@ class Report:
     started_at: str
     duration_s: float
     growth: GrowthReport
-    stop: StopSection | None
+    stop: StopSection | None = None
     #: Null if the directory could not be listed; `notes` says why.
-    listing: Listing | None
+    listing: Listing | None = None
     #: Last lines of the generator's output, secrets redacted.
-    log_tail: list[str]
+    log_tail: list[str] = field(default_factory=list)
     #: What else was noticed: log cut short, scanner started again, ...
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
     diagnosis: Diagnosis | None = None
     #: Directory of the post-mortem bundle; null if none was written.
@@ -161,7 +153,7 @@ class Report:
     #: The process that was watched, where cachewatch did not start it; null for a generation.
     attached: Attachment | None = None
     #: Null for a job that is done when it exits.
-    ready: ReadyReport | None = None
+    ready: Readiness | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 
@@ -215,37 +207,24 @@ def build_report(
         attempt=attempt,
         started_at=format_moment(outcome.started_at),
         duration_s=round(outcome.duration_s, 3),
-        growth=GrowthReport(
-            bytes_written=growth.bytes_written,
-            allocated_written=growth.allocated_written,
-            bytes_present=growth.bytes_present,
-            files_present=growth.files_present,
-            first_write_s=_rounded(outcome.first_write_s),
-            last_growth_s=_rounded(outcome.last_growth_s),
-            longest_pause_s=round(outcome.longest_pause_s, 3),
-            suspected=[
-                SuspectedReport(
-                    at_s=round(s.at_s, 3),
-                    pause_s=round(s.pause_s, 3),
-                    message=s.message,
-                    cleared_at_s=_rounded(s.cleared_at_s),
-                )
-                for s in outcome.suspicions
-            ],
-            samples=[
-                SampleReport(
-                    at_s=round(s.at_s, 3),
-                    bytes_written=s.bytes_written,
-                    allocated_written=s.allocated_written,
-                )
-                for s in outcome.samples
-            ],
+        growth=_rounded(
+            GrowthReport(
+                bytes_written=growth.bytes_written,
+                allocated_written=growth.allocated_written,
+                bytes_present=growth.bytes_present,
+                files_present=growth.files_present,
+                first_write_s=outcome.first_write_s,
+                last_growth_s=outcome.last_growth_s,
+                longest_pause_s=outcome.longest_pause_s,
+                suspected=[_rounded(suspicion) for suspicion in outcome.suspicions],
+                samples=[SampleReport(round(s.at_s, 3), s.bytes_written, s.allocated_written) for s in outcome.samples],
+            )
         ),
         stop=_stop_section(outcome, secrets),
         listing=listing,
         log_tail=log_tail,
         notes=list(outcome.notes),
-        ready=ready_section(outcome.ready),
+        ready=outcome.ready,
     )
 
 
@@ -265,7 +244,7 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
     now_s = time.time()
     return Report(
         outcome="cached",
-        stall=StallReport(kind=None, window_s=None, pause_s=None),
+        stall=StallReport(),
         message=message,
         exit_code=None,
         signal=None,
@@ -280,16 +259,7 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
             allocated_written=0,
             bytes_present=publication.total_bytes,
             files_present=publication.total_files,
-            first_write_s=None,
-            last_growth_s=None,
-            longest_pause_s=0.0,
-            suspected=[],
-            samples=[],
         ),
-        stop=None,
-        listing=None,
-        log_tail=[],
-        notes=[],
         publication=publication,
     )
 
@@ -439,8 +409,9 @@ def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | N
             for p in processes
         ]
 
+    decided_s = outcome.decided_after_last_growth_s
     return StopSection(
-        decided_after_last_growth_s=_rounded(outcome.decided_after_last_growth_s),
+        decided_after_last_growth_s=None if decided_s is None else round(decided_s, 3),
         gone_after_s=round(stop.gone_after_s, 4),
         terminated=named(stop.terminated),
         killed=named(stop.killed),
@@ -448,5 +419,7 @@ def _stop_section(outcome: Outcome, secrets: tuple[str, ...]) -> StopSection | N
     )
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+def _rounded(section: Section) -> Section:
+    """Round the times of a section to milliseconds."""
+    times: dict[str, Any] = {name: round(value, 3) for name, value in vars(section).items() if isinstance(value, float)}
+    return replace(section, **times)

@@ -21,8 +21,8 @@ from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.run.placement import Placement
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch
-from prefect_cachewatch.watching.attachment import Attachment
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.sections import Attachment
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
 

@@ -30,13 +30,14 @@ from prefect_cachewatch.watching.marking import write_completed, write_started
 from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.watching.outcomes import OutcomeName, is_failure, is_verdict
+from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
     from prefect_cachewatch.watching.servers.handover import HandedOver
-    from prefect_cachewatch.watching.servers.serving import Readiness, Serving
+    from prefect_cachewatch.watching.servers.serving import Serving
 
 __all__ = ["Outcome", "Watch", "run_watch"]
 

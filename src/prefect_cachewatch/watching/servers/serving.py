@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.common.text import for_terminal
@@ -17,6 +17,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.supervise.signals import signal_name
 from prefect_cachewatch.supervise.supervisor import StopReport, Supervisor
+from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.servers.checks import describe_wanted
 from prefect_cachewatch.watching.servers.readywatch import ReadyWatch
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
@@ -25,22 +26,9 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, ReadyServer, StallPolicy
     from prefect_cachewatch.watching.servers.handover import HandedOver
 
-__all__ = ["Readiness", "Serving"]
+__all__ = ["Serving"]
 
 _HAND_OVER_S = 45.0
-
-
-@dataclass(frozen=True)
-class Readiness:
-    """What became of a job that starts a server; `at_s` in seconds since its start, None if it was never ready."""
-
-    kind: str
-    what: str
-    then: str
-    at_s: float | None
-    last_answer: str | None
-    phases: tuple[PhaseChange, ...]
-    handed_over: HandedOver | None = None
 
 
 class Serving:
@@ -206,14 +194,20 @@ class Serving:
         Returns:
             The result.
         """
+        record = self.handed_over.record if self.handed_over else None
         return Readiness(
             kind=self._job.ready.kind,
             what=describe_wanted(self.ready)[0],
             then=self.ready.then,
-            at_s=None if self.ready_s is None else self.ready_s - started_s,
+            at_s=None if self.ready_s is None else round(self.ready_s - started_s, 3),
+            left_running=record is not None,
+            pid=record.pid if record else None,
+            container=record.container_id if record else None,
+            how_to_stop=record.stop_command if record else None,
+            record=str(self.handed_over.path) if self.handed_over else None,
+            log=record.log if record else None,
             last_answer=self.watcher.last_answer,
-            phases=tuple(phases),
-            handed_over=self.handed_over,
+            phases=[replace(change, at_s=round(change.at_s, 3)) for change in phases],
         )
 
     def _became_ready(self, supervisor: Supervisor, hand_over: Callable[[str], HandedOver | None]) -> None:

@@ -1,0 +1,71 @@
+"""What the report says of a process that cachewatch watched and did not start, and of a server. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect_cachewatch.watching.servers.warmup import PhaseChange
+
+__all__ = ["Attachment", "Readiness", "ReportedStall"]
+
+
+@dataclass(frozen=True)
+class ReportedStall:
+    """A stall of a process that was left alone."""
+
+    #: Seconds from the beginning of the watch to the verdict.
+    at_s: float
+    #: As `stall.kind`; null where the time limit was over.
+    kind: str | None
+    message: str
+    #: Directory of its post-mortem bundle, or null.
+    bundle: str | None
+    #: When it grew again; null if it did not.
+    resumed_at_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """Who was watched, and which stalls were only reported."""
+
+    #: Of the first process on this host; null for a container whose processes are not to be seen here.
+    pid: int | None
+    #: Its start time in clock ticks since boot, which with the pid says who it is.
+    start_ticks: int | None
+    #: How long it had been running when the watch began.
+    running_for_s: float
+    #: stop or report.
+    on_stall: str
+    stalls: list[ReportedStall]
+    #: Identifier of the container; null for a process.
+    container: str | None = None
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """When the server was ready, and what became of it; null for a job that is done when it exits."""
+
+    #: http, tcp, file or log.
+    kind: str
+    #: The address, port, marker or line that says it.
+    what: str
+    #: leave_running or stop.
+    then: str
+    #: When it was ready, in seconds since the start; null if it never was.
+    at_s: float | None
+    #: Whether it runs on without its guard.
+    left_running: bool
+    #: Its first process; null if it was not left running, or is a container.
+    pid: int | None
+    #: Id of the container; null for a process.
+    container: str | None
+    #: The command that stops it; null if it was not left running.
+    how_to_stop: str | None
+    #: File with the record of the hand-over; null if it was not left running.
+    record: str | None
+    #: File that gets its output from the hand-over on, with a `.1` beside it; null if it was not left running.
+    log: str | None
+    #: What was seen instead of readiness at the last look that did not find it; null if there was none.
+    last_answer: str | None
+    #: The phases in order, at most 200.
+    phases: list[PhaseChange]
