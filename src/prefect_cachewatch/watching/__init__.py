@@ -1,18 +1,18 @@
 """One attempt, one verdict: its directories (`site`), its measurements (`monitor`), the rule (`stall`), all of it (`attempt`).
 
 `attached` watches what somebody else started; `outcomes` has the ways to end, `messages` the sentences, `emptiness` an
-end without a cache, `marking` the job's marker files, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
+end without a cache, `marking` the job's marker files, `sections` parts of the report, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
 """
 
 __all__ = [
     "attached",
-    "attachment",
     "attempt",
     "emptiness",
     "marking",
     "messages",
     "monitor",
     "outcomes",
+    "sections",
     "servers",
     "site",
     "stall",
