@@ -20,9 +20,10 @@ from prefect_cachewatch.flows.generation import GenerationSummary, final_state, 
 from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.exposure import check_exposure
-from prefect_cachewatch.tasks.deployment import activate_build, check_deployment, collect_surplus, roll_back_build
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
+from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
 __all__ = ["deploy_cache"]
@@ -108,7 +109,7 @@ def _deploy(
     built = summary.publication
     assert built is not None
     cached = built.current is not None
-    previous = None if cached else activate_build(store, name, built)
+    previous = None if cached else activate_cache(store, name, built.build_id).previous
     if health is not None:
         env = {variable: value.replace(PLACEHOLDER, built.path) for variable, value in env.items()}
         result = check_deployment(health, built.path, env)
@@ -116,7 +117,7 @@ def _deploy(
             stays = "The cache was current before this run; nothing was switched."
             then = stays if cached else _go_back(store, name, built.build_id, result.reason)
             return Failed(name="Unhealthy", message=f"The health check failed: {result.reason}. {then}")
-    collect_surplus(store, name, publish)
+    collect_surplus(CacheStore(store), name, publish)
     healthy = ", and healthy" if health is not None else ""
     replaced = f", before it {previous}" if previous else ""
     message = f"{name} is deployed{healthy}: build {built.build_id}{replaced}."
@@ -127,7 +128,7 @@ def _deploy(
 def _go_back(store: str, name: str, build_id: str, why: str) -> str:
     """Roll back and say how that went, as a sentence."""
     try:
-        back = roll_back_build(store, name, build_id, why)
+        back = roll_back_cache(store, name, expected=build_id, unhealthy=why).build_id
     except InputError as error:
         return f"The roll-back failed too: {error.message}."
     return f"Rolled back from {build_id} to {back}."

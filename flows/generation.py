@@ -41,14 +41,6 @@ from prefect_cachewatch.flows.attempts import (
     show_output,
     write_reports,
 )
-from prefect_cachewatch.flows.publishing import (
-    begin_build,
-    deliver_build,
-    find_cached,
-    leave_build,
-    prepare_retry,
-    resume_build,
-)
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -61,6 +53,7 @@ from prefect_cachewatch.tasks.prefect_api.admission import Admission
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
+from prefect_cachewatch.tasks.publication import deliver_build, find_cached
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.sections import Readiness
@@ -157,7 +150,7 @@ def generate_cache(
             admission.metrics = exporter = run_metrics.open(files)
             job, stall = complete_job(profile, job, stall)
             admission.check()
-            delivery = Delivery(job, publish) if publish is not None else None
+            delivery = Delivery(job, publish, logger, files) if publish is not None else None
             clean = retry.on_retry == "clean"
             with contextlib.ExitStack() as stack:
                 inputs = prepare(
@@ -170,7 +163,7 @@ def generate_cache(
                         admission.record(state, logger)
                         return state
                     stack.enter_context(delivery)
-                    job, told = begin_build(delivery, job, clean=clean, grace_s=stop.grace_s, logger=logger)
+                    job, told = delivery.begin(clean=clean, grace_s=stop.grace_s)
                     inputs = inputs.told(job, told)
                 job = inputs.job
                 if clean:
@@ -180,7 +173,7 @@ def generate_cache(
                 site.to_record = delivery is not None and delivery.let_watch_record()
                 if delivery is not None:
                     site.growth_mark = delivery.target.growth_mark
-                    resume_build(delivery, window_s=stall.stall_after_s, clean=clean, logger=logger)
+                    delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 state = _run_attempts(inputs, site, retry, admission)
         except InputError as error:
             state = Failed(name="Refused", message=error.message)
@@ -246,7 +239,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             if number > 1 or retry.attempts > 1:
                 logger.info("no further attempt: %s", decision.reason)
             if inputs.delivery is not None:
-                leave_build(inputs.delivery, site)
+                inputs.delivery.leave(site)
             return Failed(name=ending_of(outcome.name, outcome.kind).state, message=outcome.message)
         pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
         due_s = time.monotonic() + pause_s
@@ -259,13 +252,13 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             if retry.on_retry == "clean":
                 _log_cleaned(site.clean(), logger)
             if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
-                prepare_retry(inputs.delivery, window_s=inputs.stall.stall_after_s, logger=logger)
+                inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
         except InputError as error:  # beside what may be cut and cannot be removed nothing is generated
             message = f"{outcome.message} No further attempt: {error.message}."
             logger.error("no further attempt: %s", error.message)
             write_reports(inputs, replace(report, message=message), f"report-{number}.json")
             if inputs.delivery is not None:
-                leave_build(inputs.delivery, site)
+                inputs.delivery.leave(site)
             return Failed(name=ending_of(outcome.name, outcome.kind).state, message=message)
         left_s = max(0.0, due_s - time.monotonic())
         logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))
@@ -307,7 +300,7 @@ def _cached(inputs: Inputs, report: Report) -> State[Any]:
 
 
 def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
-    state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report, inputs.logger)
+    state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report)
     write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state

@@ -7,24 +7,29 @@ cache too, so that one automation follows all its builds.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prefect import State, get_run_logger, task
 from prefect.assets import Asset, AssetProperties, materialize
 from prefect.cache_policies import NO_CACHE
-from prefect.events import emit_event
 from prefect.states import Completed, Failed
 from prefect.tasks import MaterializingTask
 
-from prefect_cachewatch.common.text import for_terminal, slugify
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
+from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.checks import Finding, refusals
 from prefect_cachewatch.publish.publication import Publication
-from prefect_cachewatch.run.delivery import Delivery, describe_publication, describe_refusal
+from prefect_cachewatch.run.delivery import Delivery, describe_publication, describe_refusal, growth_summary
+from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
+from prefect_cachewatch.tasks.store import collect_surplus
+from prefect_cachewatch.watching.attempt import Outcome
 
-__all__ = ["asset_key", "collect_builds", "emit_cache_event", "event_payload", "publisher_of", "verify_build"]
+__all__ = ["asset_key", "deliver_build", "event_payload", "find_cached", "publisher_of", "verify_build"]
 
 # What Prefect refuses in an asset's key, and control characters.
 _NOT_IN_KEY = re.compile(r"[\s#?&%\"'<>\[\]{}|\\^`\x00-\x1f\x7f-\x9f]")
@@ -48,26 +53,61 @@ def asset_key(path: str) -> str:
     return f"file://{_NOT_IN_KEY.sub('-', path.encode('utf-8', 'replace').decode())}"[:_KEY_MAX]
 
 
-def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
-    """Emit `cachewatch.cache.<kind>` about a cache.
+def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
+    """Look whether the cache is whole already; if not, whether there is room for it.
 
     Args:
-        kind: published, activated, rolled-back or quarantined.
-        name: of the cache.
-        payload: build, key, paths and numbers; nothing secret.
+        delivery: of the run.
+        job: as it was given.
 
     Returns:
-        Whether it was handed to Prefect.
+        The report of a run that has nothing to do, or None.
+
+    Raises:
+        NotEnoughSpace: it has to be generated, and there is no room.
     """
-    resource = {
-        "prefect.resource.id": f"cachewatch.cache.{slugify(name)}",
-        "prefect.resource.name": for_terminal(name, 100),
-    }
-    try:
-        emit_event(f"cachewatch.cache.{kind}", resource=resource, payload=dict(payload))
-    except Exception:  # noqa: BLE001 - an event that cannot be sent takes nothing back
-        return False
-    return True
+    started_s = time.time()
+    found = delivery.find_cached()
+    if found is None:
+        delivery.require_space()
+        return None
+    if found.current is None and delivery.policy.activate:
+        found = delivery.activate(found)
+        emit_cache_event("activated", job.name, event_payload(found))
+    message = describe_publication(job.name, found)
+    return cached_report(found, name=job.name, command=job.command, message=message, started_s=started_s)
+
+
+def deliver_build(
+    delivery: Delivery, env: Mapping[str, str], secrets: tuple[str, ...], outcomes: Sequence[Outcome], report: Report
+) -> tuple[State[None], Report]:
+    """Verify, publish and activate what a completed attempt wrote.
+
+    Args:
+        delivery: of the run.
+        env: whole environment of the user's check command.
+        secrets: values that must not appear in a message.
+        outcomes: of all attempts, the completed one last.
+        report: of that one.
+
+    Returns:
+        Completed, or Failed named `VerificationFailed`; and the report that says so too.
+    """
+    logger = get_run_logger()
+    state: Any = verify_build(delivery, env, secrets, return_state=True)
+    if state.is_completed():
+        growth = growth_summary(outcomes[-1], len(outcomes))
+        state = publisher_of(delivery)(delivery, growth, return_state=True)
+    message = state.message or "The build was not published."
+    done = delivery.publication or delivery.unfinished()
+    if not state.is_completed():
+        logger.error(message)
+        failed = replace(report, outcome="verification_failed", message=message, publication=done)
+        return Failed(name="VerificationFailed", message=message), failed
+    logger.info(message)
+    if done.current and delivery.store is not None:
+        collect_surplus(delivery.store, delivery.name, delivery.policy)
+    return Completed(message=message), replace(report, message=message, publication=done)
 
 
 @task(name="verify-build", task_run_name="verify-build", **_OPTIONS)
@@ -134,22 +174,6 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
         return Completed(message=describe_publication(delivery.name, done))
 
     return publish_cache
-
-
-def collect_builds(delivery: Delivery) -> None:
-    """Remove surplus builds after an activation; a failure is a warning, the cache is in use already.
-
-    Args:
-        delivery: of the run; its policy says how many stay.
-    """
-    logger = get_run_logger()
-    try:
-        done = delivery.collect()
-    except (StoreError, OSError) as error:
-        logger.warning("old builds were not removed: %s", error)
-        return
-    if done is not None and done.removed:
-        logger.info("removed %d old builds, %s", len(done.removed), format_bytes(done.freed_bytes))
 
 
 def _refuse(delivery: Delivery, refused: Sequence[Finding]) -> State[None]:

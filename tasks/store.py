@@ -1,26 +1,39 @@
-"""The cache store as Prefect tasks: activate, roll back, list, verify, clean up; thin."""
+"""The cache store as Prefect tasks: activate, ask for the health, roll back, list, verify, clean up; thin."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
 from prefect_cachewatch.publish.collection import Collected
+from prefect_cachewatch.publish.health import HealthCheck, HealthResult, check_health
+from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.verification import Verdict
+from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 
-__all__ = ["activate_cache", "collect_cache", "list_cache", "roll_back_cache", "verify_cache"]
+__all__ = [
+    "activate_cache",
+    "check_deployment",
+    "collect_cache",
+    "collect_surplus",
+    "list_cache",
+    "roll_back_cache",
+    "verify_cache",
+]
 
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 
-@task(name="activate-cache", **_OPTIONS)
+@task(name="activate-cache", task_run_name="activate-cache", **_OPTIONS)
 def activate_cache(
     store: str, name: str, build_id: str | None = None, verify: Literal["quick", "full"] = "quick"
 ) -> Activation:
@@ -36,24 +49,58 @@ def activate_cache(
         What was switched.
     """
     switched = CacheStore(store).activate(name, build_id, verify=verify)
+    emit_cache_event("activated", name, _payload(switched))
     get_run_logger().info("%s is current now at %s", switched.build_id, switched.path)
     return switched
 
 
-@task(name="roll-back-cache", **_OPTIONS)
-def roll_back_cache(store: str, name: str, verify: Literal["quick", "full"] = "quick") -> Activation:
+@task(name="health-check", task_run_name="health-check", **_OPTIONS)
+def check_deployment(health: HealthCheck, cache_dir: str, env: Mapping[str, str]) -> HealthResult:
+    """Ask whether what uses the cache works, until the deadline.
+
+    Args:
+        health: what to ask.
+        cache_dir: path of the activated build.
+        env: whole environment of a command.
+
+    Returns:
+        Whether it does, and why not.
+    """
+    logger = get_run_logger()
+    result = check_health(health, cache_dir, env)
+    if result.ok:
+        logger.info("healthy after %s", format_duration(result.duration_s))
+    else:
+        logger.error("not healthy: %s", result.reason)
+    return result
+
+
+@task(name="roll-back-cache", task_run_name="roll-back-cache", **_OPTIONS)
+def roll_back_cache(
+    store: str,
+    name: str,
+    verify: Literal["quick", "full"] = "quick",
+    expected: str | None = None,
+    unhealthy: str | None = None,
+) -> Activation:
     """Make the build current that was so before.
 
     Args:
         store: root of the store.
         name: the cache.
         verify: how deep it is looked at before the switch.
+        expected: the build to go back from; where another is current, somebody has switched meanwhile, and it fails.
+        unhealthy: what the health check said, which is noted of the build that is left.
 
     Returns:
         What was switched.
     """
-    switched = CacheStore(store).rollback(name, verify=verify)
-    get_run_logger().warning("rolled back from %s to %s", switched.previous, switched.build_id)
+    switched = CacheStore(store).rollback(name, verify=verify, expected=expected, unhealthy=unhealthy)
+    emit_cache_event("rolled-back", name, _payload(switched))
+    logger = get_run_logger()
+    for skipped in switched.skipped:
+        logger.warning("passed over: %s", skipped)
+    logger.warning("rolled back from %s to %s", switched.previous, switched.build_id)
     return switched
 
 
@@ -119,3 +166,35 @@ def collect_cache(
     for problem in done.problems:
         logger.warning("%s", problem)
     return done
+
+
+def collect_surplus(store: CacheStore, name: str, publish: PublishPolicy) -> None:
+    """Remove surplus builds after an activation; a failure is a warning, the cache is in use already.
+
+    Args:
+        store: the store.
+        name: the cache.
+        publish: says how many stay.
+    """
+    if publish.keep is None:
+        return
+    logger = get_run_logger()
+    try:
+        done = store.gc(name, keep=publish.keep, keep_quarantined=publish.keep_quarantined, grace_s=publish.gc_grace_s)
+    except (StoreError, OSError) as error:
+        logger.warning("old builds were not removed: %s", error)
+        return
+    if done.removed:
+        logger.info("removed %d old builds, %s", len(done.removed), format_bytes(done.freed_bytes))
+
+
+def _payload(switched: Activation) -> dict[str, Any]:
+    made = switched.manifest
+    return {
+        "build_id": switched.build_id,
+        "key": made.key,
+        "bytes": made.total_bytes,
+        "files": made.total_files,
+        "path": switched.path,
+        "previous": switched.previous,
+    }

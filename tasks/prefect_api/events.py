@@ -6,6 +6,7 @@ related by Prefect. Emitting never waits for a server: Prefect sends events from
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +15,7 @@ from prefect.events import emit_event
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["describe_end", "emit_generation_event", "resource_id"]
+__all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "resource_id"]
 
 
 def resource_id(name: str) -> str:
@@ -67,7 +68,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
     )
 
 
-def emit_generation_event(kind: str, name: str, payload: dict[str, Any]) -> bool:
+def emit_generation_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
     """Emit `cachewatch.generation.<kind>` about a cache.
 
     Args:
@@ -78,9 +79,27 @@ def emit_generation_event(kind: str, name: str, payload: dict[str, Any]) -> bool
     Returns:
         Whether it was handed to Prefect.
     """
+    return _emit(f"cachewatch.generation.{kind}", name, payload)
+
+
+def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
+    """Emit `cachewatch.cache.<kind>` about a cache.
+
+    Args:
+        kind: published, activated, rolled-back or quarantined.
+        name: of the cache.
+        payload: build, key, paths and numbers; nothing secret.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    return _emit(f"cachewatch.cache.{kind}", name, payload)
+
+
+def _emit(event: str, name: str, payload: Mapping[str, Any]) -> bool:
     resource = {"prefect.resource.id": resource_id(name), "prefect.resource.name": for_terminal(name, 100)}
     try:
-        emit_event(f"cachewatch.generation.{kind}", resource=resource, payload=payload)
-    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing for the generation
+        emit_event(event, resource=resource, payload=dict(payload))
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing, and takes nothing back
         return False
     return True

@@ -124,7 +124,7 @@ def _generate(
     check_outputs_ahead(files, job, log=log, report=report, record=record, published=publish is not None)
     check_metrics(options["metrics"], options["metrics_linger"], job, files)
     if publish is not None:
-        Delivery(job, publish).require_space()
+        Delivery(job, publish, files=files).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
     place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(

@@ -7,29 +7,32 @@ generation itself lies between `begin` and `verify` and is the caller's.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from prefect_cachewatch.common.ahead import look_ahead
+from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, StoreError
+from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
-from prefect_cachewatch.publish.collection import Collected
 from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.suspects import Suspect
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [
     "Delivery",
@@ -40,6 +43,9 @@ __all__ = [
     "growth_summary",
 ]
 
+_NAMED = 5
+_NOTE_S = 5.0
+
 
 class Delivery:
     """One run's way from the question whether the cache is there to its activation.
@@ -47,14 +53,24 @@ class Delivery:
     Args:
         job: with `{cache_dir}` in its command or environment, in staged mode.
         policy: how it is published.
+        logger: of the run.
+        files: who finds out whether the store's file system answers; default this process.
 
     Raises:
-        InputError: they do not fit together; nothing was touched.
+        InputError: they do not fit together, and nothing was touched; or the store cannot be used.
     """
 
-    def __init__(self, job: CacheJob, policy: PublishPolicy) -> None:
+    def __init__(
+        self,
+        job: CacheJob,
+        policy: PublishPolicy,
+        logger: Logger | LoggerAdapter[Any] = getLogger(__name__),  # noqa: B008
+        files: Files | None = None,
+    ) -> None:
         check_delivery(job, policy)
+        self._logger, self._files, self._source = logger, files or InPlace(), job
         self.policy, self.name = policy, job.name
+        self._require_answer()
         self.recipe = BuildRecipe.of(job.command, policy)
         if job.container is not None:  # another image is another cache
             tools = {**self.recipe.tool_versions, "container image": job.container.image}
@@ -64,7 +80,6 @@ class Delivery:
         self.publication: Publication | None = None
         self.cut_files: set[str] = set()
         """What the last attempt may have cut, by its watch: absolute paths."""
-        self._source = job
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
 
@@ -78,6 +93,7 @@ class Delivery:
         if self.store is None:
             return None
         try:
+            self._require_answer()
             builds = [
                 b for b in self.store.list_builds(self.name) if b.state in ("active", "published") and b.finished_at
             ]
@@ -113,45 +129,53 @@ class Delivery:
         manifest = find_whole_in_place(path, self.recipe.key, verify=self.policy.verify)
         return replace(self._describe("cached", manifest, path), current=path) if manifest else None
 
-    def begin(self, *, clean: bool, grace_s: float = 10.0) -> None:
+    def begin(self, *, clean: bool, grace_s: float = 10.0) -> tuple[CacheJob, dict[str, str]]:
         """Get the directory to write to, and take the writer's lock.
 
         Args:
             clean: whether what a killed run left is not to be resumed.
             grace_s: how long the generator may write on when this run is killed.
 
+        Returns:
+            The job that is told where to write, and what its environment gains by that.
+
         Raises:
             StoreBusy: another publisher is at work.
             StoreError: the store cannot be used.
         """
+        self._require_answer()
         adopt = self.policy.adopt_abandoned and not clean and not self.policy.force
         if self.store is not None:
             self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         else:
+            # Looked at before the marker goes.
+            CacheSite(self._source.cache_dirs, expected_bytes=self._source.expected_bytes).close()
             path = self._source.cache_dirs[0]
             self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
         self._resources.enter_context(self._target)
         if not self._target.adopted:
             self._target.note_growth()
+        self._log_notes()
+        self._logger.info("generating build %s at %s", self.target.build_id, self.target.path)
+        # A Secret block's value is worth more than the same variable in env.
+        told = {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
+        return self.job, told
 
-    def resume(self, *, clean: bool, window_s: float) -> list[Suspect]:
+    def resume(self, *, clean: bool, window_s: float) -> None:
         """Deal with what a killed run left in the directory; nobody may be writing there any more.
 
         Args:
             clean: remove all of it.
             window_s: the stall window, for what that run may have cut.
-
-        Returns:
-            The files that were removed, since they may be cut.
         """
-        if not self.target.adopted:
-            return []
-        self.target.require_certain(self.policy, window_s=window_s)
-        if clean:
-            self.target.clean()
-            self.target.note_growth()
-            return []
-        return self.target.prepare_resume(self.policy, window_s=window_s)
+        if self.target.adopted:
+            self.target.require_certain(self.policy, window_s=window_s)
+            if clean:
+                self.target.clean()
+                self.target.note_growth()
+            else:
+                self._remove_suspects(window_s, ())
+        self._log_notes()
 
     def let_watch_record(self) -> bool:
         """Leave it to the watch to record what is made, if that has to be known; says whether it has."""
@@ -185,19 +209,31 @@ class Delivery:
         env = {name: value.replace(PLACEHOLDER, path) for name, value in self._source.env.items()}
         return env | ({self.policy.cache_dir_env: path} if self.policy.cache_dir_env else {})
 
-    def prepare_retry(self, window_s: float) -> list[Suspect]:
+    def prepare_retry(self, window_s: float) -> None:
         """Remove what the attempt that has just ended may have cut.
 
         Args:
             window_s: the stall window.
 
-        Returns:
-            What was removed.
+        Raises:
+            StoreError: what may be cut cannot be removed, or the file system does not answer.
         """
+        self._require_answer()
         prefix = self.target.path + "/"
         below = {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
         self.target.require_certain(self.policy, window_s=window_s, reported=below)
-        return self.target.prepare_resume(self.policy, window_s=window_s, reported=below)
+        self._remove_suspects(window_s, below)
+        self._log_notes()
+
+    def leave(self, site: CacheSite) -> None:
+        """Note for whoever resumes the build what its last attempt may have cut, as far as the watch has seen it.
+
+        Args:
+            site: whose scan process writes it: its storage may hang.
+        """
+        text = self.target.reported_json(self.cut_files)
+        with contextlib.suppress(ScanError):  # less is known then, and change times are left
+            site.scanner.request("mark", _NOTE_S, path=self.target.reported_record, text=text)
 
     def verify(self, env: Mapping[str, str], secrets: Sequence[str] = ()) -> list[Finding]:
         """Check the build, with the user's command last and only where nothing else refuses it.
@@ -208,7 +244,11 @@ class Delivery:
 
         Returns:
             What forbids to publish; `findings` has the warnings too.
+
+        Raises:
+            StoreError: the build is gone, or its file system does not answer.
         """
+        self._require_answer()
         self.findings = self.target.check(self.policy)
         if self.policy.check_command and not refusals(self.findings):
             failed = self._run_check(env, secrets)
@@ -255,17 +295,6 @@ class Delivery:
         self.publication = replace(publication, current=self.current, previous=previous)
         return self.publication
 
-    def collect(self) -> Collected | None:
-        """Remove surplus builds as the policy says."""
-        if self.store is None or self.policy.keep is None:
-            return None
-        return self.store.gc(
-            self.name,
-            keep=self.policy.keep,
-            keep_quarantined=self.policy.keep_quarantined,
-            grace_s=self.policy.gc_grace_s,
-        )
-
     def unfinished(self) -> Publication:
         """Describe the build as it is left when the generation fails; the next run of the same key resumes it."""
         return self._describe("unfinished", None, self.target.path)
@@ -281,6 +310,27 @@ class Delivery:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require_answer(self) -> None:
+        """Go no further where the file system hangs: nobody gets out of what is read and written here in this process."""
+        path = self.policy.store if self.policy.mode == "staged" else self._source.cache_dirs[0]
+        try:
+            with contextlib.suppress(OSError):  # said in its place
+                look_ahead(self._files, f"cache store {path}", os.statvfs, str(path))
+        except InputError as error:
+            raise StoreError(error.message) from error
+
+    def _remove_suspects(self, window_s: float, reported: Collection[str]) -> None:
+        removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported)
+        if removed:
+            names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:_NAMED])
+            more = f" and {len(removed) - _NAMED} more" if len(removed) > _NAMED else ""
+            text = "removed %d files that may be cut, before resuming: %s%s"
+            self._logger.warning(text, len(removed), names, more)
+
+    def _log_notes(self) -> None:
+        while self.target.notes:
+            self._logger.warning("%s", self.target.notes.pop(0))
 
     def _prune_quarantine(self) -> None:
         if self.store is None:

@@ -1,0 +1,68 @@
+"""A run's way into a store whose file system stops answering: it is told, and nobody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prefect_cachewatch.common.aside import InPlace
+from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.run.delivery import Delivery
+
+SAYS = "cannot be used: its file system does not answer within 10 s; check the mount"
+
+
+class MayHang(InPlace):
+    """Does what it is asked for, until its file system hangs."""
+
+    hangs = False
+
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+        if self.hangs:
+            raise TimeoutError
+        return function(*arguments)
+
+
+def ways(base: Path) -> list[tuple[CacheJob, PublishPolicy]]:
+    """Into a store, and in place."""
+    for name in ("store", "cache"):
+        (base / name).mkdir()
+    return [
+        (CacheJob(name="c", command=["gen", "{cache_dir}"]), PublishPolicy(store=base / "store")),
+        (CacheJob(name="c", command=["gen"], cache_dirs=[base / "cache"]), PublishPolicy(mode="in_place")),
+    ]
+
+
+def test_a_store_that_does_not_answer_is_refused_before_it_is_touched(tmp_path):
+    files = MayHang()
+    files.hangs = True
+    for job, policy in ways(tmp_path):
+        with pytest.raises(StoreError) as caught:
+            Delivery(job, policy, files=files)
+        path = policy.store or job.cache_dirs[0]
+        assert caught.value.message == f"cache store {path} {SAYS}"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda delivery: delivery.begin(clean=False),
+        lambda delivery: delivery.prepare_retry(300),
+        lambda delivery: delivery.verify({}),
+    ],
+    ids=["begin", "prepare_retry", "verify"],
+)
+def test_a_store_that_hangs_later_ends_the_run_and_holds_nobody(tmp_path, step):
+    for job, policy in ways(tmp_path):
+        files = MayHang()
+        with Delivery(job, policy, files=files) as delivery:
+            delivery.begin(clean=False)
+            files.hangs = True
+            with pytest.raises(StoreError, match=SAYS):
+                step(delivery)
+            assert delivery.last_bytes() is None
