@@ -84,7 +84,7 @@ def test_the_deployment_carries_its_cron_schedule_and_its_form(deployed: Server)
     found = deployed.request("GET", f"/deployments/name/{NIGHTLY}")
     assert [s["schedule"]["cron"] for s in found["schedules"]] == ["30 2 * * *"]
     schema = json.dumps(found["parameter_openapi_schema"])
-    assert "No growth for this long, once writing has begun, is a stall." in schema
+    assert "No growth for this long is a stall; counted once writing has begun." in schema
 
 
 def test_a_stall_on_a_worker_is_failed_named_stalled_and_leaves_nothing(deployed: Server, tmp_path: Path) -> None:

@@ -48,3 +48,13 @@ def test_a_settings_file_may_be_a_pipe_that_somebody_writes(tmp_path: Path):
     ran = run(["bash", "-c", command])
     assert ran.status == 125
     assert "--grace 2 h is out of range: give at most 1 h (set by grace in /dev/fd/" in ran.stderr
+
+
+def test_a_working_directory_that_has_been_removed_has_no_settings(tmp_path: Path):
+    gone, elsewhere = tmp_path / "gone", tmp_path / "elsewhere"
+    gone.mkdir()
+    elsewhere.mkdir()
+    options = f"--cache-dir {tmp_path}/c --cwd {elsewhere} --allow-empty"
+    command = f"cd {gone} && rmdir {gone} && exec {' '.join(CACHEWATCH)} exec {options} -- pwd"
+    ran = run(["sh", "-c", command], env=os.environ | {"PYTHONSAFEPATH": "1"})
+    assert (ran.status, ran.stdout) == (0, f"{elsewhere}\n"), ran.stderr

@@ -99,7 +99,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         rewrite=rewrite,
         metrics=options["metrics"],
         metrics_linger_s=options["metrics_linger"],
-        note=poll_note(stall, context.get_parameter_source("poll") is not click.core.ParameterSource.DEFAULT),
+        note=poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT),
     )
     if context.obj is not None:  # somebody runs it who has no use for what was loaded to read it
         status: int = context.obj(settings)

@@ -16,6 +16,7 @@ from rich.console import Console
 from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
+from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
@@ -24,7 +25,7 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.hostcheck import check_host
-from prefect_cachewatch.fleet.jobs import FleetPlan
+from prefect_cachewatch.fleet.jobs import FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
 from prefect_cachewatch.run.exposure import check_exposure
 
@@ -33,33 +34,25 @@ __all__ = ["command"]
 NOT_ALL = 1
 
 
+_POLICY = Fields(
+    FleetPolicy,
+    "max_parallel N, on_failure, max_failures N, resume, missing_limit error|ignore|create:N",
+)
 _SECTIONS = [
     Section("Basics", "--check --max-parallel --deployment --name", [
-    option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need."),
-    option("--max-parallel", type=click.IntRange(1, 10_000), metavar="N", help="Jobs at once; 2 on this host."),
-    option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
-    option("--name", help="Name of the fleet; default the file's."),
+        option("--check", is_flag=True, help="Only see whether the file, this host and Prefect have what the jobs need."),
+        _POLICY["max_parallel"],
+        option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
+        option("--name", help="Name of the fleet; default the file's."),
     ]),
-    Section("When jobs fail", "--on-failure --max-failures --resume", [
-    option(
-        "--on-failure", type=click.Choice(["continue", "stop_new", "fail_fast"]),
-        help="When more than --max-failures jobs have failed; default continue.",
-    ),
-    option("--max-failures", type=click.IntRange(0, 10_000), metavar="N", help="Failed jobs that are put up with."),
-    option(
-        "--resume", is_flag=True, help="Skip jobs without a store, too, that an unfinished run of this fleet completed."
-    ),
-    option(
-        "--missing-limit", metavar="error|ignore|create:N", help="A storage that has no concurrency limit; default error."
-    ),
-    ], shared="*"),
+    Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel"), shared="*"),
     Section("Output", "--quiet --strict-secrets", [
-    option("--quiet", is_flag=True, help="Say nothing but how it ended."),
-    option(
-        "--strict-secrets",
-        is_flag=True,
-        help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
-    ),
+        option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+        option(
+            "--strict-secrets",
+            is_flag=True,
+            help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
+        ),
     ], shared="*"),
 ]  # fmt: skip
 
@@ -88,8 +81,7 @@ def command(
     with contextlib.closing(Aside.fork()) as files:  # before there is any thread
         require_places(files)
         look_ahead(files, f"jobs file {jobs_file}", os.path.exists, jobs_file.absolute())
-    given = {option: value for option, value in options.items() if value not in (None, False)}
-    plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=given)
+    plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=_POLICY.given(options))
     if (warning := check_exposure({job.name: job for job in plan.jobs}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
     if plan.jobs[0].deployment is None:

@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
+from prefect_cachewatch.cli.options.fields import DURATION, Fields
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
-    build_model,
     guard_sections,
     job_from,
     stall_from,
@@ -26,7 +26,6 @@ from prefect_cachewatch.cli.options.metrics import absolute_destination, check_m
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
-from prefect_cachewatch.cli.options.units import DURATION
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
@@ -46,13 +45,11 @@ __all__ = ["command", "run_flow"]
 
 _NAME = option("--name", help="Name of the job; default the cache directory's.")
 _STORAGE = option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
-_ATTEMPTS = Section("Attempts", "--attempts --on-retry", [
-    option("--attempts", type=int, default=3, show_default=True, help="Attempts in all."),
-    option("--backoff", type=DURATION, default="30s", show_default=True, help="Pause before the second attempt."),
-    option(
-        "--on-retry", type=click.Choice(["resume", "clean"]), default="resume", show_default=True, help="Partial files."
-    ),
-], shared="*")  # fmt: skip
+_RETRY = Fields(
+    RetryPolicy,
+    "attempts N, backoff_s, on_retry",
+)
+_ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options(), shared="*")
 _PREFECT = [
     option(
         "--api-patience",
@@ -83,9 +80,6 @@ _PREFECT = [
     context_settings={"allow_interspersed_args": False},
 )
 def command(
-    attempts: int,
-    backoff: float,
-    on_retry: str,
     name: str | None,
     api_patience: float,
     strict_secrets: bool,
@@ -97,13 +91,10 @@ def command(
     whole, 1 when the checks refuse it.
     """
     with contextlib.closing(Aside.fork()) as files:  # before there is any thread
-        return _generate(attempts, backoff, on_retry, name, api_patience, strict_secrets, files, options)
+        return _generate(name, api_patience, strict_secrets, files, options)
 
 
 def _generate(
-    attempts: int,
-    backoff: float,
-    on_retry: str,
     name: str | None,
     api_patience: float,
     strict_secrets: bool,
@@ -116,7 +107,7 @@ def _generate(
         raise InputError("--store needs --name NAME: the name of the cache in the store")
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)
-    retry = build_model(RetryPolicy, attempts=attempts, backoff_s=backoff, on_retry=on_retry)
+    retry = _RETRY.build(options)
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.guard import RULE_OPTIONS, poll_note, stall_from
-from prefect_cachewatch.cli.options.units import DURATION, SIZE
+from prefect_cachewatch.cli.options.fields import DURATION, SIZE
+from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
@@ -32,11 +32,12 @@ _ENDINGS = {
 }
 
 
-@click.command("replay", params=[*RULE_OPTIONS])
+@click.command("replay", params=RULES.options())
 @click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
 @click.option(
     "--warmup-within",
+    "warmup_within_s",
     type=DURATION,
     help="The trace is a server's: silence after its last byte is its warm-up, so long.",
 )
@@ -50,12 +51,14 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     """
     policy = stall_from(options)
     recorded = read_trace(trace)
-    found = replay_trace(recorded, policy, hang_at, _warmup(policy, options["warmup_within"], expected_bytes, recorded))
+    found = replay_trace(
+        recorded, policy, hang_at, _warmup(policy, options["warmup_within_s"], expected_bytes, recorded)
+    )
     enough = find_enough(recorded, policy, hang_at)
     if as_json:
         print(json.dumps(_as_data(recorded, policy, found, enough)))
         return
-    asked = click.get_current_context().get_parameter_source("poll") is click.core.ParameterSource.COMMANDLINE
+    asked = click.get_current_context().get_parameter_source("poll_s") is click.core.ParameterSource.COMMANDLINE
     note = poll_note(policy, asked)
     if note:
         click.echo(f"cachewatch: {note}", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.units import DURATION
+from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError

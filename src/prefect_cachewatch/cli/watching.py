@@ -8,24 +8,22 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.guard import (
-    ALLOW_EMPTY,
-    CACHE_DIR,
     REPORTING,
     SHARED_OUTPUT,
-    STALL_SECTION,
-    build_model,
+    ignored,
     make_absolute,
     stall_from,
+    stall_section,
     stop_from,
 )
-from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
-from prefect_cachewatch.cli.options.units import SIZE
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, redact_argv
-from prefect_cachewatch.config import DEFAULT_IGNORE, AttachJob
+from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
@@ -40,38 +38,21 @@ __all__ = ["command", "exit_status"]
 _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
-_SUBJECT = [
-    option("--pid", type=int, help="The process; its end is the end of the watch."),
-    option("--container", metavar="NAME", help="A container, by name or id, instead of a process."),
-    CACHE_DIR,
-    option(
-        "--on-stall",
-        type=click.Choice(["report", "stop"]),
-        default="report",
-        show_default=True,
-        help="report: say it, leave the process alone, go on; stop: end it with all that belongs to it.",
-    ),
-    option(
-        "--wait-for",
-        type=click.Choice(["leader", "tree"]),
-        default="leader",
-        show_default=True,
-        help="Whose end is the end: the process itself, or all that it started too.",
-    ),
-    option("--name", help="Name of the cache; default the cache directory's."),
-    ALLOW_EMPTY,
-    option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the progress bar."),
-    option("--start-ticks", type=int, help="Refuse if this is not its start time (field 22 of /proc/PID/stat)."),
-    option("--engine", metavar="URL", help="The container's engine, as unix:///path; default as docker's own."),
-]
+_FIELDS = Fields(
+    AttachJob,
+    "pid PID, container NAME, cache_dirs --cache-dir DIR, on_stall, wait_for, name NAME, allow_empty, "
+    "expected_bytes --expect, ignore GLOB, start_ticks, engine URL",
+    pid={"type": int},
+    start_ticks={"type": int},
+)
 
 
 @click.command(
     "watch",
     cls=SectionedCommand,
     sections=[
-        Section("Basics", "--pid --container --cache-dir --on-stall --name", _SUBJECT),
-        STALL_SECTION,
+        Section("Basics", "--pid --container --cache-dir --on-stall --name", _FIELDS.options("ignore")),
+        stall_section(_FIELDS["ignore"]),
         Section("Output", "--report --quiet", REPORTING, SHARED_OUTPUT),
     ],
     needed={"--pid": "required, or --container", "--cache-dir": "required"},
@@ -156,20 +137,7 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
         with Adoptee(pid, start_ticks=options["start_ticks"]):  # what is wrong with the process comes first
             where = suggest_directories(pid)
         raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
-    return build_model(
-        AttachJob,
-        pid=pid,
-        container=container,
-        engine=options["engine"],
-        start_ticks=options["start_ticks"],
-        cache_dirs=make_absolute(options["cache_dirs"]),
-        name=options["name"],
-        on_stall=options["on_stall"],
-        wait_for=options["wait_for"],
-        expected_bytes=options["expected_bytes"],
-        allow_empty=options["allow_empty"],
-        ignore=list(options["ignore"]) + ([] if options["no_default_ignores"] else list(DEFAULT_IGNORE)),
-    )
+    return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))
 
 
 def _name_bundle(report: Report, quiet: bool) -> None:

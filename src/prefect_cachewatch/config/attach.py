@@ -18,7 +18,7 @@ class AttachJob(InputModel):
     """A process that runs already, and the directories that it writes to."""
 
     pid: int | None = Field(
-        default=None, ge=1, le=2**22, description="Process id of the generator, on the machine that runs the watch."
+        default=None, ge=1, le=2**22, description="Process id of the generator; on the machine that runs the watch."
     )
     container: str | None = Field(
         default=None,
@@ -38,7 +38,7 @@ class AttachJob(InputModel):
     cache_dirs: list[Path] = Field(
         min_length=1,
         max_length=64,
-        description="Absolute paths of the directories it writes to; they must exist. Growth in any of them is progress. "
+        description="Directories that must grow; absolute paths, and they must exist. Growth in any of them is progress. "
         "Of a container also paths inside it, below one of its mounts.",
     )
     name: str | None = Field(
@@ -49,8 +49,8 @@ class AttachJob(InputModel):
     )
     on_stall: Literal["stop", "report"] = Field(
         default="report",
-        description="report: say it, write report and post-mortem, leave the process alone and go on watching; "
-        "stop: the same, and stop it with everything that belongs to it.",
+        description="What a stall leads to; report: it is said, report and post-mortem are written, and the process is left alone and "
+        "watched on; stop: the same, and it is stopped with everything that belongs to it.",
     )
     wait_for: Literal["leader", "tree"] = Field(
         default="leader",

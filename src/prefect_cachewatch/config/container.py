@@ -111,14 +111,18 @@ class ContainerSpec(InputModel):
     # The command hands it to the process that runs it as it is, with its methods, not as plain values.
     stays_a_model: ClassVar[bool] = True
 
-    image: str = Field(min_length=1, max_length=500, description="Image to run, for example ghcr.io/org/server:1.2.")
+    image: str = Field(
+        min_length=1,
+        max_length=500,
+        description="Image to run the command in; it inherits no environment. For example ghcr.io/org/server:1.2.",
+    )
     entrypoint: list[str] | None = Field(
         default=None, description="Replaces the image's entry point; the job's command follows it as arguments."
     )
     mounts: list[ContainerMount] = Field(
         default_factory=list,
         max_length=256,
-        description="Host directories and named volumes, as SOURCE:TARGET[:ro] or in fields. A cache directory that no "
+        description="Host directories and named volumes; as SOURCE:TARGET[:ro] or in fields. A cache directory that no "
         "mount covers is mounted read-write at its own path.",
     )
     devices: list[DeviceMapping] = Field(

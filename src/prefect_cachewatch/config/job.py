@@ -37,7 +37,7 @@ class CacheJob(InputModel):
         default=[Path(CACHE_DIR_PLACEHOLDER)],
         min_length=1,
         max_length=64,
-        description="Absolute paths of the directories it writes to; created if missing. Growth in any of them is progress. "
+        description="Directories that must grow; absolute paths, created if missing. Growth in any of them is progress. "
         "With a store, {cache_dir} is the build's own directory.",
     )
     env: dict[EnvName, str] = Field(

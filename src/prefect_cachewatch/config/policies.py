@@ -19,13 +19,13 @@ class StallPolicy(InputModel):
         default=300,
         ge=0.2,
         le=WEEK_S,
-        description="No growth for this long, once writing has begun, is a stall.",
+        description="No growth for this long is a stall; counted once writing has begun.",
     )
     first_write_within_s: Duration = Field(
         default=1200,
         ge=0.2,
         le=WEEK_S,
-        description="The first byte must come within this time; real servers load for 5 to 20 minutes before it.",
+        description="The first byte must come within this; real servers load for 5 to 20 minutes before it.",
     )
     warmup_within_s: Duration = Field(
         default=1800,
@@ -61,7 +61,7 @@ class StallPolicy(InputModel):
         default=None,
         ge=0.2,
         le=4 * WEEK_S,
-        description="Wall-clock limit of one attempt, whatever it writes; default none.",
+        description="Time limit of one attempt; by the wall clock, whatever it writes. Default none.",
     )
     adaptive: Literal["off", "extend"] = Field(
         default="off",
@@ -90,7 +90,7 @@ class StopPolicy(InputModel):
         default=10,
         ge=0,
         le=3600,
-        description="Seconds between SIGTERM and SIGKILL for every process of the tree.",
+        description="Time between SIGTERM and SIGKILL; for every process of the tree.",
     )
 
 
@@ -112,7 +112,7 @@ class RetryPolicy(InputModel):
     )
     on_retry: Literal["resume", "clean"] = Field(
         default="resume",
-        description="resume: keep the partial files; clean: remove what the attempt before is known to have made.",
+        description="What becomes of partial files; resume: they stay, clean: those that the attempt before is known to have made are removed.",
     )
     retry_stalls: bool = Field(default=True, description="Whether a stall is tried again.")
     retry_exit_codes: list[int] | None = Field(

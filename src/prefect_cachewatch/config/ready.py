@@ -41,7 +41,7 @@ class _Server(InputModel):
         "`cachewatch stop`; stop: stop it, its cache was all that was wanted.",
     )
     check_every_s: Duration = Field(
-        default=5, ge=0.1, le=3600, description="Seconds between two looks whether it is ready."
+        default=5, ge=0.1, le=3600, description="Time between two looks whether it is ready."
     )
     timeout_s: Duration = Field(default=5, ge=0.1, le=300, description="Seconds that one look may take.")
     warmup_begins_log: str | None = Field(
@@ -74,7 +74,7 @@ class ReadyOnHttp(_Server):
     kind: Literal["http"] = Field(default="http", description="Ready when an HTTP address answers.")
     url: str = Field(max_length=2000, description="The address, for example http://127.0.0.1:8000/health.")
     status: int = Field(
-        default=200, ge=100, le=599, description="The status that means ready; redirects are not followed."
+        default=200, ge=100, le=599, description="HTTP status that means ready; redirects are not followed."
     )
     body_pattern: str | None = Field(
         default=None,

@@ -27,7 +27,7 @@ class PublishPolicy(InputModel):
 
     store: Path | None = Field(
         default=None,
-        description="Absolute path of the cache store's root; needed in staged mode.",
+        description="Root of the store to publish into; an absolute path, needed in staged mode.",
     )
     mode: Literal["staged", "in_place"] = Field(
         default="staged",
@@ -41,7 +41,7 @@ class PublishPolicy(InputModel):
     )
     cache_key: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
         default_factory=dict,
-        description="What the cache depends on: model revision, device mesh, dtype, tool version. "
+        description="What the cache depends on; model revision, device mesh, dtype, tool version. "
         "With the command it makes the key; a whole cache of the same key is not generated again.",
     )
     tool_versions: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
@@ -84,8 +84,8 @@ class PublishPolicy(InputModel):
     check_command: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="A command that reads the finished build before it is published, {cache_dir} in it is the build's path; "
-        "exit 0 means good. An argument list, no shell reads it.",
+        description="Reads the finished build before it is published; {cache_dir} in it is the build's path, and "
+        "exit 0 means good. No shell reads it.",
     )
     check_timeout_s: Duration = Field(
         default=600,

@@ -90,12 +90,12 @@ def test_an_attribute_cache_is_asked_for_on_the_command_line_and_bounded():
     import click
     from click.testing import CliRunner
 
-    from prefect_cachewatch.cli.options.guard import RULE_OPTIONS, stall_from
+    from prefect_cachewatch.cli.options.guard import RULES, stall_from
     from prefect_cachewatch.errors import InputError
 
     made = []
 
-    @click.command(params=[*RULE_OPTIONS])
+    @click.command(params=RULES.options())
     def command(**options):
         made.append(stall_from(options).attribute_cache_s)
 

@@ -219,7 +219,7 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
 
 def test_options_become_the_specification():
     assert container_from({}) is None
-    options = {"image": "i", "volume": ("v:/x:ro",), "ulimit": ("memlock=-1",), "label": ("a=b=c",), "init": True}
+    options = {"image": "i", "mounts": ("v:/x:ro",), "ulimits": ("memlock=-1",), "labels": ("a=b=c",), "init": True}
     assert container_from(options) == ContainerSpec(
         image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, labels={"a": "b=c"}, init=True
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.cli.options.guard import build_model
+from prefect_cachewatch.cli.options.fields import build_model
 from prefect_cachewatch.cli.watching import exit_status
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError

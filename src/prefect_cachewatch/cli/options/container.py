@@ -6,74 +6,23 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import click
-from pydantic import ValidationError
-
-from prefect_cachewatch.cli.options.sections import Section, option
+from prefect_cachewatch.cli.options.fields import Fields, build_model, split_pairs
+from prefect_cachewatch.cli.options.sections import Section
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import parse_bytes
 from prefect_cachewatch.config import ContainerSpec
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["CONTAINER_SECTION", "container_from", "environment_from"]
 
-# Name of the parsed option -> the model's field and the option itself, for messages.
-_FIELDS = {
-    "image": ("image", "--image"),
-    "volume": ("mounts", "--volume"),
-    "device": ("devices", "--device"),
-    "gpus": ("gpus", "--gpus"),
-    "shm_size": ("shm_size_bytes", "--shm-size"),
-    "ulimit": ("ulimits", "--ulimit"),
-    "user": ("user", "--user"),
-    "group_add": ("group_add", "--group-add"),
-    "network": ("network", "--network"),
-    "publish": ("ports", "--publish"),
-    "label": ("labels", "--label"),
-    "workdir": ("workdir", "--workdir"),
-    "entrypoint": ("entrypoint", "--entrypoint"),
-    "memory": ("memory_bytes", "--memory"),
-    "cpus": ("cpus", "--cpus"),
-    "init": ("init", "--init"),
-    "pull": ("pull", "--pull"),
-    "engine": ("engine", "--engine"),
-    "measure_image": ("measure_image", "--measure-image"),
-}
-
-
-class _Bytes(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            # docker's own 16g means what 16GiB does.
-            text = str(value)
-            return parse_bytes(f"{text}iB" if text[-1:] in "kmgtKMGT" else text)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-CONTAINER_SECTION = Section("Container", "--image --volume --device", [
-    option("--image", metavar="IMAGE", help="Run COMMAND in a container of this image; it inherits no environment."),
-    option("--volume", "-v", metavar="SRC:DST[:ro]", multiple=True, help="Directory or named volume in the container."),
-    option("--device", metavar="DEV[:DST]", multiple=True, help="Device, such as /dev/tenstorrent."),
-    option("--gpus", metavar="all|N|device=...", help="GPUs, as docker run has them."),
-    option("--shm-size", type=_Bytes(), help="Size of /dev/shm."),
-    option("--ulimit", metavar="NAME=LIMIT", multiple=True, help="Such as memlock=-1."),
-    option("--user", metavar="UID[:GID]", help="User in the container."),
-    option("--group-add", metavar="GROUP", multiple=True, help="Further group of the user."),
-    option("--network", metavar="NAME", help="bridge, none, host, or a network's name."),
-    option("--publish", "-p", metavar="[ADDR:]HOST:PORT", multiple=True, help="Port on this host; loopback by default."),
-    option("--label", metavar="NAME=VALUE", multiple=True, help="Label of the container."),
-    option("--workdir", metavar="DIR", help="Working directory in the container."),
-    option("--entrypoint", metavar="PROGRAM", help="In place of the image's own."),
-    option("--memory", type=_Bytes(), help="Memory limit of the container."),
-    option("--cpus", type=float, help="CPU limit of the container, in cores."),
-    option("--init", is_flag=True, help="A small init as process 1, which passes SIGTERM on."),
-    option("--pull", type=click.Choice(["missing", "always", "never"]), help="When to pull; default missing."),
-    option("--engine", metavar="URL", help="unix:///path or tcp://host:port; default DOCKER_HOST, else found."),
-    option("--measure-image", metavar="IMAGE", help="Has python3, to measure a volume that you may not read."),
-], shared="--engine --pull")  # fmt: skip
+_FIELDS = Fields(
+    ContainerSpec,
+    "image IMAGE, mounts --volume -v SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
+    "shm_size_bytes, ulimits --ulimit NAME=LIMIT, user UID[:GID], group_add GROUP, network NAME, "
+    "ports --publish -p [ADDR:]HOST:PORT, labels --label NAME=VALUE, workdir DIR, entrypoint PROGRAM, "
+    "memory_bytes, cpus, init, pull, engine URL, measure_image IMAGE",
+    entrypoint={"multiple": False},
+)
+CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options(), shared="--engine --pull")
 
 
 def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:
@@ -93,20 +42,16 @@ def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:
         >>> environment_from(["A=b=c"], inherit=False)
         {'A': 'b=c'}
     """
-    env = {}
+    env: dict[str, str] = {}
     for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if inherit and key and not equals:
-            if key not in os.environ:
+        if inherit and pair and "=" not in pair:
+            if pair not in os.environ:
                 raise InputError(
-                    f"--env {for_terminal(key, 40)} is not set in this environment: write --env NAME=VALUE"
+                    f"--env {for_terminal(pair, 40)} is not set in this environment: write --env NAME=VALUE"
                 )
-            value, equals = os.environ[key], "="
-        if not equals or not key:
-            raise InputError(
-                f"--env {for_terminal(pair, 40)!r} is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"
-            )
-        env[key] = value
+            env[pair] = os.environ[pair]
+        else:
+            env |= split_pairs("--env", [pair], example=": write it like --env TT_CACHE_PATH=/mnt/cache")
     return env
 
 
@@ -122,33 +67,16 @@ def container_from(options: dict[str, Any]) -> ContainerSpec | None:
     Raises:
         InputError: an option is malformed, or needs an image.
     """
-    given = {name: options[name] for name in _FIELDS if options.get(name) not in (None, (), False)}
+    given = _FIELDS.given(options)
     if not given.get("image"):
         if given:
-            raise InputError(f"{_FIELDS[min(given)][1]} is for a container: name its image with --image")
+            raise InputError(f"{_FIELDS[min(given)].opts[0]} is for a container: name its image with --image")
         return None
-    for name in ("ulimit", "label"):
-        if name in given:
-            given[name] = dict(_pair(_FIELDS[name][1], text) for text in given[name])
     if "entrypoint" in given:
         given["entrypoint"] = [given["entrypoint"]]
-    if "volume" in given:
-        given["volume"] = [_absolute_source(text) for text in given["volume"]]
-    try:
-        return ContainerSpec(**{_FIELDS[name][0]: value for name, value in given.items()})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = str(first["loc"][0]) if first["loc"] else ""
-        option = next((option for name, option in _FIELDS.values() if name == field), "--image")
-        what = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{option}: {for_terminal(what[:1].lower() + what[1:], 300)}") from None
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise InputError(f"{option} {for_terminal(text, 40)!r} is not NAME=VALUE")
-    return name, value
+    if "mounts" in given:
+        given["mounts"] = [_absolute_source(text) for text in given["mounts"]]
+    return build_model(ContainerSpec, **given)
 
 
 def _absolute_source(text: str) -> str:

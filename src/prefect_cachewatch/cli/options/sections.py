@@ -21,8 +21,6 @@ from prefect_cachewatch.errors import InputError
 __all__ = ["Section", "SectionedCommand", "option"]
 
 _ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
-# What follows the first clause of an option's help; not what stands in brackets behind it.
-_FURTHER_WORDS = re.compile(r"(?:\.|[.;] \S.*?)(?=$|  \[)", re.S)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,9 @@ class SectionedCommand(click.Command):
     def _record(self, ctx: click.Context, each: click.Option) -> tuple[str, str]:
         name, text = each.get_help_record(ctx) or ("", "")
         if not ctx.meta.get(_ALL):
-            text = _FURTHER_WORDS.sub("", text).replace("  [default: ", " [")
+            words, *brackets = text.split("  [")
+            default = [f" [{each.removeprefix('default: ')}" for each in brackets if each.startswith("default: ")]
+            text = re.split(r"[.;](?: |$)", words)[0] + "".join(default)
         needed = self.needed.get(each.opts[0])
         return name, f"{text} [{needed}]" if needed else text
 
@@ -155,17 +155,22 @@ def _sources_named(ctx: click.Context) -> Iterator[None]:
     """Add to an error that names an option where its value comes from, unless that is the command line."""
     try:
         yield
-    except (InputError, click.UsageError) as error:
-        by_name = {name: each.name for each in ctx.command.params for name in each.opts}
-        wrong = error.param if isinstance(error, click.BadParameter) else None
-        for name in re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", error.message) if wrong is None else wrong.opts:
-            where = ctx.meta.get(_SOURCES, {}).get(by_name.get(name))
-            if where and ctx.get_parameter_source(str(by_name[name])) is ParameterSource.DEFAULT_MAP:
-                error.message += f" (set by {where})"
-                break
-        if passed_over := ctx.meta.get(_PASSED_OVER):
-            error.message += f" (not used below another cachewatch: {', '.join(passed_over)})"
+    except click.BadParameter as error:
+        note = _source_of(ctx, error.param.opts if error.param is not None else ())
+        raise click.BadParameter(error.message + note, error.ctx, error.param, error.param_hint) from None
+    except InputError as error:
+        error.message += _source_of(ctx, re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", error.message))
         raise
+
+
+def _source_of(ctx: click.Context, names: Sequence[str]) -> str:
+    by_name = {name: str(each.name) for each in ctx.command.params for name in each.opts}
+    for name in (by_name[name] for name in names if name in by_name):
+        where = ctx.meta.get(_SOURCES, {}).get(name)
+        if where and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
+            return f" (set by {where})"
+    passed_over = ", ".join(ctx.meta.get(_PASSED_OVER, ()))
+    return f" (not used below another cachewatch: {passed_over})" if passed_over else ""
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:

@@ -66,10 +66,15 @@ def read_settings(
     Raises:
         InputError: the file cannot be read, is not TOML, has an unknown key, or is somebody else's.
     """
-    path = os.path.abspath(os.path.expanduser(given or _PYPROJECT)) if given != "" else ""
-    shown = for_terminal(path, 4096)
-    if not path:
+    if given == "":
         raise InputError("--config is empty: name a file, or leave it out")
+    try:
+        path = os.path.abspath(os.path.expanduser(given or _PYPROJECT))
+    except FileNotFoundError:  # the working directory has been removed, which is said of it where it matters
+        path = ""
+    if not path and not given:
+        return "", {}
+    shown = for_terminal(path or given or "", 4096)
     what = f"settings file {path}" if given else f"working directory {os.path.dirname(path)}"
     # A program with threads has called us, which cannot be forked, instead of the command itself.
     alone = len(os.listdir("/proc/self/task")) == 1
