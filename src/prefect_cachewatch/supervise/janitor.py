@@ -24,7 +24,7 @@ from prefect_cachewatch.supervise.proc import (
     is_alive,
     lineage,
     process_name,
-    read_stat,
+    read_stats,
 )
 from prefect_cachewatch.supervise.reading import find_by_cookie, name_processes
 from prefect_cachewatch.supervise.run_files import (
@@ -169,8 +169,10 @@ def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[in
         The look.
     """
 
+    others: set[tuple[int, int]] = set()
+
     def look() -> dict[int, ProcessStat]:
-        living = living_processes(cookie, known)
+        living = living_processes(cookie, known, others)
         known.update((pid, found.start_ticks) for pid, found in living.items())
         return living
 
@@ -291,22 +293,24 @@ def _go_on(name: str, data: bytes, fd: int) -> bool:
     return False
 
 
-def living_processes(cookie: str, known: set[tuple[int, int]]) -> dict[int, ProcessStat]:
+def living_processes(
+    cookie: str, known: set[tuple[int, int]], others: set[tuple[int, int]] | None = None
+) -> dict[int, ProcessStat]:
     """Find the processes of a run: with its cookie or a recorded identity, and all their descendants.
 
     Args:
         cookie: the run's identifier.
         known: (pid, start time) of processes known to belong to it.
+        others: of processes known not to; see `find_by_cookie`.
 
     Returns:
         Pid to reading; never this process or one above it.
     """
-    living = find_by_cookie(cookie)
-    for pid, ticks in known:
-        if is_alive(pid, ticks) and (found := read_stat(pid)) is not None and found.start_ticks == ticks:
-            living[pid] = found
-    for pid in list(living):
-        living |= descendants(pid)
+    living = find_by_cookie(cookie, others=others)
+    there = read_stats({pid for pid, _ in known})
+    living |= {pid: there[pid] for pid, ticks in known if pid in there and there[pid].start_ticks == ticks}
+    living = {pid: found for pid, found in living.items() if found.state not in "ZXx"}
+    living |= descendants(*living)
     for pid in lineage(os.getpid()):
         living.pop(pid, None)
     return living

@@ -244,11 +244,11 @@ def _parents() -> dict[int, list[int]]:
     return below
 
 
-def descendants(root: int) -> dict[int, ProcessStat]:
-    """List all living descendants of a process (zombies left out), parents before children.
+def descendants(*roots: int) -> dict[int, ProcessStat]:
+    """List all living descendants of processes (zombies left out), parents before children.
 
     Args:
-        root: the process; not in the answer itself.
+        roots: the processes; in the answer only as a descendant of another one.
 
     Returns:
         Pid to reading, as it was when it was found.
@@ -260,7 +260,7 @@ def descendants(root: int) -> dict[int, ProcessStat]:
     seen: dict[int, ProcessStat] = {}
     # Kernels without CONFIG_PROC_CHILDREN, and gVisor, have no `children` files.
     table = None if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _parents()
-    queue = [root]
+    queue = list(roots)
     while queue:
         below = [child for pid in queue for child in (children(pid) if table is None else table.get(pid, ()))]
         found = read_stats(child for child in below if child not in seen)
@@ -314,7 +314,8 @@ def carried_cookie(pid: int) -> str | None:
         pid: the process.
 
     Returns:
-        The run's identifier; None where it has none, wiped it, or belongs to another user.
+        The run's identifier; empty where its environment has none; None where that cannot be read, is wiped or not there
+        yet.
     """
     mark = f"{COOKIE}=".encode()
     try:
@@ -322,7 +323,8 @@ def carried_cookie(pid: int) -> str | None:
     except OSError:
         return None
     # The first counts, as for getenv: a run within a run has a cookie of its own.
-    return next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
+    cookie = next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
+    return "" if cookie is None and any(words) else cookie
 
 
 def boot_id() -> str:

@@ -15,7 +15,6 @@ from prefect_cachewatch.supervise.proc import (
     carried_cookie,
     command_line,
     process_name,
-    read_stat,
     read_stats,
 )
 from prefect_cachewatch.supervise.turns import is_stuck, read_each
@@ -76,23 +75,35 @@ def name_processes(tree: dict[int, ProcessStat], most: int = 256, total_s: float
     ]
 
 
-def find_by_cookie(cookie: str, since_ticks: int = 0, total_s: float = 3.0) -> dict[int, ProcessStat]:
+def find_by_cookie(
+    cookie: str, since_ticks: int = 0, total_s: float = 3.0, others: set[tuple[int, int]] | None = None
+) -> dict[int, ProcessStat]:
     """Find living processes that carry a run's cookie in the environment they were started with.
 
     Args:
         cookie: the run's identifier.
         since_ticks: those that were started before it (clock ticks since boot) are none of the run's.
         total_s: the longest time it may take.
+        others: (pid, start time) of processes that carry none, which are not asked again; grows. A further look is soon
+            done then, and whoever goes on in a new process every moment does not stay ahead of it.
 
     Returns:
         Pid to reading. A process that wiped its environment, that belongs to another user or does not let itself be
         read is not found.
     """
     born = read_stats(int(name) for name in os.listdir("/proc") if name.isdigit())
-    asked = [pid for pid, found in born.items() if found.start_ticks >= since_ticks and found.state not in "ZXx"]
+    others = set() if others is None else others
+    others &= {(pid, found.start_ticks) for pid, found in born.items()}
+    asked = [
+        pid
+        for pid, found in born.items()
+        if found.start_ticks >= since_ticks and found.state not in "ZXx" and (pid, found.start_ticks) not in others
+    ]
     cookies = read_each(asked, carried_cookie, each_s=0.25, total_s=total_s)
-    marked = {}
-    for pid in asked:
-        if cookies.get(pid) == cookie and (now := read_stat(pid)) and now.start_ticks == born[pid].start_ticks:
-            marked[pid] = now
-    return {pid: found for pid, found in marked.items() if found.state not in "ZXx"}
+    others.update((pid, born[pid].start_ticks) for pid, carried in cookies.items() if carried == "")
+    marked = read_stats(pid for pid in asked if cookies.get(pid) == cookie)
+    return {
+        pid: found
+        for pid, found in marked.items()
+        if found.start_ticks == born[pid].start_ticks and found.state not in "ZXx"
+    }
