@@ -77,7 +77,7 @@ def parse_bytes(text: str) -> int:
     part = _SIZE_PART.match(text.strip())
     assert part is not None
     size, shift = int(part[1] + part[2]) * _BYTES[part[4].lower()], int(part[3] or 0) - len(part[2])
-    return size * 10**shift if shift >= 0 else size // 10**-shift  # exact, unlike a float
+    return size * int(10**shift) if shift >= 0 else size // int(10**-shift)  # exact, unlike a float
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -141,7 +141,8 @@ def check_directory(target: TextfileDirectory, cache_dirs: Sequence[Path], files
         InputError: they cannot, or they would count as growth there.
     """
     path = Path(target.path).expanduser().absolute()
-    return look_ahead(files, f"metrics directory {path}", _check, path, list(cache_dirs))
+    checked: Path = look_ahead(files, f"metrics directory {path}", _check, path, list(cache_dirs))
+    return checked
 
 
 def _check(directory: Path, cache_dirs: Sequence[Path]) -> Path:

@@ -93,7 +93,7 @@ class Fields(Generic[M]):
 
     def _option(self, field: str, names: list[str], metavar: str | None, settings: dict[str, Any]) -> click.Option:
         info = self._model.model_fields[field]
-        kind = {"is_flag": True} if field in self._flags else _kind(info)
+        kind: dict[str, Any] = {"is_flag": True} if field in self._flags else _kind(info)
         if metavar == "DIR":
             kind["shell_complete"] = _complete_directory
         words = self._words(info).removeprefix(f"{self._flags.get(field)}: ")
@@ -218,7 +218,7 @@ def _default(info: FieldInfo) -> str:
     value = info.default
     if not isinstance(value, str | int | float):
         return ""
-    if (quantity := quantities.quantity_of(info)) is not None:
+    if not isinstance(value, str) and (quantity := quantities.quantity_of(info)) is not None:
         value = next(f"{value / step:g}{unit}" for unit, step in _STEPS[quantity.name].items() if value % step == 0)
     return f"  [default: {value}]"
 
