@@ -28,7 +28,7 @@ from prefect_cachewatch.postmortem.model import (
     PythonThread,
 )
 from prefect_cachewatch.postmortem.procdetails import find_cgroup, list_sockets, read_cgroup, read_locks
-from prefect_cachewatch.postmortem.proctree import find_descendants, read_status, read_threads, sample_processes
+from prefect_cachewatch.postmortem.proctree import find_descendants, read_threads, sample_processes
 from prefect_cachewatch.postmortem.readings import (
     CgroupFacts,
     LockWait,
@@ -39,7 +39,7 @@ from prefect_cachewatch.postmortem.readings import (
 )
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
-from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat
+from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import read_each
 
 __all__ = ["collect_evidence"]

@@ -13,39 +13,14 @@ from dataclasses import replace
 
 from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
-from prefect_cachewatch.supervise.proc import read_proc
+from prefect_cachewatch.supervise.proc import children, read_proc, read_status, stat_fields
 from prefect_cachewatch.supervise.reading import read_each
 
-__all__ = ["find_descendants", "read_status", "read_threads", "sample_processes", "stat_fields"]
+__all__ = ["find_descendants", "read_threads", "sample_processes"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
 _SAMPLE_S = 1.0
-
-
-def stat_fields(raw: bytes) -> tuple[str, list[bytes]] | None:
-    """Split a line of /proc/PID/stat into the name and the fields from the state on.
-
-    The name may hold blanks and parentheses, so that the last `)` counts (proc_pid_stat(5)).
-
-    Example:
-        >>> stat_fields(b"7 (a) b) S 1 7")
-        ('a) b', [b'S', b'1', b'7'])
-    """
-    start, end = raw.find(b"("), raw.rfind(b")")
-    if start < 0 or end < 0:
-        return None
-    return os.fsdecode(raw[start + 1 : end]), raw[end + 2 :].split()
-
-
-def read_status(path: str) -> dict[bytes, bytes]:
-    """Read a process's or thread's `status`, which no process that hangs holds up; empty where it has gone.
-
-    Example:
-        >>> read_status("/proc/self/status")[b"State"]
-        b'R (running)'
-    """
-    return dict(line.split(b":\t", 1) for line in read_proc(path).splitlines() if b":\t" in line)
 
 
 def find_descendants(roots: Iterable[int], include_roots: bool = True) -> list[int]:
@@ -70,14 +45,8 @@ def find_descendants(roots: Iterable[int], include_roots: bool = True) -> list[i
         if pid in seen:
             continue
         seen[pid] = None
-        try:
-            tids = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            del seen[pid]
-            continue
-        for tid in tids:
-            queue.extend(int(child) for child in read_proc(f"/proc/{pid}/task/{tid}/children").split())
-    return [pid for pid in seen if pid not in chosen]
+        queue.extend(children(pid))
+    return [pid for pid in seen if pid not in chosen and os.path.exists(f"/proc/{pid}")]
 
 
 def sample_processes(
@@ -130,10 +99,9 @@ def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
 
 
 def _read_totals(pid: int) -> ProcessReading | None:
-    parsed = stat_fields(read_proc(f"/proc/{pid}/stat"))
-    if not parsed or len(parsed[1]) < 20:
+    fields = stat_fields(f"/proc/{pid}/stat")
+    if len(fields) < 20:
         return None
-    fields = parsed[1]
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, _read_runnable(pid))

@@ -19,7 +19,7 @@ import psutil
 
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.proc import lineage, process_name, read_stat
+from prefect_cachewatch.supervise.proc import lineage, process_name, read_proc, read_stat, read_status, stat_fields
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.supervise.tending import GUARD_NAME
 
@@ -198,10 +198,9 @@ def _refuse_ourselves(pid: int) -> None:
 
 def _why_not_open(pid: int, error: OSError) -> str:
     if os.path.exists(f"/proc/{pid}"):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"Tgid:") and int(line.split()[1]) != pid:
-                    return f"{pid} is a thread of process {int(line.split()[1])}: give the pid of the process"
+        main = int(read_status(f"/proc/{pid}/status").get(b"Tgid", pid))
+        if main != pid:
+            return f"{pid} is a thread of process {main}: give the pid of the process"
     if error.errno == errno.ESRCH:
         return f"there is no process {pid}: see ps -e for the generator's"
     return f"process {pid} cannot be watched: {error.strerror}"
@@ -209,22 +208,11 @@ def _why_not_open(pid: int, error: OSError) -> str:
 
 def _stat_fields(pid: int) -> list[bytes]:
     """The fields of /proc/PID/stat from the state on; none where it has gone or does not answer."""
-
-    def read(pid: int) -> bytes:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read()
-        return b""
-
-    text = read_each([pid], read).get(pid, b"")
-    return text[text.rfind(b")") + 2 :].split()
+    return read_each([pid], lambda pid: stat_fields(f"/proc/{pid}/stat")).get(pid, [])
 
 
 def _may_trace(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            return bool(file.read(1))
-    except OSError:
-        return False
+    return bool(read_proc(f"/proc/{pid}/io", 1))
 
 
 def _guard_above(pid: int) -> int | None:

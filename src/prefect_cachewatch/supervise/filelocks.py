@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.supervise.proc import read_proc
 from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["LockHolder", "describe_holders", "find_holders", "has_exclusive_holder", "is_reader_only", "take_exclusive"]
@@ -110,7 +111,7 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
     end_s = time.monotonic() + budget_s
     mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     found: dict[int, bool] = {}
-    for pid, exclusive in _marked(_read("/proc/locks"), mark):
+    for pid, exclusive in _marked(read_proc("/proc/locks"), mark):
         if os.path.exists(f"/proc/{pid}"):  # who took it may have ended since, and a child holds it
             found[pid] = found.get(pid, False) or exclusive
     for name in os.listdir("/proc"):
@@ -123,8 +124,8 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
         except OSError:
             continue
         for number in descriptors:
-            text = _read(f"/proc/{name}/fdinfo/{number}")
-            for _, exclusive in _marked(text, mark) if "lock:" in text else ():
+            text = read_proc(f"/proc/{name}/fdinfo/{number}")
+            for _, exclusive in _marked(text, mark) if b"lock:" in text else ():
                 found[int(name)] = found.get(int(name), False) or exclusive
     holders = [LockHolder(pid, exclusive, tuple(argv_within(pid))) for pid, exclusive in found.items()]
     return sorted(holders, key=lambda holder: (not holder.exclusive, holder.pid))
@@ -159,19 +160,11 @@ def _take_range(fd: int) -> bool | None:
     return True
 
 
-def _marked(text: str, mark: str) -> list[tuple[int, bool]]:
+def _marked(text: bytes, mark: str) -> list[tuple[int, bool]]:
     """Lines of /proc/locks, or of an fdinfo, about one file: process and whether the lock is exclusive; no waiters."""
     found = []
-    for line in text.splitlines():
+    for line in text.decode("ascii", "replace").splitlines():
         fields = line.removeprefix("lock:").split()
         if len(fields) >= 6 and fields[5] == mark and fields[4].lstrip("-").isdigit():
             found.append((int(fields[4]), fields[3] == "WRITE"))
     return found
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(1 << 20).decode("ascii", "replace")
-    except OSError:
-        return ""

@@ -27,7 +27,15 @@ import signal
 import time
 
 from prefect_cachewatch.common.parked import taken
-from prefect_cachewatch.supervise.proc import COOKIE, ProcessStat, descendants, is_alive, read_stat, send_signal
+from prefect_cachewatch.supervise.proc import (
+    COOKIE,
+    ProcessStat,
+    descendants,
+    is_alive,
+    read_stat,
+    read_status,
+    send_signal,
+)
 from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.run_updates import update_run_file
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
@@ -270,12 +278,8 @@ class Guard:
 
 
 def _is_for(pid: int, number: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            text = file.read()
-        caught, ignored = (int(text.partition(name)[2].split(maxsplit=1)[0], 16) for name in (b"SigCgt:", b"SigIgn:"))
-    except (OSError, IndexError):
-        return False  # it has just ended
+    status = read_status(f"/proc/{pid}/status")  # empty where it has just ended
+    caught, ignored = (int(status.get(name, b"0"), 16) for name in (b"SigCgt", b"SigIgn"))
     return _has(caught, number) and not (number == signal.SIGINT and _has(caught | ignored, signal.SIGTERM))
 
 

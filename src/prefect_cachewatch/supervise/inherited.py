@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 
+from prefect_cachewatch.supervise.proc import read_status
 from prefect_cachewatch.supervise.turns import read_each
 
 __all__ = ["inherited_signals"]
@@ -52,11 +53,4 @@ def _ignored_by_shell(pid: int) -> int:
     """The bit mask of what a parent ignores, 0 unless it is a shell."""
     if read_each([pid], _program).get(pid) not in _SHELLS:
         return 0
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"SigIgn:"):
-                    return int(line.split()[1], 16)
-    except (OSError, ValueError):
-        return 0
-    return 0
+    return int(read_status(f"/proc/{pid}/status").get(b"SigIgn", b"0"), 16)

@@ -31,7 +31,9 @@ __all__ = [
     "read_proc",
     "read_stat",
     "read_stats",
+    "read_status",
     "send_signal",
+    "stat_fields",
 ]
 
 COOKIE = "CACHEWATCH_ID"
@@ -110,13 +112,9 @@ def read_stats(pids: Iterable[int]) -> dict[int, ProcessStat]:
 
 
 def _read_stat(pid: int) -> ProcessStat | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read()
-    except OSError:
+    fields = stat_fields(f"/proc/{pid}/stat")
+    if not fields:
         return None
-    # The name stands in parentheses and may contain anything, parentheses too: fields begin after the last.
-    fields = text[text.rindex(b")") + 2 :].split()
     state = fields[0].decode()
     if state in _DEAD and int(fields[17]) > 1:  # num_threads: the main thread has ended, others may run and write
         living = living_thread(pid)
@@ -126,12 +124,31 @@ def _read_stat(pid: int) -> ProcessStat | None:
 
 def _read_status(pid: int) -> ProcessStat | None:
     """Read the same from /proc/PID/status, which needs no lock of the process and has no start time."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        return ProcessStat(lines[b"State"].split()[0].decode(), int(lines[b"PPid"]), _known.get(pid, -1))
-    except (OSError, KeyError):
-        return None
+    lines = read_status(f"/proc/{pid}/status")
+    return ProcessStat(lines[b"State"][:1].decode(), int(lines[b"PPid"]), _known.get(pid, -1)) if lines else None
+
+
+def stat_fields(path: str) -> list[bytes]:
+    """Read a process's or thread's `stat`: the fields from the state on, none where it has gone. May block (see `reading`).
+
+    The name before them stands in parentheses and may hold anything, parentheses too: the last one counts.
+
+    Example:
+        >>> int(stat_fields("/proc/self/stat")[1]) == os.getppid()
+        True
+    """
+    text = read_proc(path)
+    return text[text.rfind(b")") + 2 :].split()
+
+
+def read_status(path: str) -> dict[bytes, bytes]:
+    """Read a process's or thread's `status`, which no process that hangs holds up; empty where it has gone.
+
+    Example:
+        >>> read_status("/proc/self/status")[b"State"]
+        b'R (running)'
+    """
+    return dict(line.split(b":\t", 1) for line in read_proc(path).splitlines() if b":\t" in line)
 
 
 def living_thread(pid: int) -> tuple[int, str] | None:
@@ -152,13 +169,8 @@ def living_thread(pid: int) -> tuple[int, str] | None:
     except OSError:
         return None
     for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                text = file.read()
-        except OSError:
-            continue
-        state = text[text.rindex(b")") + 2 :][:1].decode()
-        if state not in _DEAD:
+        fields = stat_fields(f"/proc/{pid}/task/{thread}/stat")
+        if fields and (state := fields[0].decode()) not in _DEAD:
             return thread, state
     return None
 
@@ -214,11 +226,7 @@ def children(pid: int) -> list[int]:
     except OSError:
         return found
     for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found.extend(map(int, file.read().split()))
-        except OSError:
-            continue
+        found.extend(map(int, read_proc(f"/proc/{pid}/task/{thread}/children").split()))
     return found
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
 from prefect_cachewatch.postmortem.procdetails import parse_locks
-from prefect_cachewatch.postmortem.proctree import stat_fields
 from prefect_cachewatch.postmortem.stacks import parse_py_spy
 from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
+from prefect_cachewatch.supervise.proc import stat_fields
 
 ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
 
@@ -56,9 +56,10 @@ def test_the_path_of_an_open_ends_at_its_nul():
     assert call == BlockedCall("openat", (), False, "/dev/tt/0")
 
 
-def test_a_process_name_with_parentheses_does_not_shift_the_fields():
-    assert stat_fields(b"7 (sd) R (x) S 1 7") == ("sd) R (x", [b"S", b"1", b"7"])
-    assert stat_fields(b"") is None
+def test_a_process_name_with_parentheses_does_not_shift_the_fields(tmp_path):
+    (tmp_path / "stat").write_bytes(b"7 (sd) R (x) S 1 7")
+    assert stat_fields(str(tmp_path / "stat")) == [b"S", b"1", b"7"]
+    assert stat_fields(str(tmp_path / "gone")) == []
 
 
 def test_a_lock_that_is_only_held_is_no_wait():
