@@ -20,6 +20,7 @@ class Model(InputModel):
     within_s: Duration = Field(default=5400, ge=1, le=86400, description="No more than this; see most_bytes.")
     most_bytes: OptionalSize = Field(default=None, ge=0, description="At most.")
     start_bytes: OptionalSize = Field(default=4096, description="At first.")
+    pause_s: Duration = Field(default=0.5, description="A little.")
     tries: int = Field(default=3, ge=1, le=9, description="How often.")
     share: float | None = Field(default=None, description="Of all.")
     how: Literal["this", "that"] = Field(default="this", description="In which way.")
@@ -41,7 +42,7 @@ class Model(InputModel):
 
 FIELDS = Fields(
     Model,
-    "within_s, most_bytes, start_bytes, tries, share, how, mode --wide =wide, kept --no-keep =false, really, where DIR, "
+    "within_s, most_bytes, start_bytes, pause_s, tries, share, how, mode --wide =wide, kept --no-keep =false, really, where DIR, "
     "labels --label -l K=V, globs --glob GLOB, word",
 )
 
@@ -114,6 +115,7 @@ def test_the_help_is_the_field_s_description_with_the_names_and_the_default_of_o
     help_of = {each.opts[0]: each.help for each in FIELDS.options()}
     assert help_of["--within"] == "No more than this; see --most.  [default: 90m]"
     assert help_of["--start"] == "At first.  [default: 4KiB]"
+    assert help_of["--pause"] == "A little.  [default: 0.5s]"
     assert help_of["--tries"] == "How often.  [default: 3]"
     assert help_of["--how"] == "In which way.  [default: this]"
     assert help_of["--wide"] == "all of it."

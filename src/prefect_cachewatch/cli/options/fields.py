@@ -219,7 +219,8 @@ def _default(info: FieldInfo) -> str:
     if not isinstance(value, str | int | float):
         return ""
     if not isinstance(value, str) and (quantity := quantities.quantity_of(info)) is not None:
-        value = next(f"{value / step:g}{unit}" for unit, step in _STEPS[quantity.name].items() if value % step == 0)
+        steps = _STEPS[quantity.name].items()
+        value = next((f"{value / step:g}{unit}" for unit, step in steps if value % step == 0), f"{value:g}s")
     return f"  [default: {value}]"
 
 

@@ -129,7 +129,7 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
 
     Args:
         name: of the job; default the last part of the first cache directory.
-        options: of `guard_options`.
+        options: of `guard_sections`.
         published: whether it goes into a store, which gives it a directory of its own.
 
     Returns:
