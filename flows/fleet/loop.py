@@ -22,9 +22,8 @@ from prefect_cachewatch.fleet.rows import JobRow, advice_for, kind_of
 from prefect_cachewatch.fleet.table import describe_row
 from prefect_cachewatch.flows.fleet.crew import Crew, Fleet
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
-from prefect_cachewatch.tasks.prefect_api.fleet_rows import final_row, run_url
+from prefect_cachewatch.tasks.prefect_api.fleet_rows import FleetTable, final_row, run_url
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tag
-from prefect_cachewatch.tasks.prefect_api.fleet_table import FleetTable
 from prefect_cachewatch.tasks.run_records import stored_records
 
 __all__ = ["SHOWN", "FleetLoop", "FleetView"]

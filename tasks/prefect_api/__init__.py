@@ -7,7 +7,6 @@ __all__ = [
     "fleet_checks",
     "fleet_rows",
     "fleet_runs",
-    "fleet_table",
     "logs",
     "outage",
     "reporter",

@@ -69,6 +69,7 @@ COMMON = [
     "common.yamlfile",
     "common",
     "common.aside",
+    "common.closing",
     "common.console",
     "common.directories",
     "common.files",

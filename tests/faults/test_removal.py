@@ -62,8 +62,7 @@ class Run:
 
     def clean(self, first: str) -> int:
         """Two attempts, of which the first does this and fails."""
-        again = ("--attempts", "2", "--backoff", "0s", "--on-retry", "clean")
-        return self(BEGIN + first + "\nsys.exit(3)\n", *again)
+        return self(BEGIN + first + "\nsys.exit(3)\n", *CLEANING)
 
     @property
     def said(self) -> str:
@@ -81,6 +80,16 @@ def run(own_sandbox: Sandbox, prefect_env: dict[str, str]) -> Run:
         unavailable("needs root to mount")
     own_sandbox.mounts += ["--bind", str(own_sandbox.root / "home")]  # a mount namespace of its own
     return Run(own_sandbox, prefect_env)
+
+
+CLEANING = ("--attempts", "2", "--backoff", "0s", "--on-retry", "clean")
+# The cache lies one directory deeper.
+BELOW = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
+
+
+def cleaning(box: Sandbox, first: str) -> list[str]:
+    argv = box.cachewatch("generate", "--cache-dir", str(box.cache), "--name", "removal", "--poll", "200ms")
+    return [*argv, *CLEANING, "--", sys.executable, "-I", "-c", first, str(box.cache)]
 
 
 def put(directory: Path, *names: str) -> list[str]:
@@ -146,10 +155,8 @@ def test_clean_is_refused_where_another_directory_stands(
     put(box.cache, "old.bin")
     put(box.root / "other/cache", "precious.bin", "d/precious.bin")
     put(box.root / "good", "precious.bin")
-    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
-    again = ("--attempts", "2", "--backoff", "0s", "--on-retry", "clean")
     first = first.replace("root + '/../' + os.path.basename(root) + '/good'", "root + '/good'")
-    status = run(f"{head}{WRITE}{first}\nsys.exit(3)\n", *again)
+    status = run(f"{BELOW}{WRITE}{first}\nsys.exit(3)\n", *CLEANING)
     assert status == 3, run.said
     assert run.second is None
     assert (
@@ -199,27 +206,12 @@ def test_clean_on_a_layered_file_system(run: Run, fault: Fault) -> None:
         'done; mount -t overlay -o "lowerdir=$R/lower,upperdir=$R/upper/u,workdir=$R/upper/w" none "$R/merged"; '
         'sleep 0.1; S=0; "$@" || S=$?; ls "$R/merged/cache" > "$R/out/after"; exit $S'
     )
-    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
     first = (
-        head
+        BELOW
         + WRITE
         + "open(cache + '/old1', 'a').write('more'); os.rename(cache + '/old2', cache + '/renamed')\nsys.exit(3)\n"
     )
-    argv = box.cachewatch("generate", "--cache-dir", str(box.cache), "--name", "removal", "--poll", "200ms")
-    argv += [
-        "--attempts",
-        "2",
-        "--backoff",
-        "0s",
-        "--on-retry",
-        "clean",
-        "--",
-        sys.executable,
-        "-I",
-        "-c",
-        first,
-        str(box.cache),
-    ]
+    argv = cleaning(box, first)
     with run.log.open("wb") as log:
         process = box.popen(["sh", "-c", script, "sh", str(box.root), *argv], stdout=log, stderr=log, env=run.env)
     assert process.wait(200) == 5, run.said
@@ -242,23 +234,8 @@ def test_clean_is_refused_where_inode_numbers_do_not_last(run: Run, fault: Fault
         'C="$1"; shift; mkdir "$C"; for i in $(seq 50); do echo old > "$C/old$i"; done; S=0; "$@" || S=$?; '
         'ls "$C" | grep -c old > "$C.count" 2>/dev/null; ls "$C" | grep -c old > "$OUT"; exit $S'
     )
-    head = BEGIN.replace("root = os.path.dirname(sys.argv[1])", "root = os.path.dirname(os.path.dirname(sys.argv[1]))")
-    first = head + WRITE + f"os.kill(int(open({str(pid_file)!r}).read()), signal.SIGHUP)\nsys.exit(3)\n"
-    argv = box.cachewatch("generate", "--cache-dir", str(box.cache), "--name", "removal", "--poll", "200ms")
-    argv += [
-        "--attempts",
-        "2",
-        "--backoff",
-        "0s",
-        "--on-retry",
-        "clean",
-        "--",
-        sys.executable,
-        "-I",
-        "-c",
-        first,
-        str(box.cache),
-    ]
+    first = BELOW + WRITE + f"os.kill(int(open({str(pid_file)!r}).read()), signal.SIGHUP)\nsys.exit(3)\n"
+    argv = cleaning(box, first)
     try:
         with run.log.open("wb") as log:
             env = run.env | {"OUT": str(box.root / "out/count")}

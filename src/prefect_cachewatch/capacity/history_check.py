@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from prefect_cachewatch.capacity.history import (
@@ -84,13 +84,7 @@ def check_history(
         storage=limit_plan.storage,
         verdict=verdict,
         reason=reason + _edge(law),
-        runs=law.runs,
-        window_s=law.window_s,
-        concurrency=law.concurrency,
-        arrivals_per_s=law.arrivals_per_s,
-        duration_s=law.duration_s,
-        slot_wait_s=law.slot_wait_s,
-        edge_effect=law.edge_effect,
+        **asdict(law),
         bytes_per_s=rate,
         expected_bytes_per_s=expected_rate,
         burst_s=burst_s,
@@ -123,18 +117,8 @@ def unplanned_history(storage: str, records: Sequence[RunRecord], start_s: float
         storage=storage,
         verdict="insufficient data",
         reason="there is no plan for this storage to compare with: write one and give it as a plan file" + _edge(law),
-        runs=law.runs,
-        window_s=law.window_s,
-        concurrency=law.concurrency,
-        arrivals_per_s=law.arrivals_per_s,
-        duration_s=law.duration_s,
-        slot_wait_s=law.slot_wait_s,
-        edge_effect=law.edge_effect,
+        **asdict(law),
         bytes_per_s=math.fsum(r.bytes_written or 0 for r in whole) / moved_s if moved_s else None,
-        expected_bytes_per_s=None,
-        burst_s=None,
-        expected_burst_s=None,
-        derate=None,
         suggested_stall_window_s=suggest_stall_window(records),
         hours=hours_of(records, start_s, end_s),
     )

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.console import close_console
+from prefect_cachewatch.common.files import write_all
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
@@ -129,9 +130,7 @@ def _read_and_end(read: Callable[[Receive], int], answer: int) -> NoReturn:
             close_console()
             sys.stdout.flush()
             sys.stderr.flush()
-            data = _plain_bytes(told[0] if told and status == 0 else status)
-            while data:
-                data = data[os.write(answer, data) :]
+            write_all(answer, _plain_bytes(told[0] if told and status == 0 else status))
         os._exit(0)
     raise AssertionError("unreachable")
 

@@ -17,7 +17,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
-from prefect_cachewatch.fleet.table import describe_row
+from prefect_cachewatch.fleet.table import cells_of, describe_row
 
 __all__ = ["TerminalView", "render_fleet", "render_summary"]
 
@@ -94,19 +94,16 @@ def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
 
 def _line(row: JobRow) -> Text:
     style = "yellow" if row.suspected else _STYLES[row.kind]
-    size = "" if row.bytes_present is None else format_bytes(row.bytes_present)
-    rate = "" if row.rate_bytes_per_s is None else f"{format_bytes(row.rate_bytes_per_s)}/s"
+    cells = cells_of(row)
     line = Text(f"{for_terminal(row.name, _NAME):<{_NAME}} ").append(
         f"{for_terminal(row.state, _STATE):<{_STATE}} ", style
     )
-    line.append(f"{size:<{_BYTES}}  {rate:<{_RATE}} ")
+    line.append(f"{cells['bytes']:<{_BYTES}}  {cells['rate']:<{_RATE}} ")
     if row.cause:
         return line.append(for_terminal(row.cause, 300), style)
     if row.pause_s is not None:
         return line.append(f"pause {format_duration(float(round(row.pause_s)))}")
-    if row.duration_s is not None:
-        line.append(format_duration(float(round(row.duration_s))))
-    return line
+    return line.append(cells["time"])
 
 
 class TerminalView:

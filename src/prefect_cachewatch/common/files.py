@@ -25,6 +25,7 @@ __all__ = [
     "is_special",
     "open_for_writing",
     "rename_entry",
+    "write_all",
     "write_entry",
     "write_file",
     "write_within",
@@ -116,9 +117,7 @@ def write_entry(
                 os.fchmod(fd, mode)
             elif old is not None and keeps:
                 _take_over(fd, old)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            write_all(fd, data)
             if sync:
                 os.fsync(fd)
         finally:
@@ -182,6 +181,13 @@ def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> in
         return fd
     finally:
         os.close(here)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all to a descriptor, however much it takes at once; raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 def write_within(fd: int, data: bytes | memoryview, timeout_s: float) -> None:

@@ -22,8 +22,7 @@ from prefect_cachewatch.containers.host_processes import start_ticks_of
 from prefect_cachewatch.containers.run_records import RUN_LABEL
 from prefect_cachewatch.containers.stopping import RunningContainer, is_running
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.observed import Subject
-from prefect_cachewatch.supervise.observer import Observer
+from prefect_cachewatch.supervise.observer import Observer, Subject
 from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport
 
 __all__ = ["AdoptedContainer", "host_path"]

@@ -8,6 +8,8 @@ import select
 import threading
 from typing import Any
 
+from prefect_cachewatch.common.files import write_all
+
 __all__ = ["LogStream"]
 
 _CHUNK = 1 << 18
@@ -83,9 +85,6 @@ class LogStream:
             end = at + _HEADER_BYTES + size
             if len(buffer) < end:
                 break
-            data = memoryview(bytes(buffer[at + _HEADER_BYTES : end]))
-            target = self._targets[2 if buffer[at] == 2 else 1]
-            while data:
-                data = data[os.write(target, data) :]
+            write_all(self._targets[2 if buffer[at] == 2 else 1], bytes(buffer[at + _HEADER_BYTES : end]))
             at = end
         del buffer[:at]

@@ -9,7 +9,7 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.outcome import count_rows
 from prefect_cachewatch.fleet.rows import JobRow, by_need
 
-__all__ = ["ROWS_MAX", "describe_row", "table_rows"]
+__all__ = ["ROWS_MAX", "cells_of", "describe_row", "table_rows"]
 
 ROWS_MAX = 1000
 
@@ -29,7 +29,7 @@ def table_rows(rows: Sequence[JobRow], limit: int = ROWS_MAX) -> list[dict[str, 
         ['b', '... and 1 more', 'total: 2 jobs']
     """
     ordered = by_need(rows)
-    table = [_cells(row) for row in ordered[:limit]]
+    table = [cells_of(row) for row in ordered[:limit]]
     if cut := ordered[limit:]:
         table.append(_line(f"... and {len(cut):,} more", str(count_rows(cut)), _bytes(cut)))
     table.append(
@@ -47,16 +47,14 @@ def describe_row(row: JobRow) -> str:
         >>> describe_row(JobRow("llama", "Stalled", "failed", 2**30, duration_s=72, cause="no write"))
         'llama: Stalled, 1.00 GiB, 72 s: no write'
     """
-    parts = [for_terminal(row.state)]
-    if row.bytes_present is not None:
-        parts.append(format_bytes(row.bytes_present))
-    if row.duration_s is not None:
-        parts.append(format_duration(round(row.duration_s)))
+    cells = cells_of(row)
+    parts = ", ".join(filter(None, (for_terminal(row.state), cells["bytes"], cells["time"])))
     cause = f": {for_terminal(row.cause, 300)}" if row.cause else ""
-    return f"{for_terminal(row.name, 100)}: {', '.join(parts)}{cause}"
+    return f"{for_terminal(row.name, 100)}: {parts}{cause}"
 
 
-def _cells(row: JobRow) -> dict[str, str]:
+def cells_of(row: JobRow) -> dict[str, str]:
+    """Write a job as the cells of a table; what is not known is empty."""
     return {
         "job": for_terminal(row.name),
         "state": for_terminal(row.state) + (" (suspected)" if row.suspected else ""),
@@ -72,7 +70,7 @@ def _cells(row: JobRow) -> dict[str, str]:
 
 
 def _line(job: str, state: str, size: str) -> dict[str, str]:
-    return {**dict.fromkeys(_cells(JobRow("", "", "done")), ""), "job": job, "state": state, "bytes": size}
+    return {**dict.fromkeys(cells_of(JobRow("", "", "done")), ""), "job": job, "state": state, "bytes": size}
 
 
 def _bytes(rows: Sequence[JobRow]) -> str:

@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import (
     OPEN_DIRECTORY,
@@ -404,11 +405,10 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        data = memoryview("".join(self._lines).encode("ascii"))
+        data = "".join(self._lines).encode("ascii")
         self._lines = []
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            write_all(self._fd, data)
         except OSError:
             self._young, self._known = set(), array("q")  # a full disk: all of it is written once more, when it can be
             raise

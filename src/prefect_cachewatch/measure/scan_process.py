@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 
-from prefect_cachewatch.common.files import PUBLIC, write_file
+from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
 from prefect_cachewatch.measure.creation import Creation, Recorder, Refusal
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
@@ -378,6 +378,4 @@ def main(fd: int, answers_fd: int | None = None) -> None:
             answer = {"failure": error.strerror or str(error), "errno": error.errno}
         except Exception as error:  # noqa: BLE001 - the other side turns it into a ScanError with this text
             answer = {"failure": f"{type(error).__name__}: {error}"}
-        data = json.dumps(answer).encode() + b"\n"
-        while data:
-            data = data[os.write(target, data) :]
+        write_all(target, json.dumps(answer).encode() + b"\n")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
 from prefect_cachewatch.metrics.run import RunMetrics
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # each with imports of its own
 __all__ = ["MetricsExporter", "check_destination", "open_metrics"]
 
 
-class MetricsExporter:
+class MetricsExporter(Closing):
     """A run's metrics on their way to Prometheus; made by `open_metrics`.
 
     Args:
@@ -37,14 +37,6 @@ class MetricsExporter:
         self._outlet = outlet
         self._problem: str | None = None
         self._closed = False
-
-    def __enter__(self) -> MetricsExporter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def where(self) -> str:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.removal import Entry, Removed, list_entries, look, make_stamp, remove_judged, walk
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
@@ -338,9 +339,7 @@ def append_record(meta_fd: int, lines: list[str]) -> None:
     """
     fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=meta_fd)
     try:
-        data = memoryview("".join(lines).encode("ascii"))
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(fd, "".join(lines).encode("ascii"))
     finally:
         os.close(fd)
 

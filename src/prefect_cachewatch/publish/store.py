@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back, verify_build
@@ -58,7 +58,7 @@ _RESOLVE_TRIES = 100
 
 
 @dataclass
-class PinnedBuild:
+class PinnedBuild(Closing):
     """The active build as a reader holds it: it stays on disk until `close`, whatever is activated meanwhile."""
 
     build_id: str
@@ -73,14 +73,6 @@ class PinnedBuild:
     def close(self) -> None:
         """Let the build go."""
         self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class CacheStore:

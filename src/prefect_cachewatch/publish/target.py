@@ -16,10 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
 from prefect_cachewatch.common.text import redact, redact_argv
 from prefect_cachewatch.errors import StoreError
@@ -69,7 +69,7 @@ class BuildRecipe:
         return cache_key_digest(self.cache_key, self.argv, self.tool_versions)
 
 
-class BuildTarget(ABC):
+class BuildTarget(Closing, ABC):
     """The one build of a cache that is being written; `close` gives the writer's lock up."""
 
     mode: str
@@ -296,9 +296,7 @@ class BuildTarget(ABC):
     def clean(self) -> None:
         """Begin again with nothing of what earlier attempts wrote."""
 
-    def require_certain(  # noqa: B027 - of the store's own directories all may be removed
-        self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()
-    ) -> None:
+    def require_certain(self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()) -> None:
         """Refuse to go on beside files that may be cut and must not be removed; where all is the store's, there are none.
 
         Args:
@@ -330,7 +328,7 @@ class BuildTarget(ABC):
         """Say what stands where cachewatch writes into the build."""
         return []
 
-    def _before_manifest(self, build_fd: int) -> None:  # noqa: B027 - in place our own things lie there
+    def _before_manifest(self, build_fd: int) -> None:
         """Make room for cachewatch's own directory."""
 
     def _write_manifest(self, build_fd: int, meta_fd: int, data: bytes) -> None:
@@ -340,7 +338,7 @@ class BuildTarget(ABC):
         # Last of all, and in one step: with it the build is whole, without it it is none.
         write_durably(meta_fd, MANIFEST, data)
 
-    def _finished(self) -> None:  # noqa: B027 - in-place builds have nothing to forget
+    def _finished(self) -> None:
         """Forget what only an unfinished build needs."""
 
     def close(self) -> None:
@@ -348,14 +346,6 @@ class BuildTarget(ABC):
         self._lock.release()
         self._resources.close()
         self._done = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_open(self) -> None:
         if self._done:

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
@@ -25,7 +25,7 @@ from prefect_cachewatch.run.placement import Placement, place_job, require_direc
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AdoptedProcess
 from prefect_cachewatch.supervise.adoptee import Adoptee
-from prefect_cachewatch.supervise.observed import Observed
+from prefect_cachewatch.supervise.observer import Observed
 from prefect_cachewatch.supervise.proc import descendants, read_memory_file
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.watching.attached import AttachedWatch
@@ -39,7 +39,7 @@ __all__ = ["AttachedRun", "suggest_directories", "watch"]
 _ENVIRON_S = 1.0
 
 
-class AttachedRun:
+class AttachedRun(Closing):
     """One watch over a process that runs already.
 
     Args:
@@ -88,12 +88,8 @@ class AttachedRun:
         )  # fmt: skip
         self.problems = self._runner.problems
 
-    def __enter__(self) -> AttachedRun:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let the process go, and the directories."""
         self.watch.adopted.close()
         self._site.close()
 

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config import CacheJob
@@ -47,7 +47,7 @@ _NAMED = 5
 _NOTE_S = 5.0
 
 
-class Delivery:
+class Delivery(Closing):
     """One run's way from the question whether the cache is there to its activation.
 
     Args:
@@ -302,14 +302,6 @@ class Delivery:
     def close(self) -> None:
         """Give the writer's lock up."""
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _require_answer(self) -> None:
         """Go no further where the file system hangs: nobody gets out of what is read and written here in this process."""

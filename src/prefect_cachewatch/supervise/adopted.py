@@ -12,8 +12,7 @@ import time
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.family import Family
-from prefect_cachewatch.supervise.observed import Subject
-from prefect_cachewatch.supervise.observer import Observer
+from prefect_cachewatch.supervise.observer import Observer, Subject
 from prefect_cachewatch.supervise.proc import ProcessStat
 from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop

@@ -17,6 +17,7 @@ import time
 
 import psutil
 
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import lineage, process_name, read_proc, read_stat, read_status, stat_fields
@@ -33,7 +34,7 @@ _INFO_EXIT = 1 << 3
 _REAPED_WITHIN_S = 1.0
 
 
-class Adoptee:
+class Adoptee(Closing):
     """One process, pinned: whatever is asked or signalled later meets this one or nobody.
 
     Args:
@@ -82,12 +83,6 @@ class Adoptee:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Adoptee:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def shown(self) -> str:

@@ -8,13 +8,14 @@ Wire format: one JSON object in (pipes, hold, log, log_max_bytes, tree), one lin
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import select
 import signal
 
-from prefect_cachewatch.common.files import open_for_writing
+from prefect_cachewatch.common.files import open_for_writing, write_all
 from prefect_cachewatch.supervise.proc import is_alive
 
 TYPE_CHECKING = False  # typing costs the helpers a megabyte; type checkers take this name for true
@@ -40,12 +41,9 @@ class _Log:
         if self._size + len(data) > self._half:
             self._turn()
         self._size += len(data)
-        view = memoryview(data)
-        while view and self._fd >= 0:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except OSError:
-                return  # a full disk must not stop the reading
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):  # a full disk must not stop the reading
+                write_all(self._fd, data)
 
     def _turn(self) -> None:
         _move(self._path, self._path + ".1")

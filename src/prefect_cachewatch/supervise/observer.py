@@ -1,4 +1,7 @@
-"""The part of observing that is the same for a process and a container: a thread that waits for the end, or to be told."""
+"""What a watch needs of something that runs already, and what is the same for a process and a container.
+
+An `Observer` is a thread that waits for the end, or to be told.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,42 @@ import os
 import select
 import threading
 import time
+from dataclasses import dataclass
+from typing import Protocol
 
-from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.supervisor import StopReport, Supervisor
 
-__all__ = ["Observer"]
+__all__ = ["Observed", "Observer", "Subject"]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Who is observed.
+
+    Attributes:
+        who: for a sentence, such as `process 48213`.
+        argv: its command line.
+        began_at: wall time at which it was started, in seconds since the epoch.
+        pid: of its first process on this host; None if that is not to be seen.
+        start_ticks: that process's start time, in clock ticks since boot.
+        container: full identifier of a container.
+    """
+
+    who: str
+    argv: tuple[str, ...]
+    began_at: float
+    pid: int | None
+    start_ticks: int | None
+    container: str | None = None
+
+
+class Observed(Supervisor, Protocol):
+    """A supervisor of what somebody else started."""
+
+    subject: Subject
+
+    def let_go(self) -> None:
+        """End the observation and leave alone whom it observes; without effect once it is being stopped."""
 
 
 class Observer:

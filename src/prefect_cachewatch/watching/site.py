@@ -14,10 +14,10 @@ import stat
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.common.parked import park
@@ -91,7 +91,7 @@ def _why_not_executable(path: str, *, searched: bool) -> str | None:
     return None
 
 
-class CacheSite:
+class CacheSite(Closing):
     """The directories of one job, held from pre-flight to the last attempt's end.
 
     Args:
@@ -152,14 +152,6 @@ class CacheSite:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> CacheSite:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def on_network(self) -> bool:

@@ -161,12 +161,12 @@ class HistoryCheck:
     duration_s: float  # W, without the wait for a slot
     slot_wait_s: float
     edge_effect: float  # (lambda W - L) / L: what runs cut by the window's edges make of Little's Law
-    bytes_per_s: float | None
-    expected_bytes_per_s: float | None
-    burst_s: float | None
-    expected_burst_s: float | None
-    derate: float | None  # calibrated; None: not enough data
-    suggested_stall_window_s: float | None
+    bytes_per_s: float | None = None
+    expected_bytes_per_s: float | None = None
+    burst_s: float | None = None
+    expected_burst_s: float | None = None
+    derate: float | None = None  # calibrated; None: not enough data
+    suggested_stall_window_s: float | None = None
     hours: tuple[HourCheck, ...] = ()
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["LITTLE_TOLERANCE", "Level", "Phase", "Sample", "find_effects", "spread_of", "summarise"]
+__all__ = ["LITTLE_TOLERANCE", "Level", "Phase", "Repetition", "Sample", "find_effects", "spread_of", "summarise"]
 
 LITTLE_TOLERANCE = 0.10
 WIDE_SPREAD = 0.35
@@ -26,6 +27,24 @@ PHASE_NAMES: dict[Phase, str] = {
     "random_read": "random reads",
     "metadata": "small files",
 }
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What an engine is to measure once."""
+
+    #: write (fresh files, fsync at the end, then deleted), read or random_read (of files `stream.<i>.0`, laid out before).
+    phase: Phase
+    #: Where the files are.
+    directory: Path
+    #: How many at once, each with a file of its own.
+    streams: int
+    #: Size of each file.
+    stream_bytes: int
+    #: Size of one request.
+    block_bytes: int
+    #: The longest it may take, before fsync.
+    time_s: float
 
 
 @dataclass(frozen=True)

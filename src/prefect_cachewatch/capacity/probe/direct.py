@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
 
-from prefect_cachewatch.capacity.probe.checks import Phase, Sample
+from prefect_cachewatch.capacity.probe.checks import Phase, Repetition, Sample
 
 __all__ = ["SMALL_FILE_BYTES", "DirectEngine", "lay_out", "measure_small_files", "stream_path"]
 
@@ -39,25 +39,11 @@ class DirectEngine:
         self.direct = direct
         self.stop = stop
 
-    def run(
-        self,
-        phase: Phase,
-        directory: Path,
-        *,
-        streams: int,
-        stream_bytes: int,
-        block_bytes: int,
-        time_s: float,
-    ) -> Sample | None:
-        """Measure one repetition.
+    def run(self, asked: Repetition) -> Sample | None:
+        """Measure one repetition, with a thread for each stream.
 
         Args:
-            phase: write (fresh files, fsync at the end, then deleted), read or random_read (of `lay_out`'s).
-            directory: where the files are.
-            streams: how many threads at once, each with a file of its own.
-            stream_bytes: size of each file.
-            block_bytes: size of one request.
-            time_s: the longest it may take, before fsync.
+            asked: what is measured.
 
         Returns:
             The sample, or None when `stop` was set meanwhile.
@@ -65,12 +51,12 @@ class DirectEngine:
         Raises:
             OSError: if the storage refused.
         """
-        work = {"write": self._write, "read": self._read, "random_read": self._random_read}[phase]
+        work = {"write": self._write, "read": self._read, "random_read": self._random_read}[asked.phase]
 
         def stream(index: int, deadline: Callable[[], float]) -> _Part:
-            return work(directory, index, stream_bytes, block_bytes, deadline)
+            return work(asked.directory, index, asked.stream_bytes, asked.block_bytes, deadline)
 
-        return _measure(phase, streams, time_s, self.stop, stream)
+        return _measure(asked.phase, asked.streams, asked.time_s, self.stop, stream)
 
     def _write(
         self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]

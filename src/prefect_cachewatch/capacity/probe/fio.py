@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from prefect_cachewatch.capacity.probe.checks import Phase, Sample
+from prefect_cachewatch.capacity.probe.checks import Phase, Repetition, Sample
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CachewatchError
 
@@ -46,26 +46,11 @@ class FioEngine:
         self.stop = stop
         self.name = _version(executable)
 
-    def run(
-        self,
-        phase: Phase,
-        directory: Path,
-        *,
-        streams: int,
-        stream_bytes: int,
-        block_bytes: int,
-        time_s: float,
-    ) -> Sample | None:
-        """Measure one repetition.
+    def run(self, asked: Repetition) -> Sample | None:
+        """Measure one repetition, with a job of fio for each stream.
 
         Args:
-            phase: write (fresh files, fsync at the end, then deleted), read or random_read (of files
-                `stream.<i>.0`, laid out before).
-            directory: where the files are.
-            streams: how many jobs at once, each with a file of its own.
-            stream_bytes: size of each file.
-            block_bytes: size of one request.
-            time_s: the longest it may take, before fsync.
+            asked: what is measured.
 
         Returns:
             The sample, or None when `stop` was set meanwhile.
@@ -73,28 +58,28 @@ class FioEngine:
         Raises:
             FioError: if fio failed.
         """
-        argv = self._argv(phase, streams, stream_bytes, block_bytes)
+        argv = self._argv(asked)
         # fio reads 0.9 as 0: whole milliseconds only.
-        argv.append(f"--runtime={max(1, round(time_s * 1000))}ms")
-        if phase == "random_read":
+        argv.append(f"--runtime={max(1, round(asked.time_s * 1000))}ms")
+        if asked.phase == "random_read":
             argv += ["--time_based", "--norandommap"]
-        if phase == "write":
+        if asked.phase == "write":
             # Blocks are allocated while writing, as a generator does it: overwriting is far faster.
             argv += ["--end_fsync=1", "--fallocate=none", "--unlink=1"]
-        output = self._output(argv, directory, time_s)
-        return None if output is None else read_fio_json(output, phase, streams)
+        output = self._output(argv, asked.directory, asked.time_s)
+        return None if output is None else read_fio_json(output, asked.phase, asked.streams)
 
-    def _argv(self, phase: Phase, streams: int, stream_bytes: int, block_bytes: int) -> list[str]:
+    def _argv(self, asked: Repetition) -> list[str]:
         return [
             self.executable,
-            "--name=fresh" if phase == "write" else "--name=stream",
+            "--name=fresh" if asked.phase == "write" else "--name=stream",
             # A colon separates directories in fio; the working directory has none in it.
             "--directory=.",
             "--filename_format=$jobname.$jobnum.0",
-            f"--rw={_FIO_RW[phase]}",
-            f"--bs={block_bytes}",
-            f"--size={stream_bytes}",
-            f"--numjobs={streams}",
+            f"--rw={_FIO_RW[asked.phase]}",
+            f"--bs={asked.block_bytes}",
+            f"--size={asked.stream_bytes}",
+            f"--numjobs={asked.streams}",
             # Threads of one process: whatever ends fio, none of its jobs is left behind.
             "--thread",
             "--ioengine=psync",

@@ -16,6 +16,7 @@ from typing import Protocol
 from prefect_cachewatch.capacity.probe.checks import (
     PHASE_NAMES,
     Phase,
+    Repetition,
     Sample,
     find_effects,
 )
@@ -44,16 +45,7 @@ _STREAMING: tuple[Phase, ...] = ("write", "read", "random_read")
 class _Engine(Protocol):
     name: str
 
-    def run(
-        self,
-        phase: Phase,
-        directory: Path,
-        *,
-        streams: int,
-        stream_bytes: int,
-        block_bytes: int,
-        time_s: float,
-    ) -> Sample | None: ...
+    def run(self, asked: Repetition) -> Sample | None: ...
 
 
 def levels_up_to(cap: int) -> list[int]:
@@ -239,12 +231,7 @@ class _Run:
             return measure_small_files(scratch, streams, min(time_s, 1.0), self.stop)
         block_bytes = self.settings.random_block_bytes if phase == "random_read" else self.settings.block_bytes
         return self.engine.run(
-            phase,
-            scratch,
-            streams=streams,
-            stream_bytes=stream_bytes,
-            block_bytes=min(block_bytes, stream_bytes),
-            time_s=time_s,
+            Repetition(phase, scratch, streams, stream_bytes, min(block_bytes, stream_bytes), time_s)
         )
 
     def _run_s(self) -> float:

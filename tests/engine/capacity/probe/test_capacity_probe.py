@@ -374,13 +374,14 @@ READ_FOR_MINUTES = """
 import sys
 from pathlib import Path
 from threading import Event
+from prefect_cachewatch.capacity.probe.checks import Repetition
 from prefect_cachewatch.capacity.probe.direct import lay_out
 from prefect_cachewatch.capacity.probe.fio import FioEngine, find_fio
 
 place, stop = Path(sys.argv[1]), Event()
 lay_out(place, 1, 2**20, direct=True, stop=stop, time_s=60)
 engine = FioEngine(find_fio(), direct=True, stop=stop)
-engine.run("random_read", place, streams=1, stream_bytes=2**20, block_bytes=4096, time_s=120)
+engine.run(Repetition("random_read", place, streams=1, stream_bytes=2**20, block_bytes=4096, time_s=120))
 """
 
 
