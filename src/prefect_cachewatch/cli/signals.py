@@ -78,6 +78,7 @@ class SignalRelay:
         """The ending signals that have come, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
         self._rewrite, self._tell = dict(rewrite or {}), tell
+        self._asked: set[int] = set()  # what came by a rewrite: the command gets these themselves
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -150,14 +151,14 @@ class SignalRelay:
             if (tell := self._tell) is not None:
                 for number, taken_as in zip(data, came, strict=True):
                     tell(_said(number, taken_as, self._ending))
+            self._asked.update(number for sent, number in zip(data, came, strict=True) if number != sent)
             numbers += [number for number in came if number]
         return numbers
 
     def _end(self, number: int) -> None:
-        if not self.received:
-            for client in self._clients():
-                client.first_signal = number
-        elif number not in self.received:  # within the grace period
+        for client in self._clients():
+            client.first_signal, client.asked_signals = client.first_signal or number, frozenset(self._asked)
+        if self.received and number not in self.received:  # within the grace period
             self._forward([number])
         self.received.append(number)
         self._cancel(number, number in _IMPATIENT and sum(each in _IMPATIENT for each in self.received) > 1)

@@ -10,6 +10,7 @@ On one path alone the tree goes on without them: the living flow process asks fo
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
 or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend", "number": n}, {"cmd": "resume"},
 {"cmd": "release"}. A stop may name the signal that it is for: {"cmd": "stop", "first": n}.
+It and a signal may name those that somebody has asked for: {"asked": [n]}.
 Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended, released, stopping, gone.
 """
 
@@ -77,6 +78,7 @@ class Guard:
         self.foreground = self.says_reaped = False
         self._suspended: dict[int, ProcessStat] = {}
         self._heard = b""
+        self._asked: set[int] = set()
         self._heard_all = False
 
     def release(self, oom_score: bytes) -> None:
@@ -211,7 +213,7 @@ class Guard:
         """Pass on a signal of a run that ends to those who have a handler of it; SIGQUIT to all, for their core dumps.
 
         Python and shells catch SIGINT unasked, and would end of it without what they do on SIGTERM: who catches or
-        ignores that one gets that one alone.
+        ignores that one gets that one alone, unless SIGINT was asked for.
         """
         if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
             return  # the terminal has told them
@@ -219,13 +221,25 @@ class Guard:
             send_signal(pid, found.start_ticks, number)
 
     def _catching(self, number: int) -> dict[int, ProcessStat]:
-        return {pid: found for pid, found in self._group().items() if number == signal.SIGQUIT or _is_for(pid, number)}
+        return {
+            pid: found for pid, found in self._group().items() if number == signal.SIGQUIT or self._is_for(pid, number)
+        }
+
+    def _is_for(self, pid: int, number: int) -> bool:
+        status = read_status(f"/proc/{pid}/status")  # empty where it has just ended
+        caught, ignored = (int(status.get(name, b"0"), 16) for name in (b"SigCgt", b"SigIgn"))
+        unasked = number == signal.SIGINT and number not in self._asked
+        return _has(caught, number) and not (unasked and _has(caught | ignored, signal.SIGTERM))
+
+    def note_asked(self, command: dict[str, Any]) -> None:
+        """Take in which signals somebody has asked for by name."""
+        self._asked.update(command.get("asked", ()))
 
     def _tell_first(self, number: int, until_s: float) -> None:
         """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
         self._tell_catching(number)
         while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0:
-            if not any(found.state not in "TtZ" and _is_for(pid, number) for pid, found in self._group().items()):
+            if not any(found.state not in "TtZ" and self._is_for(pid, number) for pid, found in self._group().items()):
                 return
             self._nap_in_grace(min(left_s, 0.02))
 
@@ -240,6 +254,7 @@ class Guard:
         *lines, self._heard = self._heard.split(b"\n")
         commands = [json.loads(line) for line in lines if line]
         for command in commands:
+            self.note_asked(command)
             for number in command["numbers"] if command["cmd"] == "signal" else ():
                 self._tell_catching(number)
         stops = [command for command in commands if command["cmd"] == "stop"]
@@ -275,12 +290,6 @@ class Guard:
             killed=tree.killed,
             survivors=survivors,
         )
-
-
-def _is_for(pid: int, number: int) -> bool:
-    status = read_status(f"/proc/{pid}/status")  # empty where it has just ended
-    caught, ignored = (int(status.get(name, b"0"), 16) for name in (b"SigCgt", b"SigIgn"))
-    return _has(caught, number) and not (number == signal.SIGINT and _has(caught | ignored, signal.SIGTERM))
 
 
 def _has(mask: int, number: int) -> bool:
@@ -544,6 +553,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
                 while b"\n" in buffer:
                     line, _, buffer = buffer.partition(b"\n")
                     command = json.loads(line)
+                    guard.note_asked(command)
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
                         first = first or int(command.get("first", 0))

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from prefect_cachewatch.supervise.supervisor import StopReport
@@ -70,6 +70,8 @@ class HelperClient:
         self._kept = ""
         self.first_signal = 0
         """What the run is ended by, if a signal: the command gets it before SIGTERM."""
+        self.asked_signals: Collection[int] = ()
+        """Signals that somebody has asked for by name: who handles SIGTERM gets SIGINT too, if it is one of them."""
         self._grace_s = grace_s
         self._tended: list[Tended] = []
         self._stop_command: dict[str, Any] | None = None
@@ -98,7 +100,7 @@ class HelperClient:
         """
         command: dict[str, Any] = {"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s})
         if self.first_signal:
-            command["first"] = self.first_signal
+            command |= {"first": self.first_signal, "asked": sorted(self.asked_signals)}
         left_s = (self._grace_s if grace_s is None else grace_s) + self.stop_takes_s
         self._stop_left_s = left_s if self._stop_command is None else min(self._stop_left_s, left_s)
         self._stop_command = command
@@ -130,7 +132,9 @@ class HelperClient:
         """
         if self.gone.is_set():
             return True
-        return self._may_speak() and self._send_now({"cmd": "signal", "numbers": list(numbers)})
+        return self._may_speak() and self._send_now(
+            {"cmd": "signal", "numbers": list(numbers), "asked": sorted(self.asked_signals)}
+        )
 
     def suspend(self, timeout_s: float, number: int = 0) -> None:
         """Have all of it stopped, as by Ctrl-Z, until `resume`.
