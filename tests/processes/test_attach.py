@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -286,28 +287,29 @@ def test_a_stall_is_only_reported_once_and_again_after_it_grew(cache, started, t
         return len(json.loads(report.read_text())["attached"]["stalls"]) if report.exists() else 0
 
     with running(argv) as watching:
-        for number in (1, 2):
+        for _ in range(2):  # there may be more: the process may get no processor for a whole window
+            known = stalls()
             pause.touch()
-            assert eventually(lambda number=number: stalls() == number)
-            time.sleep(1.5)  # more than the window, and it is not said again
-            assert stalls() == number
+            assert eventually(lambda known=known: stalls() > known)
+            time.sleep(1.5)  # more than the window: what is said again shows below
             assert process.poll() is None
             size = (cache / "x.bin").stat().st_size
             pause.unlink()
             assert eventually(lambda size=size: (cache / "x.bin").stat().st_size > size + 100_000)
-            time.sleep(0.5)
         (tmp_path / "end").touch()
         _, said = watching.communicate(timeout=PATIENCE_S)
     assert watching.returncode == 124
     final = json.loads(report.read_text())
     assert (final["outcome"], final["exit_code"], final["stop"]) == ("failed", 6, None)
-    first, second = final["attached"]["stalls"]
-    assert first["at_s"] < first["resumed_at_s"] < second["at_s"] < second["resumed_at_s"]
-    assert (first["kind"], second["kind"]) == ("no_growth", "no_growth")
-    assert f"Process {process.pid} was left alone." in first["message"]
-    assert all(Path(stall["bundle"]).is_dir() for stall in (first, second))
-    assert first["bundle"] != second["bundle"]
-    assert said.count("Tensor cache generation stalled: no disk write activity detected for ") == 2
+    told = final["attached"]["stalls"]
+    assert len(told) >= 2
+    for before, after in itertools.pairwise(told):  # once, and again after it grew
+        assert before["at_s"] < before["resumed_at_s"] < after["at_s"]
+    assert {stall["kind"] for stall in told} == {"no_growth"}
+    assert f"Process {process.pid} was left alone." in told[0]["message"]
+    assert all(Path(stall["bundle"]).is_dir() for stall in told)
+    assert len({stall["bundle"] for stall in told}) == len(told)
+    assert said.count("Tensor cache generation stalled: no disk write activity detected for ") == len(told)
 
 
 def test_one_that_wrote_before_the_watch_began_is_judged_by_the_window_of_writing(cache, started, tmp_path):
