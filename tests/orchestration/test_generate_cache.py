@@ -24,13 +24,13 @@ from prefect.client.schemas.filters import (
     TaskRunFilter,
 )
 from prefect.states import State
+from tests.support import eventually
 
 from prefect_cachewatch.capacity.history import read_run_record
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.tasks import monitor_cache
-from tests.support import eventually
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
