@@ -50,3 +50,14 @@ def test_a_stopped_file_server_does_not_outlive_its_client(make):
         print(server.exists())
     """
     assert printed(make, source) == ["False"]
+
+
+@pytest.mark.parametrize("make", ["fork", "spawn"])
+def test_a_relative_state_directory_is_the_same_place_there(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CACHEWATCH_STATE", "st")
+    source = """
+        from prefect_cachewatch.common.directories import state_directory
+        print(aside.run(state_directory, timeout_s=30))
+    """
+    assert printed(make, source) == [f"{tmp_path}/st"]

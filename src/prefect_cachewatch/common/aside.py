@@ -136,6 +136,7 @@ class Aside:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 cwd="/",
+                env={**os.environ, **_absolute_state()},
             )
         return cls(ours, process)
 
@@ -304,11 +305,21 @@ def main(control: int, modules: Sequence[str]) -> NoReturn:
     _serve(socket.socket(fileno=control))
 
 
+def _absolute_state() -> dict[str, str]:
+    """The one variable of ours whose value may be relative to where this process stands, and the server stands elsewhere."""
+    own = os.environ.get("CACHEWATCH_STATE", "")
+    try:
+        return {"CACHEWATCH_STATE": os.path.abspath(own)} if own else {}
+    except FileNotFoundError:  # where it stands has been removed
+        return {}
+
+
 def _serve(control: socket.socket) -> NoReturn:
     """Give each request a fork of its own, until the client has gone. Nothing here touches a file system."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # whoever reads our command's output must see its end, whatever is left behind
         os.dup2(null, fd)
+    os.environ.update(_absolute_state())
     os.chdir("/")
     if os.getsid(0) != os.getpid():
         os.setsid()
