@@ -59,7 +59,7 @@ types: $(VENV)/.installed ## Check types (mypy strict, pyright), in an environme
 	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
 
 # Lines and branches, those of started commands and flows too. COVERED chooses the tests, FLOOR is the least percentage:
-# below it the target fails.
+# below it the target fails. A test that fails, slowed down as all are here, is the matter of `make test`.
 FLOOR ?= 60
 COVERED ?= -n 4 --dist worksteal -m 'not ($(APART) or footprint)'
 $(VENV)/.coverage: $(VENV)/.test
@@ -69,7 +69,7 @@ $(VENV)/.coverage: $(VENV)/.test
 coverage: $(VENV)/.coverage ## Measure what the tests execute; fail below FLOOR per cent.
 	rm -rf build/coverage
 	mkdir -p build/coverage
-	$(BIN)/coverage run -m pytest --timeout 600 $(COVERED) $(ARGS)
+	$(BIN)/coverage run -m pytest --timeout 600 $(COVERED) $(ARGS) || [ $$? -eq 1 ]
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage html -q
 	$(BIN)/coverage report --fail-under=$(FLOOR)
