@@ -49,7 +49,11 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def request(self, method: str, path: str, **body: Any) -> Any:
-        answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
+        for pause_s in (1, 2, 4, 0):  # a server whose SQLite file is busy asks to come again, as Prefect's own client does
+            answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            time.sleep(pause_s)
         answer.raise_for_status()
         return answer.json() if answer.content else None
 

@@ -10,7 +10,7 @@ import pytest
 from support import run
 
 PROGRAM = """
-    import os, signal, sys
+    import os, signal, sys, time
     from pathlib import Path
     from prefect_cachewatch.common.aside import Aside
     aside = getattr(Aside, sys.argv[1])()
@@ -50,6 +50,20 @@ def test_a_stopped_file_server_does_not_outlive_its_client(make):
         print(server.exists())
     """
     assert printed(make, source) == ["False"]
+
+
+@pytest.mark.parametrize("make", ["fork", "spawn"])
+def test_a_file_server_that_vanishes_while_it_is_ended_is_no_error(make):
+    source = """
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        os.kill(aside.run(os.getppid, timeout_s=30), signal.SIGKILL)
+        time.sleep(0.3)
+        judged = iter([False, True, False, True])  # alive when it is asked, gone when it is signalled
+        aside._is_gone = lambda: next(judged)
+        aside.close()
+        print("closed")
+    """
+    assert printed(make, source) == ["closed"]
 
 
 @pytest.mark.parametrize("make", ["fork", "spawn"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -75,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
     _fill_standard_streams()
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
+    if argv is None:  # who ignores SIGCHLD has children that vanish, with their exit codes, while they are waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if argv is None and sys.argv[1:2] and sys.argv[1] in _WATCHING:
         from prefect_cachewatch.common.console import install_console  # noqa: PLC0415 - for these alone
 

@@ -221,7 +221,10 @@ class Aside:
 
     def _signal(self, number: signal.Signals) -> None:
         if not self._is_gone():
-            os.kill(self._process if isinstance(self._process, int) else self._process.pid, number)
+            try:
+                os.kill(self._process if isinstance(self._process, int) else self._process.pid, number)
+            except ProcessLookupError:
+                return  # it has just ended, in a program that ignores SIGCHLD: nobody keeps what ends there
 
     def _hand_over(self, fd: int) -> None:
         """Give the server a connection; one that was stopped is continued, one that was killed gets a successor."""
