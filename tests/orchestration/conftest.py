@@ -49,7 +49,8 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def request(self, method: str, path: str, **body: Any) -> Any:
-        for pause_s in (1, 2, 4, 0):  # a server whose SQLite file is busy asks to come again, as Prefect's own client does
+        # A server whose SQLite file is busy asks to come again, as Prefect's own client does.
+        for pause_s in (1, 2, 4, 0):
             answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
