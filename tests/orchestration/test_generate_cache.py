@@ -252,13 +252,19 @@ def test_bad_input_is_refused_in_one_sentence_with_nothing_started(
 
 def test_a_directory_in_use_is_refused_and_the_holder_named(tmp_path: Path) -> None:
     started, results = threading.Event(), list[State[Any]]()
-    first = job(tmp_path / "cache", HANGS)
+    # It grows until the second has been refused, however long that takes; then it hangs.
+    grows = f"while not os.path.exists({str(tmp_path / 'refused')!r}): file.write(b'x'); file.flush(); time.sleep(0.1)"
+    first = job(
+        tmp_path / "cache",
+        f"{WRITES}file = open(os.path.join(sys.argv[1], 'more.bin'), 'wb')\n{grows}\ntime.sleep(600)",
+    )
     thread = threading.Thread(target=lambda: (started.set(), results.append(run(first))))
     thread.start()
     started.wait()
     while not list(tmp_path.glob("cache/*.bin")):
         time.sleep(0.05)
     second = run(job(tmp_path / "cache", WRITES))
+    (tmp_path / "refused").touch()
     thread.join()
     assert (second.type, second.name) == ("FAILED", "Refused")
     assert "is in use by another job (pid " in str(second.message)
