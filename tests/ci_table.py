@@ -1,6 +1,5 @@
 """What CI ran, as one table: each target of the Makefile, its tests, and how long it took.
 
-`python3 tests/ci_table.py DIRECTORY --few NAME` says by its exit status whether few tests of a target failed.
 `python3 tests/ci_table.py DIRECTORY` reads `steps` there (name, exit status or `-`, seconds and reason, with tabs
 between them) and the reports NAME.xml of pytest's --junitxml. Standard library only: it runs before any is installed.
 """
@@ -14,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FEW, AGAIN = 5, ":again"
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
 
 
@@ -83,12 +81,9 @@ def table(steps: Sequence[Step], reports: dict[str, Report], expected: Iterable[
     """
     known = {step.name for step in steps}
     rows = [*steps, *(Step(name, None) for name in expected if name not in known)]
-    again = {step.name: verdict(step, reports.get(step.name)) == "ok" for step in steps if step.name.endswith(AGAIN)}
     lines, good = [f"{'target':<18}{'passed':>7}{'skipped':>9}{'failed':>8}{'minutes':>9}  result"], bool(steps)
     for step in rows:
         report, result = reports.get(step.name), verdict(step, reports.get(step.name))
-        if again.get(step.name + AGAIN) and report:
-            result = f"ok, {len(report.failed)} only when run again"
         counts = ("", "", "") if report is None else (report.passed, report.skipped, len(report.failed))
         minutes = "" if step.status is None else f"{step.seconds / 60:.1f}"
         lines.append(f"{step.name:<18}{counts[0]:>7}{counts[1]:>9}{counts[2]:>8}{minutes:>9}  {result}")
@@ -96,11 +91,6 @@ def table(steps: Sequence[Step], reports: dict[str, Report], expected: Iterable[
     for name, report in reports.items():
         lines += [f"{name}: failed: {test}" for test in report.failed]
     return lines, good
-
-
-def is_few(report: Report | None) -> bool:
-    """Whether a target failed in so few tests that they are worth another run."""
-    return report is not None and 0 < len(report.failed) <= FEW
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,8 +102,6 @@ def main(argv: Sequence[str]) -> int:
     results = Path(argv[0])
     found = results / "steps"
     steps = [Step.parse(line) for line in found.read_text().splitlines()] if found.exists() else []
-    if len(argv) > 1:
-        return 0 if is_few(_report(results / f"{argv[2]}.xml")) else 1
     reports = {step.name: report for step in steps if (report := _report(results / f"{step.name}.xml"))}
     lines, good = table(steps, reports, targets(MAKEFILE.read_text()))
     print("", *lines, sep="\n")
