@@ -24,9 +24,8 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
-from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.watching.monitor import GrowthMonitor
-from prefect_cachewatch.watching.outcomes import ending_of
+from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothing, describe_stall, ending_of
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.flows.generation import generate_cache  # noqa: F401 - imports as a worker does
-from prefect_cachewatch.postmortem.cause import Diagnosis
-from prefect_cachewatch.postmortem.report import GrowthReport, Report, SampleReport, StallReport, StopSection
+from prefect_cachewatch.postmortem.report import Diagnosis, GrowthReport, Report, SampleReport, StallReport, StopSection
 from prefect_cachewatch.run.history import PastRun
 from prefect_cachewatch.tasks.prefect_api.artifacts import completion_markdown, report_markdown
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, resource_id

@@ -17,9 +17,8 @@ import pytest
 
 from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.adopted import AdoptedProcess
+from prefect_cachewatch.supervise.adopted import AdoptedProcess, Family
 from prefect_cachewatch.supervise.adoptee import Adoptee
-from prefect_cachewatch.supervise.family import Family
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.supervisor import exit_of
 from support import (

@@ -231,7 +231,7 @@ def relayed_to_flow() -> Iterator[list[int]]:
 
 
 def _said(number: int, taken_as: int, ending: frozenset[int]) -> str:
-    from prefect_cachewatch.supervise.signals import signal_name  # noqa: PLC0415 - loaded by then, and only for who asks
+    from prefect_cachewatch.supervise.proc import signal_name  # noqa: PLC0415 - loaded by then, and only for who asks
 
     came = signal_name(number) + (
         "" if taken_as == number else f", taken as {signal_name(taken_as)}," if taken_as else ""

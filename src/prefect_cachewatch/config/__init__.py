@@ -7,11 +7,10 @@ explains itself. Nothing here looks at the machine: that is the pre-flight's wor
 from __future__ import annotations
 
 from prefect_cachewatch.config.attach import AttachJob
-from prefect_cachewatch.config.base import InputModel
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
-from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob
-from prefect_cachewatch.config.markers import MarkerFiles
+from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
 from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config.quantities import InputModel
 from prefect_cachewatch.config.ready import (
     ReadyOnExit,
     ReadyOnFile,

@@ -7,8 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from prefect_cachewatch.config.base import InputModel, check_absolute
-from prefect_cachewatch.config.quantities import OptionalSize
+from prefect_cachewatch.config.quantities import InputModel, OptionalSize, check_absolute
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = ["AttachJob"]

@@ -10,8 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from prefect_cachewatch.common.units import SIZE_PATTERN, parse_bytes
-from prefect_cachewatch.config.base import InputModel
-from prefect_cachewatch.config.quantities import Duration, Quantity
+from prefect_cachewatch.config.quantities import Duration, InputModel, Quantity
 
 __all__ = ["LABEL_PREFIX", "VOLUME_PREFIX", "ContainerMount", "ContainerSpec", "DeviceMapping"]
 

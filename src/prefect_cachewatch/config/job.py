@@ -7,17 +7,34 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from prefect_cachewatch.config.base import EnvName, InputModel, check_absolute
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
-from prefect_cachewatch.config.markers import MarkerFiles
-from prefect_cachewatch.config.quantities import OptionalSize
+from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
 from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, prefer_any_of
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
-__all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob"]
+__all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob", "MarkerFiles"]
 
 # Stands for the directory that a store gives to a build, in commands, environments and cache_dirs.
 CACHE_DIR_PLACEHOLDER = "{cache_dir}"
+
+
+class MarkerFiles(InputModel):
+    """Files that are written for whoever else looks at the cache; absolute, or relative to the first cache directory."""
+
+    started: Path | None = Field(
+        default=None,
+        description="Written before the generator is started, unless the cache is marked as completed already.",
+    )
+    completed: Path | None = Field(
+        default=None, description="Written when the job has completed: by its exit, or when its server is ready."
+    )
+
+    @field_validator("started", "completed")
+    @classmethod
+    def _names_a_file(cls, path: Path | None) -> Path | None:
+        if path is not None and (path.name in ("", "..") or "\0" in str(path)):
+            raise ValueError(f"marker {str(path)!r} names no file: write for example TT_METAL_CACHE_COMPLETED")
+        return path
 
 
 class CacheJob(InputModel):

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from prefect_cachewatch.config.base import WEEK_S, InputModel
-from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Size
+from prefect_cachewatch.config.quantities import WEEK_S, Duration, InputModel, OptionalDuration, Size
 
 __all__ = ["RetryPolicy", "StallPolicy", "StopPolicy"]
 

@@ -1,4 +1,4 @@
-"""Field types for durations and sizes, which people write as `5m` and `4KiB` or as plain numbers.
+"""The base of every input model, and field types for durations and sizes, which people write as `5m` and `4KiB` or as plain numbers.
 
 A field's name says the unit of the value that it stores, seconds or bytes; what is written is the same in a jobs file, a
 plan file, Python, the Prefect API and the UI's form, whose JSON schema takes a number or a text. Bounds go into `Field`:
@@ -13,11 +13,12 @@ flow: only so do the bounds reach the JSON schema. The command's options find ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -30,7 +31,25 @@ from prefect_cachewatch.common.units import (
     parse_duration,
 )
 
-__all__ = ["DURATION", "SIZE", "Duration", "OptionalDuration", "OptionalSize", "Quantity", "Size", "quantity_of"]
+__all__ = [
+    "DURATION",
+    "SIZE",
+    "WEEK_S",
+    "Duration",
+    "EnvName",
+    "InputModel",
+    "OptionalDuration",
+    "OptionalSize",
+    "Quantity",
+    "Size",
+    "check_absolute",
+    "quantity_of",
+]
+
+WEEK_S = 7 * 86400.0
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+EnvName = Annotated[str, Field(pattern=_ENV_NAME)]
 
 
 @dataclass(frozen=True)
@@ -89,3 +108,28 @@ def quantity_of(field: FieldInfo) -> Quantity | None:
         300.0
     """
     return next((entry for entry in field.metadata if isinstance(entry, Quantity)), None)
+
+
+class InputModel(BaseModel):
+    """A model that people write: frozen, and unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def check_absolute(paths: Iterable[Path]) -> None:
+    """Refuse cache directories that are not absolute paths.
+
+    Args:
+        paths: of cache directories.
+
+    Raises:
+        ValueError: one is relative, or has a NUL character in it.
+
+    Example:
+        >>> check_absolute([Path("/mnt/cache")])
+    """
+    for path in paths:
+        if not path.is_absolute():
+            raise ValueError(f"cache directory {str(path)!r} is not an absolute path: write it from / on")
+        if "\0" in str(path):
+            raise ValueError("a cache directory's path has a NUL character in it")

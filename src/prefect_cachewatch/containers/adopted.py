@@ -18,9 +18,8 @@ from typing import Any
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.host_processes import start_ticks_of
 from prefect_cachewatch.containers.run_records import RUN_LABEL
-from prefect_cachewatch.containers.stopping import RunningContainer, is_running
+from prefect_cachewatch.containers.stopping import RunningContainer, is_running, start_ticks_of
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.observer import Observer, Subject
 from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport

@@ -12,9 +12,8 @@ import time
 from collections import namedtuple
 
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.host_processes import container_tree, signal_tree, start_ticks_of
-from prefect_cachewatch.supervise.proc import is_alive, send_signal
-from prefect_cachewatch.supervise.reading import name_processes
+from prefect_cachewatch.supervise.proc import ProcessStat, carried_cookie, descendants, is_alive, read_stat, send_signal
+from prefect_cachewatch.supervise.reading import name_processes, read_each
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,12 +29,20 @@ if TYPE_CHECKING:
         killed: list[dict[str, Any]]
         survivors: list[dict[str, Any]]
         state: dict[str, Any] | None
-
 else:
     Stopped = namedtuple("Stopped", ("gone", "gone_after_s", "terminated", "killed", "survivors", "state"))
     Stopped.__doc__ = "How the stop went; `state` is the engine's own, None if it gave no answer."
 
-__all__ = ["CALL_S", "RunningContainer", "Stopped", "is_running", "stop_and_remove"]
+__all__ = [
+    "CALL_S",
+    "RunningContainer",
+    "Stopped",
+    "container_tree",
+    "is_running",
+    "signal_tree",
+    "start_ticks_of",
+    "stop_and_remove",
+]
 
 CALL_S = 5.0
 _KILL_DEADLINE_S = 10.0
@@ -250,3 +257,51 @@ def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float
         except (EngineSilent, EngineRefused):
             return None
     return stopped
+
+
+def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
+    """Say since when a pid is a container's first process on this host.
+
+    An engine names the pid of a container's first process in its own pid namespace; here it may be somebody else's, or
+    nobody's. It is believed only where its control group or its environment names the container.
+
+    Args:
+        pid: as the engine gives it.
+        container: the container's full identifier.
+        cookie: the run's identifier, in the container's environment.
+
+    Returns:
+        Its start time in clock ticks since boot; None where that pid is not of this container here.
+
+    Example:
+        >>> start_ticks_of(1, "f" * 64, "no-such-run") is None
+        True
+    """
+    before = read_stat(pid) if pid > 0 else None
+    if before is None:
+        return None
+    if not _names(pid, container) and read_each([pid], carried_cookie).get(pid) != cookie:
+        return None
+    after = read_stat(pid)
+    return before.start_ticks if after is not None and after.start_ticks == before.start_ticks else None
+
+
+def _names(pid: int, container: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cgroup", "rb") as file:
+            return container.encode() in file.read(1 << 21)
+    except OSError:
+        return False
+
+
+def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
+    """List a container's living processes, the first one first; what `exec` put into it from outside is not found."""
+    first = read_stat(pid)
+    if first is None or first.start_ticks != start_ticks or first.state in "ZXx":
+        return {}
+    return {pid: first, **descendants(pid)}
+
+
+def signal_tree(tree: dict[int, ProcessStat], number: int) -> list[int]:
+    """Send a signal to each process of a tree that is still the same; returns the pids that got it."""
+    return [pid for pid, found in tree.items() if send_signal(pid, found.start_ticks, number)]

@@ -7,6 +7,10 @@ opened again on the way back, by `..` of the one below or by its name, and is us
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+
+from prefect_cachewatch.common.mounts import read_mounts
+from prefect_cachewatch.common.removal import look_path
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
-__all__ = ["OPEN_DIRECTORY", "Descent"]
+__all__ = ["OPEN_DIRECTORY", "Descent", "find_borders"]
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_OPEN = 16
@@ -106,3 +110,35 @@ def _open(name: str, above: int) -> int | None:
 def _identity(fd: int) -> tuple[int, int]:
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
+
+
+def find_borders(roots: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Find what is mounted below some directories.
+
+    Args:
+        roots: absolute paths.
+
+    Returns:
+        The names of what is mounted, by the path of the directory around it with a trailing slash.
+
+    Example:
+        >>> "sys" in find_borders(["/"]).get("/", ())
+        True
+    """
+    points = {mount.mount_point for mount in read_mounts()}
+    found: dict[str, set[str]] = {}
+    for root in roots:
+        real, top = os.path.realpath(root).rstrip("/") + "/", root.rstrip("/") + "/"
+        for point in points:
+            if point.startswith(real) and point != real and _is_elsewhere(point, root):
+                around, _, name = (top + point[len(real) :]).rpartition("/")
+                found.setdefault(around + "/", set()).add(name)
+    return {around: frozenset(names) for around, names in found.items()}
+
+
+def _is_elsewhere(point: str, root: str) -> bool:
+    # A mount in the table may be hidden by a later one above it: what is at its path now belongs to that one.
+    try:
+        return look_path(point).mount != look_path(root + "/.").mount
+    except OSError:  # nobody can see it, or it is the walk that will say so
+        return False

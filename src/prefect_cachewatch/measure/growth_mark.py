@@ -1,7 +1,7 @@
 """When a run's files last grew, kept beside them on the clock of their own file system.
 
 Whoever finds the files after a kill takes from it which of them may be cut. Written by the scan process while it
-measures, read by `publish.suspects`' callers; standard library only. It judges nothing.
+measures, read by `publish.target`; standard library only. It judges nothing.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import operator
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from prefect_cachewatch.measure.borders import find_borders
+from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.snapshot import (
@@ -28,7 +28,6 @@ from prefect_cachewatch.measure.snapshot import (
     walk_below,
     walk_directories,
 )
-from prefect_cachewatch.measure.unnamed import find_unnamed
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
-__all__ = ["Tree", "TreeScan"]
+__all__ = ["Tree", "TreeScan", "find_unnamed"]
 
 HOT_SCANS = 10  # a file that moved within so many scans is looked at in each
 HOT_NEWEST = 100  # and so are those that moved last, however long ago that is
@@ -51,6 +50,10 @@ _LONG_PATH = 950
 
 _pack = struct.Struct("QQqq").pack
 _identity_and_times = operator.attrgetter("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns")
+
+
+_DELETED = " (deleted)"
+_BUDGET_S = 0.2
 
 
 def _pack_facts(status: os.stat_result) -> bytes:
@@ -376,3 +379,57 @@ def _open_below(root: str, path: str) -> int:
         finally:
             os.close(above)
     return fd
+
+
+def find_unnamed(
+    roots: Sequence[str], holders: Iterable[int], budget_s: float = _BUDGET_S
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Find regular files without a name that a process tree holds open below some directories.
+
+    Args:
+        roots: absolute directories.
+        holders: pids at the top of the tree.
+        budget_s: the longest time; processes that were not reached in it are not looked at.
+
+    Returns:
+        The path each would have, or had, and its stat result; a file that is held twice comes twice.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as d, tempfile.TemporaryFile(dir=d) as file:
+        ...     _ = file.write(b"abc"), file.flush()
+        ...     [status.st_size for _, status in find_unnamed([os.path.realpath(d)], [os.getpid()])]
+        [3]
+    """
+    below = tuple(root.rstrip("/") + "/" for root in roots)
+    end_s = time.monotonic() + budget_s
+    pending, seen = list(holders), set[int]()
+    while pending and time.monotonic() < end_s:
+        pid = pending.pop(0)
+        if pid in seen:
+            continue
+        seen.add(pid)
+        try:
+            fds = os.listdir(f"/proc/{pid}/fd")
+            pending += _children(pid)
+        except OSError:  # it has ended, or is another user's
+            continue
+        for fd in fds:
+            link = f"/proc/{pid}/fd/{fd}"
+            try:
+                target = os.readlink(link)
+                if not target.endswith(_DELETED) or not target.startswith(below):
+                    continue
+                status = os.stat(link)
+            except OSError:
+                continue
+            if status.st_mode & 0o170000 == 0o100000 and status.st_nlink == 0:
+                yield target.removesuffix(_DELETED), status
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+            found += map(int, file.read().split())
+    return found

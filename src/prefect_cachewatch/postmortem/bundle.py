@@ -26,10 +26,10 @@ from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.common.text import for_terminal, redact, slugify
-from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
+from prefect_cachewatch.postmortem.report import Diagnosis
 
 __all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "draw_report", "stack_text", "write_bundle"]
 

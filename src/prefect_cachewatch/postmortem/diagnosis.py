@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from prefect_cachewatch.postmortem import rules_process as process
 from prefect_cachewatch.postmortem import rules_storage as storage
-from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.model import Evidence
+from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.view import View
 
 __all__ = ["CATEGORIES", "Diagnosis", "diagnose"]

@@ -21,9 +21,9 @@ from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.postmortem.cause import Diagnosis
     from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
     from prefect_cachewatch.postmortem.readings import ProcessSample
+    from prefect_cachewatch.postmortem.report import Diagnosis
 
 __all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))
 from prefect_cachewatch.common.secrets import redact
-from prefect_cachewatch.measure.borders import find_borders
+from prefect_cachewatch.measure.descent import find_borders
 
 __all__ = ["list_files"]
 

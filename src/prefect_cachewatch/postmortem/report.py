@@ -20,7 +20,6 @@ from prefect_cachewatch.common.files import is_special, write_file
 from prefect_cachewatch.common.text import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
 from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.watching.attempt import Outcome
@@ -29,6 +28,7 @@ from prefect_cachewatch.watching.sections import Attachment, Readiness
 from prefect_cachewatch.watching.stall import Suspicion
 
 __all__ = [
+    "Diagnosis",
     "GrowthReport",
     "Report",
     "StallReport",
@@ -43,6 +43,21 @@ __all__ = [
 ]
 
 Section = TypeVar("Section", "GrowthReport", Suspicion)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The cause of a stall, as far as it can be told.
+
+    `category` is a contract: automations match on it. `confidence` is `high` (the evidence
+    leaves no other reading), `medium` (the best reading of several) or `low` (a guess).
+    """
+
+    category: str
+    summary: str
+    evidence: tuple[str, ...] = ()
+    resolution: str = ""
+    confidence: str = "high"
 
 
 @dataclass(frozen=True)

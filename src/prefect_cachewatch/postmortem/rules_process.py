@@ -9,8 +9,8 @@ import signal
 from collections.abc import Mapping
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
-from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.model import ProcessFacts
+from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 

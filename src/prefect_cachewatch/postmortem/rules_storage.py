@@ -10,10 +10,9 @@ from fnmatch import fnmatch
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
-from prefect_cachewatch.postmortem.cause import Diagnosis
-from prefect_cachewatch.postmortem.lastwords import DENIED, NO_SPACE, QUOTA, READ_ONLY
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
-from prefect_cachewatch.postmortem.view import View, shown, who
+from prefect_cachewatch.postmortem.report import Diagnosis
+from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.supervise.open_files import OpenFile
 

@@ -17,11 +17,10 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.builds import read_unfinished, require_whole
+from prefect_cachewatch.publish.builds import clear_status, mark_build, read_statuses, read_unfinished, require_whole
 from prefect_cachewatch.publish.durable import read_record, switch_link, write_durably
 from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold_switch, read_current
 from prefect_cachewatch.publish.manifest import Manifest
-from prefect_cachewatch.publish.status import clear_status, mark_build, read_statuses
 from prefect_cachewatch.publish.verification import Verdict
 
 __all__ = ["Activation", "History", "activate_build", "read_history", "roll_back", "rollback_order", "verify_build"]

@@ -46,8 +46,13 @@ from prefect_cachewatch.publish.layout import (
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import check_build_id, make_build_id
-from prefect_cachewatch.publish.space import read_free_space, require_space
-from prefect_cachewatch.publish.staging import STAGING_RECORD, StagedBuild, note_unfinished
+from prefect_cachewatch.publish.staging import (
+    STAGING_RECORD,
+    StagedBuild,
+    note_unfinished,
+    read_free_space,
+    require_space,
+)
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
 

@@ -25,8 +25,7 @@ from prefect_cachewatch.common.text import redact, redact_argv
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
-from prefect_cachewatch.publish.checks import Finding, check_tree
-from prefect_cachewatch.publish.digests import digest_build
+from prefect_cachewatch.publish.checks import Finding, Suspect, check_tree, find_suspects
 from prefect_cachewatch.publish.durable import (
     entry_exists,
     holds_change_times,
@@ -41,8 +40,8 @@ from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.suspects import Suspect, find_suspects
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
+from prefect_cachewatch.publish.verification import digest_build
 
 __all__ = ["BuildRecipe", "BuildTarget", "meta_directory", "refusal_record", "remove_below", "write_meta"]
 

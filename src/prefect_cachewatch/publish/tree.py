@@ -1,7 +1,7 @@
 """What is in a build: files, links and whatever has no place there, walked by descriptor.
 
 Unlike a scan of the watch it forgives no race: nothing may change in a build that is being
-published. It reads no contents (see `digests`).
+published. It reads no contents (see `verification`).
 """
 
 from __future__ import annotations

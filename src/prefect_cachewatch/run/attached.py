@@ -30,9 +30,9 @@ from prefect_cachewatch.supervise.proc import descendants, read_memory_file
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
+from prefect_cachewatch.watching.emptiness import directories_written, writers_below
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
-from prefect_cachewatch.watching.writers import directories_written, writers_below
 
 __all__ = ["AttachedRun", "suggest_directories", "watch"]
 

@@ -1,6 +1,6 @@
 """Who owns the tree: the guard process (`guard`), its client (`client`), what a watch needs of either (`supervisor`), what the clients share (`helper_client`), readings from /proc (`proc`).
 
-`adopted` is the supervisor of a process that somebody else started: `adoptee` pins it, `family` keeps who belongs to it, `observer` has what
+`adopted` is the supervisor of a process that somebody else started: `adoptee` pins it, `observer` has what
 it shares with an adopted container; `keeper` holds the output and the locks of a server that was handed over.
 `stop_tree` is the one way to stop a tree, `tending` keeps helper processes going, `reading` reads of other processes what may never return.
 `run_files` and `run_updates` keep the state files of running guards, `janitor` clears up after runs whose guards have died.
@@ -21,7 +21,6 @@ __all__ = [
     "reading",
     "run_files",
     "run_updates",
-    "signals",
     "spawn",
     "stop_tree",
     "supervisor",

@@ -1,7 +1,7 @@
 """A process that somebody else started: identified beyond doubt by pidfd and start time, or refused in one sentence.
 
 Knows who may be watched and how an observer learns an exit code. Signals, and what else belongs to the
-process, are `adopted` and `family`.
+process, are `adopted`.
 """
 
 from __future__ import annotations

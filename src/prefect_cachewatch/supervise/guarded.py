@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.output import OutputPump
-from prefect_cachewatch.supervise.signals import signal_name
+from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.supervisor import Launch, wait_for_report
 
 __all__ = ["GuardedResult", "run_guarded"]

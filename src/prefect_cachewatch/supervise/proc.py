@@ -14,6 +14,17 @@ from prefect_cachewatch.supervise.turns import is_stuck, read_each
 TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import NamedTuple
+
+    class ProcessStat(NamedTuple):
+        """State letter (of a living thread, if there is one), parent and start time (clock ticks since boot)."""
+
+        state: str
+        parent: int
+        start_ticks: int
+else:
+    ProcessStat = namedtuple("ProcessStat", ("state", "parent", "start_ticks"))
+    ProcessStat.__doc__ = "State letter, parent and start time (clock ticks since boot) of a process."
 
 __all__ = [
     "COOKIE",
@@ -33,6 +44,7 @@ __all__ = [
     "read_stats",
     "read_status",
     "send_signal",
+    "signal_name",
     "stat_fields",
 ]
 
@@ -42,21 +54,6 @@ _ARGV_MAX, _READ_MAX = 1 << 16, 1 << 22
 _KNOWN_MAX = 1 << 16
 
 _known: dict[int, int] = {}  # pid -> start time as last read, for the time in which it cannot be
-
-
-if TYPE_CHECKING:
-    from typing import NamedTuple
-
-    class ProcessStat(NamedTuple):
-        """State letter (of a living thread, if there is one), parent and start time (clock ticks since boot)."""
-
-        state: str
-        parent: int
-        start_ticks: int
-
-else:
-    ProcessStat = namedtuple("ProcessStat", ("state", "parent", "start_ticks"))
-    ProcessStat.__doc__ = "State letter, parent and start time (clock ticks since boot) of a process."
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -364,3 +361,16 @@ def read_proc(path: str, limit: int = 1 << 20) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def signal_name(number: int) -> str:
+    """Name a signal.
+
+    Example:
+        >>> signal_name(9)
+        'SIGKILL'
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

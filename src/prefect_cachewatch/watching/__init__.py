@@ -1,7 +1,7 @@
 """One attempt, one verdict: its directories (`site`), its measurements (`monitor`), the rule (`stall`), all of it (`attempt`).
 
-`attached` watches what somebody else started; `outcomes` has the ways to end, `messages` the sentences, `emptiness` an
-end without a cache, `marking` the job's marker files, `sections` parts of the report, `writers` who writes where. Servers, which are done when they are ready, are in `servers`.
+`attached` watches what somebody else started; `outcomes` has the ways to end and their sentences,
+`emptiness` an end without a cache, `marking` the job's marker files, `sections` parts of the report. Servers, which are done when they are ready, are in `servers`.
 """
 
 __all__ = [
@@ -9,12 +9,10 @@ __all__ = [
     "attempt",
     "emptiness",
     "marking",
-    "messages",
     "monitor",
     "outcomes",
     "sections",
     "servers",
     "site",
     "stall",
-    "writers",
 ]

@@ -18,9 +18,8 @@ from prefect_cachewatch.errors import ScanError
 from prefect_cachewatch.supervise.observer import Observed
 from prefect_cachewatch.supervise.supervisor import StopReport
 from prefect_cachewatch.watching.attempt import Watch
-from prefect_cachewatch.watching.messages import describe_growth
 from prefect_cachewatch.watching.monitor import GrowthMonitor
-from prefect_cachewatch.watching.outcomes import OutcomeName
+from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
 from prefect_cachewatch.watching.sections import Attachment, ReportedStall
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict

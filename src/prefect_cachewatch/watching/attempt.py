@@ -22,14 +22,20 @@ from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.run_files import runs_directory
-from prefect_cachewatch.supervise.signals import signal_name
 from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
 from prefect_cachewatch.watching.emptiness import Emptiness
 from prefect_cachewatch.watching.marking import write_completed, write_started
-from prefect_cachewatch.watching.messages import describe_growth, describe_nothing, describe_stall
 from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
-from prefect_cachewatch.watching.outcomes import OutcomeName, is_failure, is_verdict
+from prefect_cachewatch.watching.outcomes import (
+    OutcomeName,
+    describe_growth,
+    describe_nothing,
+    describe_stall,
+    is_failure,
+    is_verdict,
+)
 from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict

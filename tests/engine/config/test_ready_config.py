@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from prefect_cachewatch.config import CacheJob, ReadyOnExit, ReadyOnHttp, StallPolicy
-from prefect_cachewatch.config.patterns import check_pattern
+from prefect_cachewatch.config.ready import check_pattern
 
 JOB = {"name": "x", "command": ["true"], "cache_dirs": ["/mnt/x"]}
 HEALTH = "http://127.0.0.1:8000/health"

@@ -20,11 +20,10 @@ from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
 from prefect_cachewatch.containers.creation import container_request, covering_mount
 from prefect_cachewatch.containers.engine import engine_candidates, find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.host_processes import container_tree, start_ticks_of
 from prefect_cachewatch.containers.janitor import clear_containers
 from prefect_cachewatch.containers.preflight import ContainerPlan
 from prefect_cachewatch.containers.run_records import create_record, is_held, labels_of_run, parse_record
-from prefect_cachewatch.containers.stopping import RunningContainer
+from prefect_cachewatch.containers.stopping import RunningContainer, container_tree, start_ticks_of
 from prefect_cachewatch.containers.supervisor import ContainerSupervisor
 from prefect_cachewatch.errors import CacheDirectoryError, InputError
 from prefect_cachewatch.supervise.run_files import RunFileRefused, machine_id

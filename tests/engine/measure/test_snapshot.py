@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.measure import latency
+from prefect_cachewatch.measure import snapshot
 from prefect_cachewatch.measure.snapshot import Walk, compile_ignore, walk_directories
 from support import needs_root, unavailable
 
@@ -352,8 +352,8 @@ def test_ignored_files_are_not_seen(tmp_path):
 
 
 def test_calls_that_take_long_because_the_host_is_busy_are_made_by_no_threads(monkeypatch):
-    monkeypatch.setattr(latency, "_WAITING_S", -1.0)  # whatever they take is long, but none of them waits for anybody
-    calls = latency.StatCalls()
+    monkeypatch.setattr(snapshot, "_WAITING_S", -1.0)  # whatever they take is long, but none of them waits for anybody
+    calls = snapshot.StatCalls()
     assert len(calls.all(["/"] * 200)) == 200
     assert (calls.threaded, calls.settled) == (False, True)
     calls.close()

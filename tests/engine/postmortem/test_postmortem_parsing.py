@@ -8,8 +8,8 @@ import pytest
 
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
 from prefect_cachewatch.postmortem.procdetails import parse_locks
+from prefect_cachewatch.postmortem.proctree import BlockedCall, decode_syscall
 from prefect_cachewatch.postmortem.stacks import parse_py_spy
-from prefect_cachewatch.postmortem.syscalls import BlockedCall, decode_syscall
 from prefect_cachewatch.supervise.proc import stat_fields
 
 ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"

@@ -15,10 +15,10 @@ import pytest
 from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreBusy, StoreError
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.publish import durable, target
-from prefect_cachewatch.publish.digests import digest_build
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.publish.verification import digest_build
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_names_of_any_bytes_are_published_and_verified(store):
 def test_digests_take_the_same_memory_for_a_large_file(store, tmp_path):
     script = (
         "import os, resource, sys\n"
-        "from prefect_cachewatch.publish.digests import digest_build\n"
+        "from prefect_cachewatch.publish.verification import digest_build\n"
         "fd = os.open(sys.argv[1], os.O_RDONLY)\n"
         "digest_build(fd, threads=2)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.activation import rollback_order
-from prefect_cachewatch.publish.checks import check_tree
+from prefect_cachewatch.publish.checks import check_tree, find_suspects
+from prefect_cachewatch.publish.collection import Candidate, plan_collection
 from prefect_cachewatch.publish.manifest import (
     FileEntry,
     LinkEntry,
@@ -26,8 +27,6 @@ from prefect_cachewatch.publish.names import (
     matches_any,
 )
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.retention import Candidate, plan_collection
-from prefect_cachewatch.publish.suspects import find_suspects
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 from prefect_cachewatch.publish.verification import compare_files
 

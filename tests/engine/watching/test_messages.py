@@ -2,8 +2,8 @@
 
 import pytest
 
-from prefect_cachewatch.supervise.signals import signal_name
-from prefect_cachewatch.watching.messages import describe_growth, describe_stall
+from prefect_cachewatch.supervise.proc import signal_name
+from prefect_cachewatch.watching.outcomes import describe_growth, describe_stall
 from prefect_cachewatch.watching.stall import Verdict
 
 GROWTH = "1.08 GiB in 43 files; last growth layers.7.w2.tensorbin"

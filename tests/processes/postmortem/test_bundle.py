@@ -18,9 +18,9 @@ from prefect_cachewatch.cli.main import COMMANDS
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundle import BUNDLE_FILES, BundleContent, write_bundle
 from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, find_bundles, load_report, prune_bundles
-from prefect_cachewatch.postmortem.cause import Diagnosis
 from prefect_cachewatch.postmortem.diagnosis import diagnose
 from prefect_cachewatch.postmortem.model import Evidence, FilesystemFacts, GrowthFacts, ProcessFacts, PythonThread
+from prefect_cachewatch.postmortem.report import Diagnosis
 
 HOSTILE = [
     "<script>document.title='owned'<",

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
 
 from prefect_cachewatch.config import (
     CACHE_DIR_PLACEHOLDER,
@@ -22,7 +24,7 @@ from prefect_cachewatch.config import (
 )
 from prefect_cachewatch.config.ready import ReadyWhen
 
-__all__ = ["Profile", "ProfileSettings"]
+__all__ = ["AbsolutePath", "Profile", "ProfileSettings"]
 
 
 @dataclass(frozen=True)
@@ -123,3 +125,12 @@ class Profile(InputModel, ABC):
             The policy.
         """
         return StallPolicy(**{**self.resolve().stall, **more})
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or "\0" in str(path):
+        raise ValueError(f"{str(path)!r} is not an absolute path: write it from / on")
+    return path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]

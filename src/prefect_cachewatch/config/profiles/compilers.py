@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
-from prefect_cachewatch.config.profiles.paths import AbsolutePath
+from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings
 from prefect_cachewatch.config.ready import ReadyOnHttp
 
 __all__ = ["OpenVino", "TensorRTLLM", "TorchCompile", "VllmCompileCache"]

@@ -7,8 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from prefect_cachewatch.config import DEFAULT_IGNORE
-from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
-from prefect_cachewatch.config.profiles.paths import AbsolutePath
+from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings
 
 __all__ = ["HuggingFaceDownload"]
 

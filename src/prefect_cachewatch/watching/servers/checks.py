@@ -1,7 +1,7 @@
 """Is a server ready? One look at an address, a port, marker files, or a search in what it prints.
 
 Each look is bounded in time, and never asks a file system from this process: a marker on one that hangs
-is asked for by a helper process. When to look, and what follows, is `readywatch`'s.
+is asked for by a helper process. When to look, and what follows, is `serving`'s.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ from prefect_cachewatch.watching.servers.checks import (
     make_check,
 )
 from prefect_cachewatch.watching.servers.matching import PatternMatcher
-from prefect_cachewatch.watching.servers.readywatch import ReadyWatch
-from prefect_cachewatch.watching.servers.serving import Serving
+from prefect_cachewatch.watching.servers.serving import ReadyWatch, Serving
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
