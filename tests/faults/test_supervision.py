@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import read_stat
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, guards_of, living, new_tag, until, wait_ready
+from tests.faults.test_janitor import header, identity, put
 from tests.faults.test_watch import WAYS, HangingMount
 from tests.support import unavailable
 
@@ -498,6 +500,38 @@ def test_a_frozen_inner_guard_of_a_dead_flow_leaves_the_tree_to_the_outer_one(
     freezer.thaw()
     until(lambda: all(map(gone, guards)), 20, "the guards have ended")
     row.measured.append((who, f"gone {took:.1f} s after the end of the flow process"))
+
+
+def test_what_cannot_be_killed_costs_later_starts_next_to_nothing(own_sandbox: Sandbox, fault: Fault) -> None:
+    """Each start looks for leftovers first: 10 s of patience for each of them, again and again, was 30 s here."""
+    row = fault(
+        SECTION,
+        "three dead runs with a frozen process each",
+        "each got its SIGKILL long ago; the janitor, as each start calls it",
+        "all are named, half a second for each run; 10 s for all runs together where the SIGKILL is new",
+    )
+    runs = own_sandbox.mkdir("runs")
+    runs.chmod(0o700)
+    freezer = Freezer()
+    left = [own_sandbox.popen(["sleep", "60"]) for _ in range(3)]
+    try:
+        for number, process in enumerate(left):
+            freezer.freeze(process.pid)
+            process.kill()
+            cookie = f"{number:032x}"
+            put(runs, header(cookie=cookie), [identity(process)], f"{cookie}.run")
+        began = time.monotonic()
+        report = clear_leftovers(str(runs))
+        took_s = time.monotonic() - began
+    finally:
+        freezer.thaw()
+        ends = [process.wait(20) for process in left]
+        freezer.end()
+    assert ends == [-9, -9, -9]
+    assert sorted(one.pid for one in report.survivors) == sorted(process.pid for process in left)
+    assert took_s < 9.0, "less than one of them would be waited for"
+    assert clear_leftovers(str(runs)).removed == 3
+    row.measured.append(("", f"{took_s:.1f} s"))
 
 
 ATTEMPTS = """

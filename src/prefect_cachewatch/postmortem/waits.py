@@ -53,7 +53,8 @@ _READS = frozenset(["read", "pread64", "readv", "preadv", "recvfrom", "recvmsg",
 _WRITES = frozenset(["write", "pwrite64", "writev", "pwritev", "sendto", "sendmsg", "sendmmsg", "sendfile", "splice"])
 _POLLS = frozenset(["poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"])
 _SLEEPS = frozenset(["nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "rt_sigtimedwait", "restart_syscall"])
-_CHILDREN = frozenset(("wait4", "waitid"))
+# In state D by vfork, as posix_spawn and Python's subprocess do it: until the child has replaced its program or ended.
+_CHILDREN = frozenset(("wait4", "waitid", "vfork", "clone", "clone3"))
 _FUTEXES = frozenset(("futex", "futex_waitv", "futex_wait"))
 # Where system calls may not be seen, the name of the kernel function that the thread sleeps in.
 _CHANNELS: tuple[tuple[str, WaitKind], ...] = (

@@ -22,6 +22,7 @@ from prefect_cachewatch.supervise.proc import (
     boot_id,
     descendants,
     is_alive,
+    is_being_killed,
     lineage,
     process_name,
     read_stats,
@@ -53,7 +54,8 @@ __all__ = [
     "stop_leftovers",
 ]
 
-_HELD_S, _REVIVED_WITHIN_S = 2.0, 10.0
+_HELD_S = 2.0
+_KILLED_BEFORE_S = 0.5  # for those whom an earlier SIGKILL has not ended: they hang or are frozen
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
     """Look through the state files of this user and stop what dead runs left behind.
 
     It sends SIGKILL without a grace period: the command itself got SIGKILL when its guard died, and what is
-    left of the tree has lost its parent.
+    left of the tree has lost its parent. All runs together have `KILL_DEADLINE_S` to be gone.
 
     Args:
         directory: of the state files, default `runs_directory()`.
@@ -123,12 +125,13 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
     running = removed = 0
     leftovers: list[Leftover] = []
     refusals: list[Refusal] = []
+    give_up_s = time.monotonic() + KILL_DEADLINE_S
     try:
         for name in sorted(os.listdir(here)):
             if name.startswith(".") or not name.endswith(SUFFIX):
                 continue
             try:
-                state, found = _clear(name, here, dry_run)
+                state, found = _clear(name, here, dry_run, give_up_s)
             except FileNotFoundError:
                 continue  # its run has ended meanwhile
             except (OSError, RunFileRefused) as error:
@@ -210,13 +213,13 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
     ]
 
 
-def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
+def _clear(name: str, here: int, dry_run: bool, give_up_s: float) -> tuple[str, list[Leftover]]:
     fd, data = read_run_file(name, here)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if dry_run or not _go_on(name, data, fd):
+            if dry_run or not _go_on(name, data, fd, give_up_s):
                 return "running", []
             data = os.pread(fd, 1 << 20, 0)  # they may have noted more
         if os.fstat(fd).st_nlink == 0:
@@ -229,12 +232,20 @@ def _clear(name: str, here: int, dry_run: bool) -> tuple[str, list[Leftover]]:
             return _remove(name, here, fd, dry_run), []
         if run.pid_namespace != pid_namespace():
             raise RunFileRefused("it describes a run in another pid namespace (container): look there")
-        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, time.monotonic() + KILL_DEADLINE_S)
+        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, _deadline(run, give_up_s))
         if all(one.killed for one in found):
             return _remove(name, here, fd, dry_run), found
         return "kept", found
     finally:
         os.close(fd)
+
+
+def _deadline(run: RunFile, give_up_s: float) -> float:
+    """Say how long a run's processes may take to be gone: each start waits for that."""
+    left = [pid for pid, ticks in run.tree if is_alive(pid, ticks)]
+    if left and all(map(is_being_killed, left)):
+        return min(give_up_s, time.monotonic() + _KILLED_BEFORE_S)
+    return give_up_s
 
 
 def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
@@ -268,7 +279,7 @@ def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover
     )
 
 
-def _go_on(name: str, data: bytes, fd: int) -> bool:
+def _go_on(name: str, data: bytes, fd: int, give_up_s: float) -> bool:
     """Have stopped guards go on whose flow process has died; whether none is left, and their run is dead.
 
     Their lock says only that they live. Guards that are not stopped are at work, however long their grace period is.
@@ -282,8 +293,7 @@ def _go_on(name: str, data: bytes, fd: int) -> bool:
         return False  # the flow process sees to them itself
     pids = [holder.pid for holder in find_holders(os.fstat(fd)) if process_name(holder.pid) == GUARD_NAME]
     guards = [tended for tended in map(Tended, pids) if tended.is_held]
-    deadline_s = time.monotonic() + _REVIVED_WITHIN_S
-    while guards and time.monotonic() < deadline_s:
+    while guards and time.monotonic() < give_up_s:
         for tended in guards:
             tended.look(_HELD_S)
         time.sleep(0.05)

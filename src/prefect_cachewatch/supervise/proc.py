@@ -35,6 +35,7 @@ __all__ = [
     "command_line",
     "descendants",
     "is_alive",
+    "is_being_killed",
     "lineage",
     "living_thread",
     "process_name",
@@ -213,6 +214,17 @@ def is_alive(pid: int, start_ticks: int) -> bool:
     """Say whether this very process, not a later one with its pid, still runs (a zombie does not)."""
     now = read_stat(pid)
     return now is not None and now.start_ticks in (start_ticks, -1) and now.state not in _DEAD
+
+
+def is_being_killed(pid: int) -> bool:
+    """Say whether a SIGKILL waits for a process that hangs in the kernel or is frozen.
+
+    Example:
+        >>> is_being_killed(os.getpid())
+        False
+    """
+    pending = int(read_status(f"/proc/{pid}/status").get(b"SigPnd", b"0"), 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1)
 
 
 def children(pid: int) -> list[int]:

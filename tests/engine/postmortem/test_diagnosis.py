@@ -114,6 +114,12 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("call", ["vfork", "clone", "clone3"])
+def test_who_waits_in_state_d_for_the_program_of_its_child_is_not_taken_for_one_whose_storage_hangs(call):
+    child = process(8, name="vf", parent_pid=7, call="pause")
+    assert diagnose(evidence(process(state="D", call=call), child)).category == "waiting_for_child"
+
+
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_a_plain_case_of_each_category_is_named(category):
     found = diagnose(CASES[category])
