@@ -197,12 +197,13 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError):  # 2020-99-99
-            raise _refusal(f"{str(node.value)[:_LONG]} is no such value", node.start_mark) from None
+        except (ValueError, OverflowError, LookupError, AttributeError):  # 2020-99-99, !!bool maybe, !!timestamp soon
+            value = str(node.value)[:_LONG] or "''"
+            raise _refusal(f"{value} is no such value", node.start_mark) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # `!!map text` is none
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     raise _refusal(f"{key.value} is written twice", key.start_mark)

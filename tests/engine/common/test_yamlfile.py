@@ -45,6 +45,11 @@ HOSTILE = {
     "a list as a key": ("? [a]\n: b\n", "line 1: found unhashable key"),
     "two documents": ("a: 1\n---\nb: 2\n", "line 2: but found another document"),
     "half a character": ('a:\n  ["\\ud800"]\n', "line 2: \\ud800 to \\udfff are halves of characters"),
+    "no such time": ("a: !!timestamp soon\n", "line 1: soon is no such value"),
+    "no such truth": ("a: !!bool maybe\n", "line 1: maybe is no such value"),
+    "no number": ('a: !!int "-"\n', "line 1: - is no such value"),
+    "an empty number": ('a: !!float ""\n', "line 1: '' is no such value"),
+    "no mapping": ("a: !!map text\n", "line 1: expected a mapping node, but found scalar"),
     "no such day": ("a: 1\nb: 2020-99-99\n", "line 2: 2020-99-99 is no such value"),
     "an open bracket": ("a: [1\n", "correct the YAML"),
 }  # fmt: skip
