@@ -22,7 +22,7 @@ from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.flows.telling import note_end, note_work
@@ -78,14 +78,11 @@ class Inputs:
     env: dict[str, str]
     secrets: tuple[str, ...]
     run_dir: Path
-    report: Path | None
-    log: Path | None
-    bundle_dir: Path | None
-    bundle: bool
+    outputs: Outputs
     logger: AnyLogger
     place: Placement
     delivery: Delivery | None = None
-    record: Path | None = None
+    trace: Path | None = None
     metrics: MetricsExporter | None = None
     files: Files = field(default_factory=InPlace)
 
@@ -113,14 +110,10 @@ def prepare(
     job: CacheJob,
     stall: StallPolicy,
     stop: StopPolicy,
-    report: Path | None,
-    log: Path | None,
-    bundle_dir: Path | None,
-    bundle: bool,
+    outputs: Outputs,
     logger: AnyLogger,
     delivery: Delivery | None,
-    record: Path | None = None,
-    metrics: MetricsExporter | None = None,
+    metrics: MetricsExporter | None,
     *,
     files: Files,
     stack: contextlib.ExitStack,
@@ -131,13 +124,9 @@ def prepare(
         job: what to run.
         stall: when silence is a stall.
         stop: how the tree is stopped.
-        report: file for the last report.
-        log: file for the generator's output.
-        bundle_dir: where a post-mortem goes.
-        bundle: whether one is written.
+        outputs: what it leaves beside the cache.
         logger: of the run.
         delivery: into a cache store, or None.
-        record: file or directory for a trace of the growth.
         metrics: of the run, or None.
         files: who reads and writes for the run: the run directory's file system may hang like the cache's.
         stack: closes the run directory.
@@ -165,7 +154,7 @@ def prepare(
     if delivery is not None and delivery.policy.check_command:
         cwd = str(job.cwd) if job.cwd else None
         look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)
-    trace = check_outputs_ahead(files, job, log=log, report=report, record=record, published=delivery is not None)
+    trace = check_outputs_ahead(files, job, outputs, published=delivery is not None)
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(
@@ -177,24 +166,7 @@ def prepare(
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     run_dir = stack.enter_context(contextlib.closing(open_run_directory(files, job.name, run_id))).path
     hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
-    return Inputs(
-        job,
-        stall,
-        stop,
-        env,
-        hidden,
-        run_dir,
-        report,
-        log,
-        bundle_dir,
-        bundle,
-        logger,
-        place,
-        delivery,
-        trace,
-        metrics,
-        files,
-    )
+    return Inputs(job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files)
 
 
 def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
@@ -212,13 +184,13 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         CachewatchError: it could not be started.
     """
     runner = Runner(
-        inputs.files, inputs.secrets, attempt=number, bundles=inputs.bundle, bundle_root=inputs.bundle_dir,
-        trace=inputs.record, metrics=inputs.metrics, view=live_view.get(),
+        inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
+        trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
     )  # fmt: skip
     size = _expected_size(inputs, site.paths)
     watch = runner.watch(
         inputs.place, site, inputs.stall, inputs.stop, inputs.env,
-        log=inputs.log or inputs.run_dir / f"generator-{number}.log", show_output=show_output.get(),
+        log=inputs.outputs.log or inputs.run_dir / f"generator-{number}.log", show_output=show_output.get(),
         expected_bytes=size.size_bytes if size else None,
     )  # fmt: skip
     note_work(watch)
@@ -324,6 +296,6 @@ def write_reports(inputs: Inputs, report: Report, name: str) -> None:
         name: file name in the run directory.
     """
     note_end(report, last=inputs.delivery is None)
-    for path in (inputs.run_dir / name, inputs.report):
+    for path in (inputs.run_dir / name, inputs.outputs.report):
         if path is not None and (problem := write_report_within(inputs.files, report, path)):
             inputs.logger.warning(problem)

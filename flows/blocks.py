@@ -19,10 +19,12 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from pydantic import Field
 
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.fleet.jobs import MODELS
 from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
 from prefect_cachewatch.flows.telling import Telling, whom_to_tell
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.watching.attempt import Watch
@@ -139,11 +141,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         try:
             state: Any = generate_cache(
                 block.job,
-                stall=block.stall,
-                stop=block.stop,
-                retry=block.retry,
-                publish=block.publish,
-                storage=block.storage,
+                **{name: getattr(block, name) for name in MODELS},
                 return_state=True,
             )
             self._ended.set_result(state)
@@ -190,10 +188,13 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         default=None,
         description="The store: how the finished cache is verified and published; without it, it is only generated.",
     )
-    storage: str | None = Field(
-        default=None,
-        description="Storage that the cache lies on: each attempt waits for slots of the concurrency limit of that name.",
+    outputs: Outputs = Field(
+        default=Outputs(), description="What is left beside the cache: report, log, post-mortem, trace."
     )
+    storage: Storage | None = Field(
+        default=None, description="Storage that the cache lies on, whose slots each attempt waits for."
+    )
+    metrics: Metrics | None = Field(default=None, description="Prometheus metrics of the run; default none.")
 
     async def atrigger(self) -> CacheGenerationRun:
         """Start the generation in this process.

@@ -8,15 +8,15 @@ current before becomes so again, and the run ends Failed with both reasons.
 # annotations that are strings find no names to mean, and every run fails.
 
 import os
-from pathlib import Path
 from typing import Any
 
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed, Failed
 
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.health import HealthCheck
 from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -39,15 +39,9 @@ def deploy_cache(
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
     stop: StopPolicy = StopPolicy(),  # noqa: B008
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
-    report: Path | None = None,
-    log: Path | None = None,
-    bundle_dir: Path | None = None,
-    bundle: bool = True,
-    storage: str | None = None,
-    storage_slots: int | None = None,
-    metrics: str | None = None,
-    metrics_linger_s: float = 60,
-    strict_secrets: bool = False,
+    outputs: Outputs = Outputs(),  # noqa: B008
+    storage: Storage | None = None,
+    metrics: Metrics | None = None,
 ) -> State[Any]:
     """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
 
@@ -58,22 +52,16 @@ def deploy_cache(
         stall: When silence is a stall.
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
-        report: File for the generation's report as JSON.
-        log: File for the generator's output.
-        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
-        bundle: Whether a post-mortem bundle is written.
-        storage: Storage that the store lies on: each attempt waits for slots of the concurrency limit of that name.
-        storage_slots: Slots that an attempt occupies.
-        metrics: Prometheus metrics of the generation, as in generate-cache.
-        metrics_linger_s: Seconds that their endpoint stays open for whoever has scraped it, before the cache is made current.
-        strict_secrets: Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.
+        outputs: What is left beside the cache: report, log, post-mortem, trace.
+        storage: Storage that the store lies on, whose slots each attempt waits for.
+        metrics: Prometheus metrics of the generation; an endpoint lingers before the cache is made current.
     """
     outlive_readers()
     if publish.mode != "staged" or publish.store is None:
         return final_state(Failed(name="Refused", message=_NOT_STAGED))
     env = dict(os.environ) | job.env
     try:
-        if (warning := check_exposure({"health": health}, strict=strict_secrets)) is not None:
+        if (warning := check_exposure({"health": health}, strict=job.strict_secrets)) is not None:
             get_run_logger().warning(warning)
         if health is not None and health.command is not None:
             # Now, and not after an hour of generation.
@@ -83,9 +71,8 @@ def deploy_cache(
     # Activated here, and old builds removed only when the new one is healthy.
     staged = publish.model_copy(update={"activate": False, "keep": None})
     generated: State[Any] = generate_cache(
-        job, stall=stall, stop=stop, retry=retry, report=report, log=log, bundle_dir=bundle_dir, bundle=bundle,
-        publish=staged, storage=storage, storage_slots=storage_slots, metrics=metrics, metrics_linger_s=metrics_linger_s,
-        strict_secrets=strict_secrets, return_state=True,
+        job, stall=stall, stop=stop, retry=retry, publish=staged, outputs=outputs, storage=storage, metrics=metrics,
+        return_state=True,
     )  # fmt: skip
     if not generated.is_completed():
         return final_state(Failed(name=generated.name, message=generated.message))

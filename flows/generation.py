@@ -15,7 +15,6 @@ import contextlib
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -28,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.profiles import complete_job
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
@@ -42,6 +41,7 @@ from prefect_cachewatch.flows.attempts import (
     write_reports,
 )
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.publication import Publication
@@ -103,18 +103,11 @@ def generate_cache(
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
     stop: StopPolicy = StopPolicy(),  # noqa: B008
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
-    report: Path | None = None,
-    log: Path | None = None,
-    bundle_dir: Path | None = None,
-    bundle: bool = True,
     publish: PublishPolicy | None = None,
-    storage: str | None = None,
-    storage_slots: int | None = None,
-    record: Path | None = None,
+    outputs: Outputs = Outputs(),  # noqa: B008
+    storage: Storage | None = None,
+    metrics: Metrics | None = None,
     profile: dict[str, Any] | None = None,
-    metrics: str | None = None,
-    metrics_linger_s: float = 60,
-    strict_secrets: bool = False,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 
@@ -123,28 +116,21 @@ def generate_cache(
         stall: When silence is a stall.
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
-        report: File for the last attempt's report as JSON, on the machine that runs the flow.
-        log: File for the generator's output; default in the run directory.
-        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
-        bundle: Whether a post-mortem bundle is written.
         publish: How the finished cache is verified and published; without it, it is only generated.
-        storage: Storage that the cache lies on: each attempt waits for slots of the global concurrency limit of that name.
-        storage_slots: Slots that an attempt occupies; default what the flow plan-capacity stored, else 1.
-        record: File for a trace of the growth, for cachewatch replay, or a directory that gets one a run; on the machine that runs the flow.
+        outputs: What is left beside the cache: report, log, post-mortem, trace.
+        storage: Storage that the cache lies on, whose slots each attempt waits for.
+        metrics: Prometheus metrics of this run; default none.
         profile: Profile of a known generator: its name and its parameters; what job and stall say themselves goes before it.
-        metrics: Prometheus metrics of this run, on the machine that runs the flow: HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479, or file:DIRECTORY for node-exporter.
-        metrics_linger_s: Seconds that the endpoint stays open at the end for whoever has scraped it, to see the end.
-        strict_secrets: Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.
     """
     logger = get_run_logger()
     note_work()
     drop_empty_tracebacks()
     outlive_readers()
-    admission = Admission(storage, storage_slots, job.name)
-    run_metrics = FlowMetrics(metrics, metrics_linger_s, job, logger)
+    admission = Admission(storage, job.name)
+    run_metrics = FlowMetrics(metrics, job, logger)
     with contextlib.closing(Aside.spawn(ASIDE_MODULES)) as files:
         try:
-            warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=strict_secrets)
+            warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)
             if warning is not None and not is_output_shown():  # a command has said it on standard error
                 logger.warning(warning)
             admission.metrics = exporter = run_metrics.open(files)
@@ -153,10 +139,7 @@ def generate_cache(
             delivery = Delivery(job, publish, logger, files) if publish is not None else None
             clean = retry.on_retry == "clean"
             with contextlib.ExitStack() as stack:
-                inputs = prepare(
-                    job, stall, stop, report, log, bundle_dir, bundle, logger, delivery, record, exporter,
-                    files=files, stack=stack,
-                )  # fmt: skip
+                inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
                 if delivery is not None:
                     if (cached := find_cached(delivery, job)) is not None:
                         state = run_metrics.ended(_cached(inputs, cached))

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.statedir import open_run_directory
-from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy, WatchOutputs
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
@@ -62,9 +62,7 @@ def watch_cache(
     attach: AttachJob,
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
     stop: StopPolicy = StopPolicy(),  # noqa: B008
-    report: Path | None = None,
-    bundle_dir: Path | None = None,
-    bundle: bool = True,
+    outputs: WatchOutputs = WatchOutputs(),  # noqa: B008
 ) -> State[Any]:
     """Watch a process that runs already on this machine; report a stall, or stop it on one.
 
@@ -72,9 +70,7 @@ def watch_cache(
         attach: Who is watched, and which directories must grow.
         stall: When silence is a stall; the first-write window begins with the watch.
         stop: How the process is stopped, with on_stall stop.
-        report: File for the report as JSON, on the machine that runs the flow; default in the run directory.
-        bundle_dir: Where the post-mortem of a stall goes; default in the user's state directory.
-        bundle: Whether a post-mortem bundle is written.
+        outputs: What is left on the machine that runs the flow: report, post-mortem.
     """
     logger = get_run_logger()
     outlive_readers()
@@ -90,9 +86,9 @@ def watch_cache(
                 attach,
                 stall,
                 stop,
-                report=report or run_dir / "report.json",
-                bundles=bundle,
-                bundle_root=bundle_dir,
+                report=outputs.report or run_dir / "report.json",
+                bundles=outputs.bundle,
+                bundle_root=outputs.bundle_dir,
                 files=files,
             )
             stack.enter_context(observation.run)

@@ -131,7 +131,7 @@ def _run_fleet(
     if not over_workers:
         check_host(jobs)
     unprotected = check_limits(client, jobs, plan.policy, logger)
-    jobs = [_without_storage(job) if job.storage in unprotected else job for job in jobs]
+    jobs = [job.model_copy(update={"storage": None}) if job.storage_name in unprotected else job for job in jobs]
     # The tag is how a later run of this fleet finds this one.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
     files = stack.enter_context(
@@ -159,10 +159,6 @@ def _run_fleet(
         JobResult(name=row.name, state=row.state, bytes_present=row.bytes_present, run_id=row.run_id) for row in rows
     ]
     return Completed(message=end.message, data=FleetSummary(name=plan.name, jobs=results))
-
-
-def _without_storage(job: FleetJob) -> FleetJob:
-    return job.model_copy(update={"storage": None, "storage_slots": None})
 
 
 def _skip_whole(loop: FleetLoop, jobs: Sequence[FleetJob]) -> None:

@@ -64,7 +64,7 @@ class LocalCrew:
             generate_member,
             name=job.name,
             parameters=job.parameters(),
-            tags=job_tags(fleet.name, fleet.run_id, job.digest, job.storage),
+            tags=job_tags(fleet.name, fleet.run_id, job.digest, job.storage_name),
             parent_task_run_id=make_tracking_task(fleet, job, number, generate_member.name),
             state=Pending(),
         )

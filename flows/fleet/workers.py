@@ -51,7 +51,7 @@ class WorkerCrew:
             parameters=job.parameters(),
             state=Scheduled(),
             name=job.name,
-            tags=job_tags(fleet.name, fleet.run_id, job.digest, job.storage),
+            tags=job_tags(fleet.name, fleet.run_id, job.digest, job.storage_name),
             idempotency_key=f"cachewatch-{fleet.run_id}-{job.digest}-{number}",
             parent_task_run_id=make_tracking_task(fleet, job, number, job.deployment),
             work_queue_name=job.work_queue,

@@ -24,7 +24,9 @@ __all__ = [
     "HealthCheck",
     "InputError",
     "MarkerFiles",
+    "Metrics",
     "NotEnoughSpace",
+    "Outputs",
     "Profile",
     "ProfileSettings",
     "PublishPolicy",
@@ -36,8 +38,10 @@ __all__ = [
     "RetryPolicy",
     "StallPolicy",
     "StopPolicy",
+    "Storage",
     "StoreBusy",
     "StoreError",
+    "WatchOutputs",
     "WatchSummary",
     "__version__",
     "deploy_cache",
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
         ContainerMount,
         ContainerSpec,
         MarkerFiles,
+        Outputs,
         ReadyOnFile,
         ReadyOnHttp,
         ReadyOnLog,
@@ -66,6 +71,8 @@ if TYPE_CHECKING:
         RetryPolicy,
         StallPolicy,
         StopPolicy,
+        Storage,
+        WatchOutputs,
     )
     from prefect_cachewatch.config.profiles import Profile, ProfileSettings, make_profile
     from prefect_cachewatch.errors import (
@@ -87,6 +94,7 @@ if TYPE_CHECKING:
         generate_fleet,
         watch_cache,
     )
+    from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.postmortem.report import Report
     from prefect_cachewatch.publish.health import HealthCheck
     from prefect_cachewatch.publish.policy import PublishPolicy
@@ -97,8 +105,8 @@ if TYPE_CHECKING:
 else:
     _PLACES = {
         "config": (
-            "AttachJob CacheJob ContainerMount ContainerSpec MarkerFiles ReadyOnFile ReadyOnHttp ReadyOnLog ReadyOnTcp "
-            "RetryPolicy StallPolicy StopPolicy"
+            "AttachJob CacheJob ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog ReadyOnTcp "
+            "RetryPolicy StallPolicy StopPolicy Storage WatchOutputs"
         ),
         "config.profiles": "Profile ProfileSettings make_profile",
         "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),
@@ -106,6 +114,7 @@ else:
             "CacheGeneration CacheGenerationError GenerationSummary WatchSummary deploy_cache generate_cache "
             "generate_fleet watch_cache"
         ),
+        "metrics.settings": "Metrics",
         "postmortem.report": "Report",
         "publish.health": "HealthCheck",
         "publish.policy": "PublishPolicy",

@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 
 from prefect_cachewatch.capacity.history import RunRecord
+from prefect_cachewatch.config import Storage
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
@@ -30,18 +31,17 @@ class Admission:
     """One run's share of a storage; with no storage named it admits at once and records nothing.
 
     Args:
-        storage: name of the storage and of its global concurrency limit, or None.
-        slots: slots an attempt occupies; None for what `plan_capacity` stored.
+        storage: of the run, or None.
         job: name of the job.
     """
 
-    def __init__(self, storage: str | None, slots: int | None, job: str) -> None:
-        self.storage, self.job = storage, job
+    def __init__(self, storage: Storage | None, job: str) -> None:
+        self.storage, self._slots = (storage.name, storage.slots) if storage is not None else (None, None)
+        self.job = job
         self.outcomes: list[Outcome] = []
         self.report: Report | None = None
         self.waited_s = 0.0
         self.metrics: MetricsExporter | None = None
-        self._slots = slots
         self._started_s = time.time()
 
     def check(self) -> None:

@@ -46,7 +46,7 @@ def check_limits(
     storages: dict[str, list[FleetJob]] = {}
     for job in jobs:
         if job.storage is not None:
-            storages.setdefault(job.storage, []).append(job)
+            storages.setdefault(job.storage.name, []).append(job)
     unprotected = set()
     for storage, users in storages.items():
         if not _exists(client, storage):
@@ -64,8 +64,9 @@ def check_limits(
             _create(client, storage, policy.created_limit)
             logger.info("Made a concurrency limit of %d slots for the storage %s", policy.created_limit, shown)
         # What no job says itself is looked up once a storage, and not once a job.
-        stored = storage_weight(storage) if any(job.storage_slots is None for job in users) else 1
-        require_limit(storage, max(job.storage_slots or stored for job in users))
+        slots = [job.storage.slots for job in users if job.storage is not None]
+        stored = storage_weight(storage) if None in slots else 1
+        require_limit(storage, max(own or stored for own in slots))
     return frozenset(unprotected)
 
 

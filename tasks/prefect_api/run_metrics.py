@@ -16,8 +16,9 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
-from prefect_cachewatch.metrics.destination import TextfileDirectory, check_linger, parse_destination
+from prefect_cachewatch.metrics.destination import TextfileDirectory, parse_destination
 from prefect_cachewatch.metrics.exporter import MetricsExporter, open_metrics
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.watching.outcomes import ending_named, ending_of
 
@@ -28,15 +29,14 @@ class FlowMetrics:
     """The metrics of one run; without a destination it does nothing.
 
     Args:
-        where: destination on the machine that runs the flow, as `parse_destination` reads it, or None.
-        linger_s: how long an endpoint stays at the end for those who have scraped it.
+        metrics: where they go, on the machine that runs the flow, or None.
         job: of the run.
         logger: of the run.
     """
 
-    def __init__(self, where: str | None, linger_s: float, job: CacheJob, logger: AnyLogger) -> None:
+    def __init__(self, metrics: Metrics | None, job: CacheJob, logger: AnyLogger) -> None:
         self.exporter: MetricsExporter | None = None
-        self._where, self._linger_s, self._job, self._logger = where, linger_s, job, logger
+        self._metrics, self._job, self._logger = metrics, job, logger
 
     def open(self, files: Files) -> MetricsExporter | None:
         """Open the destination.
@@ -50,17 +50,16 @@ class FlowMetrics:
         Raises:
             InputError: the destination cannot be used.
         """
-        if self._where is None:
+        if self._metrics is None:
             return None
-        check_linger(self._linger_s)
-        target = parse_destination(self._where)
+        target = parse_destination(self._metrics.to)
         if isinstance(target, TextfileDirectory) and not Path(target.path).is_absolute():
             raise InputError(
                 f"metrics directory {for_terminal(target.path)} is not an absolute path: write it from / on, "
                 "as in file:/var/lib/prometheus/node-exporter"
             )
         try:
-            self.exporter = open_metrics(self._where, self._job.name, self._job.cache_dirs, files)
+            self.exporter = open_metrics(self._metrics.to, self._job.name, self._job.cache_dirs, files)
         except MetricsPortTaken as error:
             # Two runs on one host at night: the second one's cache is worth more than its metrics.
             self._logger.warning("no metrics of this run: %s", error.message)
@@ -77,13 +76,15 @@ class FlowMetrics:
         Returns:
             The same state.
         """
-        if self.exporter is not None:
+        if self.exporter is not None and self._metrics is not None:
             ending = ending_named(state.name or "") or ending_of("completed" if state.is_completed() else "failed")
             self.exporter.run_ended(ending.outcome)
-            if self.exporter.lingers and self._linger_s:
-                self._logger.info("metrics stay open for up to %s, for a last scrape", format_duration(self._linger_s))
+            if self.exporter.lingers and self._metrics.linger_s:
+                self._logger.info(
+                    "metrics stay open for up to %s, for a last scrape", format_duration(self._metrics.linger_s)
+                )
             with contextlib.suppress(KeyboardInterrupt):  # ends the wait; the run itself is over
-                self.exporter.close(self._linger_s)
+                self.exporter.close(self._metrics.linger_s)
             if self.exporter.problem is not None:
                 self._logger.warning(self.exporter.problem)
         return state

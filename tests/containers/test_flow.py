@@ -50,7 +50,7 @@ def test_the_flow_stops_a_stalled_container_and_nothing_secret_is_left_behind(ha
     script = f"env; echo token=$HF_THING; dd if=/dev/zero of={cache}/f bs=1M count=1; sleep 7777; true"
     state = generate_cache(
         job(cache, script, env_secrets={"HF_THING": "container-token"}),
-        retry=RetryPolicy(attempts=1), report=tmp_path / "report.json", bundle_dir=tmp_path / "bundles", **FAST,
+        retry=RetryPolicy(attempts=1), outputs={"report": tmp_path / "report.json", "bundle_dir": tmp_path / "bundles"}, **FAST,
     )  # fmt: skip
     assert state.name == "Stalled", state.message
     assert "sleep" in state.message

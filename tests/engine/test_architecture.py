@@ -24,9 +24,11 @@ PURE = [
     "config.attach",
     "config.container",
     "config.job",
+    "config.outputs",
     "config.policies",
     "config.quantities",
     "config.ready",
+    "config.storage",
     "errors",
     "run.followup",
     "common.units",
@@ -45,6 +47,7 @@ PURE = [
     "measure.numbers",
     "common.tuples",
     "metrics.destination",
+    "metrics.settings",
     "postmortem.listing",
 ]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}

@@ -19,7 +19,7 @@ ARROWS = {
     "publish": "errors common supervise measure config",
     "watching": "errors common supervise measure config containers",
     "postmortem": "errors common supervise measure publish watching",
-    "metrics": "errors common watching postmortem",
+    "metrics": "errors common config watching postmortem",
     "run": "errors common supervise measure config containers publish watching postmortem metrics",
     "capacity": "errors common config",
     "fleet": "errors common measure config publish watching metrics run",

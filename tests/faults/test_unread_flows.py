@@ -111,12 +111,12 @@ def test_a_demo_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: 
 
 FLOW = """
 import sys
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
 report, cache, *command = sys.argv[1:]
 generate_cache(
     CacheJob(name="unread", command=command, cache_dirs=[cache]), StallPolicy(stall_after_s=3, poll_s=1),
-    StopPolicy(grace_s=0.3), RetryPolicy(attempts=1), report=report, return_state=True,
+    StopPolicy(grace_s=0.3), RetryPolicy(attempts=1), outputs=Outputs(report=report), return_state=True,
 )
 """
 

@@ -122,7 +122,7 @@ def test_it_is_registered_saved_loaded_and_triggered_and_a_stall_is_a_failure(se
     assert (state, outcome, files) == ("Stalled", "stalled", 3)
     schemas = server.request("POST", "/block_schemas/filter", block_schemas={"block_type_id": {"any_": [kind["id"]]}})
     fields = schemas[0]["fields"]
-    assert {"job", "stall", "stop", "retry", "publish", "storage"} == set(fields["properties"])
+    assert {"job", "stall", "stop", "retry", "publish", "outputs", "storage", "metrics"} == set(fields["properties"])
     assert fields["required"] == ["job"]
     wait_until_gone(f"block-{tmp_path.name}")
 

@@ -356,7 +356,7 @@ REFUSALS = [
         "`prefect work-queue create slow --pool fleet --priority 1`",
     ),
     (
-        {}, {"storage": "no-such-storage"},
+        {}, {"storage": {"name": "no-such-storage"}},
         "there is no concurrency limit for the storage no-such-storage of the job 'a': create it with "
         "`prefect gcl create no-such-storage --limit N`, let the flow plan-capacity set it with apply, or start the fleet "
         "with missing_limit create:N or ignore",
@@ -393,7 +393,7 @@ def test_a_storages_limit_keeps_its_jobs_apart(workers: Server, tmp_path: Path) 
         "log.write(f'{time.monotonic()} 1\\n')\n" + GROWS + "log.write(f'{time.monotonic()} -1\\n')\n"
     )
     weights = {"heavy": 2, "light": 1, "other": 1}
-    jobs = [job(name, tag, tmp_path, code, 8, storage=tag, storage_slots=slots) for name, slots in weights.items()]
+    jobs = [job(name, tag, tmp_path, code, 8, storage={"name": tag, "slots": slots}) for name, slots in weights.items()]
     policy = {**POLICY, "missing_limit": "create:2", "max_parallel": 3}
     run = run_fleet(workers, write_jobs(tmp_path, tag, jobs, policy=policy))
     assert run["state_type"] == "COMPLETED", run["state"]["message"]
@@ -412,7 +412,7 @@ def test_a_storages_limit_keeps_its_jobs_apart(workers: Server, tmp_path: Path) 
 def test_a_storage_without_a_limit_is_used_unprotected_only_when_told_so(workers: Server, tmp_path: Path) -> None:
     tag = new_tag()
     path = write_jobs(
-        tmp_path, tag, [job("a", tag, tmp_path, storage=tag)], policy={**POLICY, "missing_limit": "ignore"}
+        tmp_path, tag, [job("a", tag, tmp_path, storage={"name": tag})], policy={**POLICY, "missing_limit": "ignore"}
     )
     assert run_fleet(workers, path)["state_type"] == "COMPLETED"
     answer = workers.request("POST", "/v2/concurrency_limits/filter")
@@ -422,7 +422,10 @@ def test_a_storage_without_a_limit_is_used_unprotected_only_when_told_so(workers
 def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tmp_path: Path) -> None:
     tag = new_tag()
     workers.request("POST", "/v2/concurrency_limits/", name=tag, limit=1)
-    jobs = [job("killed", tag, tmp_path, layers=6000, priority=1, storage=tag), job("next", tag, tmp_path, storage=tag)]
+    jobs = [
+        job("killed", tag, tmp_path, layers=6000, priority=1, storage={"name": tag}),
+        job("next", tag, tmp_path, storage={"name": tag}),
+    ]
     path = write_jobs(tmp_path, tag, jobs, policy={**POLICY, "max_parallel": 1})
     run_id = start_fleet(workers, path, deployment="generate-cache/one")
     until((tmp_path / "killed" / "layer3.bin").exists)

@@ -52,7 +52,7 @@ def test_a_whole_fleet_is_0_and_one_that_failed_in_part_is_1(server: Server, tmp
 
 def test_check_looks_at_limits_and_makes_none(server: Server, tmp_path: Path) -> None:
     tag = new_tag()
-    path = write_jobs(tmp_path, tag, [job("a", tag, tmp_path, storage=tag)])
+    path = write_jobs(tmp_path, tag, [job("a", tag, tmp_path, storage={"name": tag})])
     done = run(server, path, "--check")
     assert done.returncode == 125
     assert done.stderr.startswith(

@@ -27,7 +27,7 @@ from prefect.states import State
 from tests.support import eventually
 
 from prefect_cachewatch.capacity.history import read_run_record
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.flows.generation import GenerationSummary, generate_cache
 from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.tasks import monitor_cache
@@ -143,12 +143,12 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
 def test_each_attempt_of_a_run_is_recorded_as_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     retry = RetryPolicy(attempts=2, backoff_s=0, retry_exit_codes=[3])
-    state = run(job(tmp_path / "cache", WRITES + "raise SystemExit(3)\n"), retry=retry, record=trace)
+    state = run(job(tmp_path / "cache", WRITES + "raise SystemExit(3)\n"), retry=retry, outputs=Outputs(record=trace))
     assert state.name == "GeneratorFailed"
     first, second = read_trace(trace), read_trace(tmp_path / "t-2.csv")
     assert (first.ending, first.rows[-1].written_bytes) == ("exited", 150_000)
     assert (second.ending, second.rows[0].total_bytes) == ("exited", 150_000)
-    again = run(job(tmp_path / "cache", WRITES), record=trace)
+    again = run(job(tmp_path / "cache", WRITES), outputs=Outputs(record=trace))
     assert again.name == "Refused"
     assert again.message == f"trace {trace} exists already: name another file, or remove it"
 
@@ -311,7 +311,7 @@ def test_a_secret_in_the_name_of_a_file_is_in_no_message(tmp_path: Path) -> None
 
 def test_secrets_in_the_parameters_are_warned_of_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = job(tmp_path / "cache", WRITES, env={"DB_PWD": "hunter2-hunter2"})
-    refused = run(given, strict_secrets=True)
+    refused = run(given.model_copy(update={"strict_secrets": True}))
     assert (refused.type, refused.name) == ("FAILED", "Refused")
     assert "job.env.DB_PWD looks like a secret" in str(refused.message)
     assert "env_secrets" in str(refused.message)
@@ -393,7 +393,7 @@ def test_a_watched_cache_that_was_and_is_empty_is_no_success(
 
 
 def test_a_storage_without_a_limit_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
-    state = run(job(tmp_path / "cache", WRITES), storage="nowhere")
+    state = run(job(tmp_path / "cache", WRITES), storage={"name": "nowhere"})
     assert (state.type, state.name) == ("FAILED", "Refused")
     assert "prefect gcl create nowhere --limit N" in str(state.message)
     assert not (tmp_path / "cache").exists()
@@ -411,10 +411,10 @@ def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(
     with ThreadPoolExecutor(2) as pool:
         try:
             running = pool.submit(
-                run, job(tmp_path / "one", WRITES + held, name="one"), storage=storage, stall=patient
+                run, job(tmp_path / "one", WRITES + held, name="one"), storage=Storage(name=storage), stall=patient
             )  # fmt: skip
             assert eventually(lambda: list(tmp_path.glob("one/*.bin")) or running.done())
-            waiting = pool.submit(run, job(tmp_path / "two", WRITES, name="two"), storage=storage, stall=patient)
+            waiting = pool.submit(run, job(tmp_path / "two", WRITES, name="two"), storage=Storage(name=storage), stall=patient)
             assert eventually(lambda: "in use by other runs" in caplog.text or waiting.done())
         finally:
             go.touch()

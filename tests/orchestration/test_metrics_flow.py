@@ -98,7 +98,7 @@ def test_a_run_is_scraped_while_it_waits_for_its_slot_while_it_writes_and_at_its
     with ThreadPoolExecutor(1) as pool:
         with concurrency(storage, occupy=1):
             future = pool.submit(
-                run, job(cache, UNTIL_TOLD, "llama"), storage=storage, metrics=f":{port}", metrics_linger_s=60
+                run, job(cache, UNTIL_TOLD, "llama"), storage={"name": storage}, metrics={"to": f":{port}"}
             )
             waiting = scrape_until(url, f"cachewatch_slot_waiting_seconds{{storage={storage}}}", 0.5)
             assert (waiting["cachewatch_running"], waiting["cachewatch_attempt"]) == (0, 0)
@@ -118,13 +118,16 @@ def test_a_run_is_scraped_while_it_waits_for_its_slot_while_it_writes_and_at_its
 def test_attempts_verdicts_and_runs_count_on_in_the_file_of_their_cache(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics"
     metrics.mkdir()
-    where = f"file:{metrics}"
+    where = {"to": f"file:{metrics}"}
     stalled = run(job(tmp_path / "one", FREEZES, "one"), stall=STALL, metrics=where)
     assert stalled.name == "Stalled"
     twice = RetryPolicy(attempts=2, backoff_s=0, retry_exit_codes=[3])
     assert run(job(tmp_path / "two", SECOND_TIME, "two"), retry=twice, metrics=where).type == "COMPLETED"
     assert run(job(tmp_path / "two", SECOND_TIME, "two"), retry=twice, metrics=where).type == "COMPLETED"
-    assert run(job(tmp_path / "two", SECOND_TIME, "two"), storage="no-such-limit", metrics=where).name == "Refused"
+    assert (
+        run(job(tmp_path / "two", SECOND_TIME, "two"), storage={"name": "no-such-limit"}, metrics=where).name
+        == "Refused"
+    )
     one, two = (read(next(metrics.glob(f"cachewatch-{name}-*.prom")).read_text()) for name in ("one", "two"))
     assert one["cachewatch_last_verdict{cause=stopped_by_signal,kind=no_growth}"] == 1
     assert (one["cachewatch_attempts_total{outcome=stalled}"], one["cachewatch_runs_total{outcome=stalled}"]) == (1, 1)
@@ -142,7 +145,7 @@ def test_a_taken_port_costs_the_metrics_and_not_the_cache(tmp_path: Path, caplog
         held.listen()
         port = held.getsockname()[1]
         writes = "import sys; open(sys.argv[1] + '/a.bin', 'wb').write(bytes(9999))"
-        state = run(job(tmp_path / "cache", writes, "llama"), metrics=f"127.0.0.1:{port}")
+        state = run(job(tmp_path / "cache", writes, "llama"), metrics={"to": f"127.0.0.1:{port}"})
     assert state.type == "COMPLETED", state
     assert (
         f"no metrics of this run: metrics cannot be served on 127.0.0.1:{port}: the port is taken by another process"
@@ -153,10 +156,11 @@ def test_a_taken_port_costs_the_metrics_and_not_the_cache(tmp_path: Path, caplog
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"metrics": "9464/metrics"}, "metrics destination '9464/metrics' is no address: write it like 127.0.0.1:9464"),
-        ({"metrics": "file:metrics"}, "metrics directory metrics is not an absolute path: write it from / on"),
-        ({"metrics": "file:/no/such/directory"}, "metrics directory /no/such/directory does not exist: create it"),
-        ({"metrics": ":0", "metrics_linger_s": -1}, "a metrics linger of -1 s is out of range"),
+        ({"metrics": {"to": "file:metrics"}}, "metrics directory metrics is not an absolute path: write it from / on"),
+        (
+            {"metrics": {"to": "file:/no/such/directory"}},
+            "metrics directory /no/such/directory does not exist: create it",
+        ),
     ],
 )
 def test_a_destination_that_cannot_be_used_refuses_the_run(tmp_path: Path, given: dict[str, Any], says: str) -> None:
@@ -173,7 +177,7 @@ def test_a_failure_of_ours_is_counted_and_closes_the_endpoint(tmp_path: Path, mo
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(sys.modules["prefect_cachewatch.flows.generation"], "run_attempt", broken)
-    state = run(job(tmp_path / "cache", "pass", "llama"), metrics=f"file:{tmp_path / 'metrics'}")
+    state = run(job(tmp_path / "cache", "pass", "llama"), metrics={"to": f"file:{tmp_path / 'metrics'}"})
     assert state.is_failed()
     (path,) = (tmp_path / "metrics").iterdir()
     values = read(path.read_text())

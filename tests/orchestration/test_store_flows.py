@@ -114,7 +114,7 @@ def named(events: list[dict[str, Any]], prefix: str) -> list[str]:
 
 def test_generate_verify_publish_and_activate_in_one_go(store: CacheStore, tmp_path: Path, events: list[Any]) -> None:
     report = tmp_path / "report.json"
-    state = run(job(), policy(store, cache_key={"dtype": "bf16"}), report=report)
+    state = run(job(), policy(store, cache_key={"dtype": "bf16"}), outputs={"report": report})
     assert (state.type, state.name) == ("COMPLETED", "Completed")
     summary = state.result()
     assert isinstance(summary, GenerationSummary) and summary.publication is not None
@@ -142,7 +142,7 @@ def test_generate_verify_publish_and_activate_in_one_go(store: CacheStore, tmp_p
 def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore, tmp_path: Path) -> None:
     run(job(), policy(store))
     report = tmp_path / "report.json"
-    again = run(job(), policy(store), report=report)
+    again = run(job(), policy(store), outputs={"report": report})
     assert (again.type, again.name) == ("COMPLETED", "Cached")
     assert again.result().attempts == 0
     assert builds(store) == ["active"]
@@ -186,7 +186,7 @@ def test_what_the_checks_refuse_lies_in_quarantine_and_the_old_cache_stays(
     events.clear()
     leaves = WRITES + "open(os.path.join(sys.argv[1], 'layer9.tensorbin.tmp.7.1'), 'w').write('half')\n"
     report = tmp_path / "report.json"
-    state = run(job(leaves), policy(store), report=report)
+    state = run(job(leaves), policy(store), outputs={"report": report})
     assert (state.type, state.name) == ("FAILED", "VerificationFailed")
     assert "a temporary file was left behind: layer9.tensorbin.tmp.7.1" in str(state.message)
     assert Path(store.current_path("llama")).resolve() == Path(first.path)
@@ -333,7 +333,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
 def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
     report = tmp_path / "report.json"
-    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), report=report)
+    state = run(job(code, str(mark)), policy(store, suspect_window_s=0), outputs={"report": report})
     assert state.name == "Stalled"
     written = json.loads(report.read_text())
     assert (written["outcome"], written["publication"]["status"]) == ("stalled", "unfinished")

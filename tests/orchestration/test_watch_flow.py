@@ -17,7 +17,7 @@ import pytest
 from tests.orchestration.conftest import Server, end
 from tests.orchestration.test_generate_cache import artifacts, task_states
 
-from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy, WatchOutputs
 from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
 
 QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
@@ -61,7 +61,9 @@ def started(cache: Path, tmp_path: Path) -> Iterator[Callable[[int], subprocess.
 
 def watched(process: subprocess.Popen[bytes], cache: Path, **more: Any) -> Any:
     attach = AttachJob(pid=process.pid, cache_dirs=[cache], name=f"w {uuid.uuid4().hex[:6]}", **more)
-    return watch_cache(attach, stall=QUICK, stop=STOP, bundle_dir=cache.parent / "bundles", return_state=True)
+    return watch_cache(
+        attach, stall=QUICK, stop=STOP, outputs=WatchOutputs(bundle_dir=cache.parent / "bundles"), return_state=True
+    )
 
 
 @pytest.mark.usefixtures("prefect_harness")
@@ -110,7 +112,9 @@ def test_a_reported_stall_leaves_the_process_alone_and_the_run_says_both(
         [sys.executable, "-c", "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
          "open(sys.argv[2], 'w')", str(report), str(tmp_path / "go")]
     )  # fmt: skip
-    state = watch_cache(attach, stall=QUICK, stop=STOP, report=report, bundle=False, return_state=True)
+    state = watch_cache(
+        attach, stall=QUICK, stop=STOP, outputs=WatchOutputs(report=report, bundle=False), return_state=True
+    )
     helper.wait(30)
     assert (state.type, state.name) == ("FAILED", "StallReported")
     assert state.message.startswith("A stall was reported, and it was left alone. ")

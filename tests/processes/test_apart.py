@@ -71,7 +71,8 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
         from pathlib import Path
         from pydantic import BaseModel
         from prefect_cachewatch.cli.apart import ExecSettings, PlainModel, settings_from
-        from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+        from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
+        from prefect_cachewatch.metrics.settings import Metrics
         def values(of):
             if isinstance(of, (BaseModel, PlainModel)):
                 return {name: values(value) for name, value in vars(of).items()}
@@ -79,15 +80,15 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
         def read(receive):
             job = CacheJob(name="llama", command=["gen", "\u00fc"], cache_dirs=[Path("/c/\udcff")], env={"A": "=\u00fc "})
             return receive(ExecSettings(
-                job=job, stall=StallPolicy(stall_after_s=7.5), stop=StopPolicy(), report=Path("/r"), log=None,
-                record=None, bundle_dir=None, bundles=True, create=False, quiet=True, foreground=False, verbose=False,
-                rewrite={}, metrics=None,
-                metrics_linger_s=0.0, note="a note"))
+                job=job, stall=StallPolicy(stall_after_s=7.5), stop=StopPolicy(), outputs=Outputs(report=Path("/r")),
+                create=False, quiet=True, foreground=False, verbose=False,
+                rewrite={}, metrics=Metrics(to=":9464"), note="a note"))
         loaded = []
         got = settings_from(read, lambda: loaded.append(1))
         same = CacheJob(name="llama", command=["gen", "\u00fc"], cache_dirs=[Path("/c/\udcff")], env={"A": "=\u00fc "})
         assert values(got.job) == values(same) and values(got.stall) == values(StallPolicy(stall_after_s=7.5))
-        assert (got.report, got.log, got.create, got.note, loaded) == (Path("/r"), None, False, "a note", [1])
+        assert (got.outputs.report, got.outputs.log, got.create, got.note, loaded) == (Path("/r"), None, False, "a note", [1])
+        assert (got.metrics.to, got.metrics.linger_s) == (":9464", 60.0)
         assert not isinstance(got.job, CacheJob)
         try:
             got.job.name = "other"

@@ -30,7 +30,7 @@ def job(tmp_path: Path, name: str = "a", **more: Any) -> dict[str, Any]:
 
 
 def test_check_says_what_would_run_and_makes_nothing(tmp_path: Path) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path), job(tmp_path, "b", storage="nfs")), "--check")
+    ran = fleet(write(tmp_path, job(tmp_path), job(tmp_path, "b", storage={"name": "nfs"})), "--check")
     assert (ran.status, ran.stderr) == (0, "")
     assert ran.stdout.splitlines() == [
         f"{tmp_path}/jobs.yaml: fleet 'jobs', 2 jobs on this host",

@@ -166,9 +166,8 @@ class Campaign:
             "stall": {"stall_after_s": self.plan.window_s, "first_write_within_s": 120, "poll_s": 1},
             "stop": {"grace_s": 1},
             "retry": {"attempts": 1},
-            "storage": STORAGE,
-            "storage_slots": 1,
-            "report": str(root / "reports" / f"{name}.json"),
+            "storage": {"name": STORAGE, "slots": 1},
+            "outputs": {"report": str(root / "reports" / f"{name}.json")},
         }
 
     def _work(self) -> None:

@@ -18,7 +18,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,7 +25,8 @@ from prefect_cachewatch.common.console import close_console
 from prefect_cachewatch.common.files import write_all
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+    from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
+    from prefect_cachewatch.metrics.settings import Metrics
 
 __all__ = ["ExecSettings", "PlainModel", "settings_from"]
 
@@ -41,18 +41,13 @@ class ExecSettings:
     job: CacheJob
     stall: StallPolicy
     stop: StopPolicy
-    report: Path | None
-    log: Path | None
-    record: Path | None
-    bundle_dir: Path | None
-    bundles: bool
+    outputs: Outputs
     create: bool
     quiet: bool
     foreground: bool
     verbose: bool
     rewrite: dict[int, int]
-    metrics: str | None
-    metrics_linger_s: float
+    metrics: Metrics | None
     note: str | None
     """What is worth knowing about the options before the start."""
 

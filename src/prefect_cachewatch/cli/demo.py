@@ -20,7 +20,7 @@ from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.units import format_bytes
-from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["command"]
@@ -88,7 +88,7 @@ def _run(root: Path, kind: str, checkpoint: Path, extra: list[str]) -> int:
         StallPolicy(stall_after_s=_STALL_S, first_write_within_s=60, poll_s=1),
         StopPolicy(grace_s=2),
         RetryPolicy(attempts=1),
-        report=root / f"{kind}.json",
+        outputs=Outputs(report=root / f"{kind}.json"),
     )
 
 

@@ -48,12 +48,6 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    # Who does the access to files stands in another directory.
-    settings = replace(settings, **{
-        name: path.absolute()
-        for name in ("report", "log", "record", "bundle_dir")
-        if (path := getattr(settings, name)) is not None
-    })  # fmt: skip
     files = Aside.fork()  # before there is any thread
     try:
         return _run_with(settings, files, last=last)
@@ -63,7 +57,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
 
 def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     job = settings.job
-    trace = check_outputs_ahead(files, job, log=settings.log, report=settings.report, record=settings.record)
+    trace = check_outputs_ahead(files, job, settings.outputs)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
@@ -79,9 +73,7 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     )
     relay.begin()
     try:
-        with CommandMetrics(
-            settings.metrics, settings.metrics_linger_s, job, quiet=settings.quiet, files=files
-        ) as metrics:
+        with CommandMetrics(settings.metrics, job, quiet=settings.quiet, files=files) as metrics:
             return _watch_command(settings, files, place, env, trace, metrics, relay, watches)
     finally:
         relay.close(last=last)
@@ -108,19 +100,19 @@ def _watch_command(
 
     with place.open_site(create=settings.create, files=files) as site:
         runner = Runner(
-            files, secret_values(env), bundles=settings.bundles, bundle_root=settings.bundle_dir,
+            files, secret_values(env), bundles=settings.outputs.bundle, bundle_root=settings.outputs.bundle_dir,
             trace=trace, metrics=metrics.exporter, view=progress,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
-            log=settings.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
+            log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
             # A server that is left running must not hold on to our terminal.
             stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None,
         )  # fmt: skip
         watches.append(watch)
         outcome = runner.run(watch)
     report = runner.report(watch, outcome)
-    runner.write(report, settings.report)
+    runner.write(report, settings.outputs.report)
     for problem in runner.problems:
         print(f"cachewatch: {problem}", file=sys.stderr)
     if report.bundle is not None and not quiet:

@@ -8,7 +8,16 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options.guard import COMMAND, guard_sections, job_from, poll_note, stall_from, stop_from
+from prefect_cachewatch.cli.options.guard import (
+    COMMAND,
+    guard_sections,
+    job_from,
+    metrics_from,
+    outputs_from,
+    poll_note,
+    stall_from,
+    stop_from,
+)
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.sections import SectionedCommand, option
 from prefect_cachewatch.cli.signals import RELAYED
@@ -87,18 +96,13 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         job=job,
         stall=stall,
         stop=stop,
-        report=options["report"],
-        log=options["log"],
-        record=options["record"],
-        bundle_dir=options["bundle_dir"],
-        bundles=not options["no_bundle"],
+        outputs=outputs_from(options),
         create=not options["no_create"],
         quiet=options["quiet"],
         foreground=foreground,
         verbose=verbose,
         rewrite=rewrite,
-        metrics=options["metrics"],
-        metrics_linger_s=options["metrics_linger"],
+        metrics=metrics_from(options),
         note=poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT),
     )
     if context.obj is not None:  # somebody runs it who has no use for what was loaded to read it

@@ -8,21 +8,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
-from prefect_cachewatch.cli.options.fields import DURATION, Fields
+from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
     guard_sections,
     job_from,
+    metrics_from,
+    outputs_from,
     stall_from,
     stop_from,
 )
-from prefect_cachewatch.cli.options.metrics import absolute_destination, check_metrics
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
@@ -31,8 +31,18 @@ from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.cli.temporary_server import shield_temporary_server
 from prefect_cachewatch.common.aside import Aside, Files
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config import (
+    CACHE_DIR_PLACEHOLDER,
+    CacheJob,
+    Outputs,
+    RetryPolicy,
+    StallPolicy,
+    StopPolicy,
+    Storage,
+)
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.metrics.exporter import check_destination
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.exposure import check_exposure
@@ -111,9 +121,13 @@ def _generate(
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)
-    log, report, record = (path and path.absolute() for path in map(options.get, ("log", "report", "record")))
-    check_outputs_ahead(files, job, log=log, report=report, record=record, published=publish is not None)
-    check_metrics(options["metrics"], options["metrics_linger"], job, files)
+    outputs, metrics = outputs_from(options), metrics_from(options)
+    check_outputs_ahead(files, job, outputs, published=publish is not None)
+    if metrics is not None:
+        check_destination(metrics.to, job.cache_dirs, files)
+    if options["storage"] == "":
+        raise InputError("--storage is empty: name the storage, as its concurrency limit is named")
+    storage = build_model(Storage, name=options["storage"]) if options["storage"] else None
     if publish is not None:
         Delivery(job, publish, files=files).require_space()
     # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
@@ -122,11 +136,8 @@ def _generate(
         create=not options["no_create"], files=files
     ).close()
     return run_flow(
-        job, stall, stop, retry, publish, report=report, log=log, quiet=options["quiet"],
-        bundle_dir=options["bundle_dir"], bundle=not options["no_bundle"], storage=options["storage"],
-        record=record,
-        api_patience_s=api_patience,
-        metrics=absolute_destination(options["metrics"]), metrics_linger_s=options["metrics_linger"],
+        job, stall, stop, retry, publish, outputs, storage, metrics,
+        quiet=options["quiet"], api_patience_s=api_patience,
     )  # fmt: skip
 
 
@@ -136,18 +147,13 @@ def run_flow(
     stop: StopPolicy,
     retry: RetryPolicy,
     publish: PublishPolicy | None = None,
+    outputs: Outputs = Outputs(),  # noqa: B008 - frozen
+    storage: Storage | None = None,
+    metrics: Metrics | None = None,
     *,
-    report: Path | None = None,
-    log: Path | None = None,
     quiet: bool = False,
     show: bool = True,
-    bundle_dir: Path | None = None,
-    bundle: bool = True,
-    storage: str | None = None,
-    record: Path | None = None,
     api_patience_s: float = 300.0,
-    metrics: str | None = None,
-    metrics_linger_s: float = 0.0,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
 
@@ -157,17 +163,12 @@ def run_flow(
         stop: how the tree is stopped.
         retry: attempts.
         publish: how the finished cache is published.
-        report: file for the last attempt's report.
-        log: file for the generator's output.
+        outputs: what is left beside the cache, by absolute paths.
+        storage: storage whose concurrency limit admits the attempts.
+        metrics: where Prometheus metrics go.
         quiet: whether Prefect's log lines are left out.
         show: whether the generator's output is passed through.
-        bundle_dir: where the post-mortem of a stall goes.
-        bundle: whether one is written.
-        storage: storage whose concurrency limit admits the attempts.
-        record: file or directory for a trace of the growth.
         api_patience_s: how long a Prefect API that does not answer is told how the run ended.
-        metrics: where Prometheus metrics go.
-        metrics_linger_s: how long an endpoint stays at the end for those who have scraped it.
 
     Returns:
         As `cachewatch exec`; 1 when the checks refuse what was generated.
@@ -203,14 +204,9 @@ def run_flow(
                 stop=stop,
                 retry=retry,
                 publish=publish,
-                report=report.absolute() if report else None,
-                log=log.absolute() if log else None,
-                bundle_dir=bundle_dir.absolute() if bundle_dir else None,
-                bundle=bundle,
+                outputs=outputs,
                 storage=storage,
-                record=record.absolute() if record else None,
                 metrics=metrics,
-                metrics_linger_s=metrics_linger_s,
                 return_state=True,
             )
         except Exception as error:

@@ -87,6 +87,8 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
         return f"{file}: {name}: {for_terminal(message, 400)}{more}"
     # A few lines of YAML with aliases can stand for gigabytes: it is never written out whole.
     shown = for_terminal(reprlib.repr(problem.get("input")), 60)
+    if problem["type"] == "model_type" and (fields := _fields(model, (*problem["loc"], ""))):
+        message = f"it is a mapping: write `name: value` lines below it, of {', '.join(fields)}"
     return f"{file}: {name} = {shown}: {for_terminal(message, 300)}{more}"
 
 

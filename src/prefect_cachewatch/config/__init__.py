@@ -1,4 +1,4 @@
-"""What people write: the job, and the policies of stall, stop and retry.
+"""What people write: the job, the policies of stall, stop and retry, outputs and storage.
 
 Pydantic models with bounds and a description on each field, so that the Prefect UI's form
 explains itself. Nothing here looks at the machine: that is the pre-flight's work.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from prefect_cachewatch.config.attach import AttachJob
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
 from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
+from prefect_cachewatch.config.outputs import Outputs, WatchOutputs
 from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.quantities import InputModel
 from prefect_cachewatch.config.ready import (
@@ -20,6 +21,7 @@ from prefect_cachewatch.config.ready import (
     ReadyServer,
     ReadyWhen,
 )
+from prefect_cachewatch.config.storage import Storage
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "ContainerSpec",
     "InputModel",
     "MarkerFiles",
+    "Outputs",
     "ReadyOnExit",
     "ReadyOnFile",
     "ReadyOnHttp",
@@ -41,4 +44,6 @@ __all__ = [
     "RetryPolicy",
     "StallPolicy",
     "StopPolicy",
+    "Storage",
+    "WatchOutputs",
 ]

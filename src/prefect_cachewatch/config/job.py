@@ -65,6 +65,10 @@ class CacheJob(InputModel):
         default_factory=dict,
         description="Variable name to the name of a Prefect Secret block; only the generator sees the value.",
     )
+    strict_secrets: bool = Field(
+        default=False,
+        description="Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.",
+    )
     cwd: Path | None = Field(default=None, description="Working directory of the generator; default: the worker's.")
     expected_bytes: OptionalSize = Field(
         default=None,

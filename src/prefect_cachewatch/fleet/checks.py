@@ -65,10 +65,10 @@ def _shared_directory(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], s
     for index, job in enumerate(jobs):
         for directory in job.directories:
             path = os.path.normpath(directory)
-            key = (job.storage, path)
+            key = (job.storage_name, path)
             above = next(
-                ((taken[job.storage, str(up)], str(up)) for up in (PurePath(path), *PurePath(path).parents)
-                 if taken.get((job.storage, str(up)), index) != index), None,
+                ((taken[job.storage_name, str(up)], str(up)) for up in (PurePath(path), *PurePath(path).parents)
+                 if taken.get((job.storage_name, str(up)), index) != index), None,
             )  # fmt: skip
             below = parents.get(key)
             other = above or (below if below is not None and below[0] != index else None)
@@ -85,7 +85,7 @@ def _shared_directory(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], s
                 )  # fmt: skip
             taken.setdefault(key, index)
             for up in PurePath(path).parents:
-                parents.setdefault((job.storage, str(up)), (index, path))
+                parents.setdefault((job.storage_name, str(up)), (index, path))
     return None
 
 

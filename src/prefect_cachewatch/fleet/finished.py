@@ -73,7 +73,7 @@ def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: flo
     def look(job: FleetJob) -> None:
         found[job.name] = _what_is_missing(job, elsewhere)
 
-    _ask_all(jobs, lambda job: job.storage or _store(job) or job.directories, look, patience_s)
+    _ask_all(jobs, lambda job: job.storage_name or _store(job) or job.directories, look, patience_s)
     slow = f"its directory did not answer within {patience_s:.0f} s"
     return {job.name: why for job in jobs if (why := found.get(job.name, slow)) is not None}
 

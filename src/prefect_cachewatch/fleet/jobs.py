@@ -10,16 +10,24 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob, InputModel, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.config.quantities import Duration, OptionalDuration
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.metrics.destination import LINGER_MAX_S, parse_destination
+from prefect_cachewatch.config import (
+    CACHE_DIR_PLACEHOLDER,
+    CacheJob,
+    InputModel,
+    Outputs,
+    RetryPolicy,
+    StallPolicy,
+    StopPolicy,
+    Storage,
+)
+from prefect_cachewatch.config.quantities import Duration
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
 
-__all__ = ["FleetJob", "FleetPlan", "FleetPolicy", "check_deployment_name"]
+__all__ = ["MODELS", "FleetJob", "FleetPlan", "FleetPolicy", "check_deployment_name"]
 
-_POLICIES = ("stall", "stop", "retry", "publish")
-_OPTIONS = ("storage", "storage_slots", "bundle", "bundle_dir", "record", "metrics", "metrics_linger_s")
+#: Parameters of `generate_cache` that a fleet's job has as they are.
+MODELS = ("stall", "stop", "retry", "publish", "outputs", "storage", "metrics")
 
 
 def check_deployment_name(name: str) -> str:
@@ -53,18 +61,11 @@ class FleetJob(CacheJob):
         default=None,
         description="How the finished cache is verified and published; one that is whole already is skipped.",
     )
-    storage: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=200,
-        description="Storage that the cache lies on: attempts wait for the global concurrency limit of that name.",
+    outputs: Outputs | None = Field(default=None, description="What is left on the machine that runs the job.")
+    storage: Storage | None = Field(
+        default=None, description="Storage that the cache lies on, whose slots it waits for."
     )
-    storage_slots: int | None = Field(
-        default=None,
-        ge=1,
-        le=100_000,
-        description="Slots of that limit which an attempt occupies; default what plan-capacity stored, else 1.",
-    )
+    metrics: Metrics | None = Field(default=None, description="Prometheus metrics of the job.")
     deployment: str | None = Field(
         default=None,
         description="Deployment that runs the job, as flow/name: generate-cache/fleet-job. Default: run in the fleet's own host.",
@@ -77,42 +78,16 @@ class FleetJob(CacheJob):
     priority: int = Field(
         default=100, ge=1, le=10_000, description="Jobs with a smaller number start earlier; equal ones as written."
     )
-    bundle: bool = Field(default=True, description="Whether a post-mortem bundle is written on a stall.")
-    bundle_dir: Path | None = Field(default=None, description="Where bundles go, on the machine that runs the job.")
-    record: Path | None = Field(
-        default=None, description="Directory for traces of the growth, on the machine that runs the job."
-    )
-    metrics: str | None = Field(
-        default=None,
-        description="Prometheus metrics, on the machine that runs the job: file:DIRECTORY, or a range of ports such as :9464-9479.",
-    )
-    metrics_linger_s: OptionalDuration = Field(
-        default=None,
-        ge=0,
-        le=LINGER_MAX_S,
-        description="Seconds that an endpoint stays open at a job's end for whoever has scraped it; default 60.",
-    )
-
-    @field_validator("metrics")
-    @classmethod
-    def _destination(cls, where: str | None) -> str | None:
-        if where is not None:
-            try:
-                parse_destination(where)
-            except InputError as error:
-                raise ValueError(error.message) from None
-        return where
 
     @field_validator("deployment")
     @classmethod
     def _named(cls, name: str | None) -> str | None:
         return None if name is None else check_deployment_name(name)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.storage_slots is not None and self.storage is None:
-            raise ValueError("storage_slots needs storage: name the storage whose slots these are")
-        return self
+    @property
+    def storage_name(self) -> str | None:
+        """Name of the storage, where one is named."""
+        return self.storage.name if self.storage is not None else None
 
     @property
     def cache_job(self) -> CacheJob:
@@ -142,12 +117,11 @@ class FleetJob(CacheJob):
         job = self.cache_job
         # Whole below the first level: what kind of a value it is may be a default of it.
         found: dict[str, Any] = {"job": job.model_dump(mode="json", include=job.model_fields_set)}
-        for name in _POLICIES:
+        for name in MODELS:
             policy = getattr(self, name)
             if policy is not None:
                 found[name] = policy.model_dump(mode="json", exclude_unset=True)
-        given = self.model_dump(mode="json", include={*map(str, _OPTIONS)} & self.model_fields_set)
-        return found | {name: value for name, value in given.items() if value is not None}
+        return found
 
 
 class FleetPolicy(InputModel):

@@ -13,14 +13,14 @@ from prefect_cachewatch.common.yamlfile import YamlFile, open_yaml
 from prefect_cachewatch.config.profiles import expand_profile
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.checks import check_jobs
-from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy, check_deployment_name
+from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
 
 __all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
 
 _TOP = ("version", "name", "policy", "defaults", "jobs")
 # What belongs to one job alone: a default of it would be an error a job later.
 _NO_DEFAULT = ("name", "cache_dirs")
-_MERGED = ("env", "env_secrets", "stall", "stop", "retry", "publish", "profile")
+_MERGED = ("env", "env_secrets", "profile", *MODELS)
 # What a job may have beside its fields: a known generator, from which some of them follow.
 _JOB_KEYS = (*FleetJob.model_fields, "profile")
 
@@ -35,14 +35,14 @@ def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[st
         entry: the job as written.
 
     Returns:
-        The fields of a `FleetJob`. Policies, environments and profiles are merged key by key (profiles of one name, that is);
+        The fields of a `FleetJob`. Models (stall, storage and so on), environments and profiles are merged key by key (profiles of one name, that is);
         null takes a default away. What follows from a profile lies below everything that is written.
 
     Raises:
         InputError: the profile, or a parameter of it, is not known or not valid.
 
     Example:
-        >>> expand_job({"retry": {"attempts": 2}, "storage": "nfs"}, {"retry": {"backoff_s": 1}, "storage": None})
+        >>> expand_job({"retry": {"attempts": 2}, "storage": {"name": "nfs"}}, {"retry": {"backoff_s": 1}, "storage": None})
         {'retry': {'attempts': 2, 'backoff_s': 1}}
     """
     found = dict(defaults)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["LINGER_MAX_S", "HttpAddress", "TextfileDirectory", "check_linger", "parse_destination"]
+__all__ = ["HttpAddress", "TextfileDirectory", "parse_destination"]
 
-LINGER_MAX_S = 3600.0
 _LOOPBACK = "127.0.0.1"
 _PORTS_MAX = 256
 _ADDRESS = re.compile(
@@ -76,16 +75,3 @@ def parse_destination(text: str) -> HttpAddress | TextfileDirectory:
             f"metrics destination {shown!r} is no range of ports: give at most {_PORTS_MAX}, the lower one first, as in :9464-9479"
         )
     return HttpAddress(found["six"] or found["host"] or _LOOPBACK, first, last)
-
-
-def check_linger(linger_s: float) -> None:
-    """See that the time an endpoint stays is one.
-
-    Args:
-        linger_s: seconds that it stays open after the end for those who have scraped it.
-
-    Raises:
-        InputError: it is negative, or longer than an hour.
-    """
-    if not 0 <= linger_s <= LINGER_MAX_S:
-        raise InputError(f"a metrics linger of {linger_s:g} s is out of range: give 0 to {LINGER_MAX_S:.0f} s")

@@ -16,7 +16,7 @@ from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal, redact_argv
-from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import LATE_MODULES
 from prefect_cachewatch.postmortem.report import Report, check_report_path
@@ -197,7 +197,7 @@ def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Placement, d
             "env_secrets name Prefect's Secret blocks, and there is no Prefect here: put the values into env"
         )
     require_directories(job)
-    check_outputs_ahead(files, job, log=log)
+    check_outputs_ahead(files, job, Outputs(log=log))
     env = dict(os.environ) | job.env
     return place_job(job, env, files), env
 

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Files
@@ -17,27 +17,19 @@ from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.postmortem.report import check_report_path
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.config import CacheJob
+    from prefect_cachewatch.config import CacheJob, Outputs
 
 __all__ = ["check_outputs", "check_outputs_ahead"]
 
 
-def check_outputs_ahead(
-    files: Files,
-    job: CacheJob,
-    *,
-    report: Path | None = None,
-    record: Path | None = None,
-    **more: Any,
-) -> Path | None:
+def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, published: bool = False) -> Path | None:
     """Check the outputs of a job by whoever may be left behind.
 
     Args:
         files: who looks.
         job: with its name, cache directories and ignore globs.
-        report: gets the report.
-        record: the trace's file, or a directory for it.
-        more: see `check_outputs`.
+        outputs: what is asked for.
+        published: see `check_outputs`.
 
     Returns:
         The trace's file; None if there is to be none.
@@ -45,16 +37,22 @@ def check_outputs_ahead(
     Raises:
         InputError: see there; or one cannot be written, or a file system does not answer.
     """
+    log, report, trace = outputs.log, outputs.report, outputs.record
     if report is not None:
         look_ahead(files, f"report file {report}", check_report_path, report.absolute())
-    trace: Path | None = None
-    if record is not None:
+    if trace is not None:
         from prefect_cachewatch.run.trace.recorder import trace_path  # noqa: PLC0415 - most runs are not recorded
 
-        trace = look_ahead(files, f"trace {record}", trace_path, record.absolute(), job)
-    if any(path is not None for path in (more.get("log"), report, trace)):
+        trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job)
+    if (log, report, trace) != (None, None, None):
         check = functools.partial(
-            check_outputs, list(job.cache_dirs), list(job.ignore), report=report, record=trace, **more
+            check_outputs,
+            list(job.cache_dirs),
+            list(job.ignore),
+            log=log,
+            report=report,
+            record=trace,
+            published=published,
         )
         look_ahead(files, "the directory of --log, --report or --record, or the cache directory,", check)
     return trace

@@ -19,7 +19,7 @@ def test_the_jobs_file_of_the_page_is_one(tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text(block)
     plan = read_jobs_file(tmp_path / "jobs.yaml")
     llama, big, kernels = plan.jobs
-    assert (plan.name, llama.priority, big.storage_slots, kernels.publish) == ("nightly", 1, 4, None)
+    assert (plan.name, llama.priority, big.storage.slots, kernels.publish) == ("nightly", 1, 4, None)
     assert big.stall is not None
     assert (big.stall.stall_after_s, big.stall.first_write_within_s) == (900, 1800)
 

@@ -25,7 +25,7 @@ defaults:
   stall: {stall_after_s: 300, poll_s: 10}
   retry:
     attempts: 2
-  storage: nfs-a
+  storage: {name: nfs-a}
   env: {DTYPE: bf16, MESH: N150}
 jobs:
   - name: llama
@@ -60,7 +60,7 @@ def test_a_file_says_what_each_job_is(tmp_path: Path) -> None:
     assert (plan.name, plan.policy.max_parallel) == ("nightly", 3)
     assert llama.stall == StallPolicy(stall_after_s=600, poll_s=10)
     assert llama.env == {"DTYPE": "bf16", "MESH": "N300"}
-    assert (llama.storage, qwen.storage) == ("nfs-a", None)
+    assert (llama.storage_name, qwen.storage) == ("nfs-a", None)
     assert [job.name for job in plan.in_order()] == ["qwen", "llama"]
 
 
@@ -99,8 +99,10 @@ JOB = "  - {name: x, command: [gen], cache_dirs: [/mnt/x]}\n"
         ("    attempts: 2", "    atempts: 2", "line 8: jobs[0].retry.atempts is not known: did you mean attempts?"),
         ("  max_parallel", "  max_paralel", "line 4: policy.max_paralel is not known: did you mean max_parallel?"),
         ("defaults:", "default:", "line 5: default is not known: did you mean defaults?"),
-        ("  storage: nfs-a", "  storrage: nfs-a", "line 9: defaults.storrage is not known: did you mean storage?"),
-        ("  storage: nfs-a", "  cache_dirs: [/mnt]", "line 9: defaults.cache_dirs cannot be a default: each job needs its own"),
+        ("  storage: {name: nfs-a}", "  storrage: nfs-a", "line 9: defaults.storrage is not known: did you mean storage?"),
+        ("  storage: {name: nfs-a}", "  storage: nfs-a", "line 9: jobs[0].storage = 'nfs-a': it is a mapping: write `name: value` lines below it, of name, slots"),
+        ("  storage: {name: nfs-a}", "  storage_slots: 2", "line 9: defaults.storage_slots is not known: did you mean storage?"),
+        ("  storage: {name: nfs-a}", "  cache_dirs: [/mnt]", "line 9: defaults.cache_dirs cannot be a default: each job needs its own"),
         ("name: qwen", "name: llama", "line 17: jobs[1]: the name 'llama' is taken by jobs[0]: give each job a name of its own"),
         ("stall_after_s: 600", "stall_after_s: 0", "line 15: jobs[0].stall.stall_after_s = 0: input should be greater than or equal to 0.2"),
         ("poll_s: 10", "poll_s: -1", "line 6: jobs[0].stall.poll_s = -1: input should be greater than or equal to 0.05"),
@@ -113,7 +115,7 @@ JOB = "  - {name: x, command: [gen], cache_dirs: [/mnt/x]}\n"
         ("priority: 1", "publish: {store: caches}", "line 21: jobs[1].publish.store: store 'caches' is not an absolute path: write it from / on"),
         ("    cache_dirs: [/mnt/qwen]\n", "", "line 17: jobs[1]: it names no cache_dirs: name the directory that must grow, or publish into a store"),
         ("    command: [gen, --model, qwen]\n", "", "line 17: jobs[1]: the job has no command: name the program to run, or a container to run it in"),
-        ("priority: 1", "metrics: 'port'", "line 21: jobs[1].metrics: metrics destination 'port' is no address: write it like 127.0.0.1:9464, :9464-9479, or file:DIRECTORY for node-exporter"),
+        ("priority: 1", "metrics: {to: port}", "line 21: jobs[1].metrics.to: metrics destination 'port' is no address: write it like 127.0.0.1:9464, :9464-9479, or file:DIRECTORY for node-exporter"),
         ("version: 1", "version: 2", "line 1: version 2 is not known: this cachewatch reads version 1"),
         ("version: 1\n", "", ": version is missing: write version: 1 at its top"),
         ("priority: 1", "name: again", "line 21: name is written twice: correct the YAML"),
@@ -211,7 +213,9 @@ def test_a_deployment_that_is_given_is_for_jobs_that_name_none(tmp_path: Path) -
 
 def test_an_edited_job_has_another_digest_and_a_renamed_storage_has_not() -> None:
     job = FleetJob(name="a", command=["x"], cache_dirs=["/c"])
-    same = FleetJob(name="a", command=["x"], cache_dirs=["/c"], storage="s", priority=1, retry={"attempts": 1})
+    same = FleetJob(
+        name="a", command=["x"], cache_dirs=["/c"], storage={"name": "s"}, priority=1, retry={"attempts": 1}
+    )
     other = FleetJob(name="a", command=["x", "-v"], cache_dirs=["/c"])
     assert job.digest == same.digest != other.digest
 
@@ -264,6 +268,8 @@ def test_the_line_is_the_one_that_an_editor_shows(where: int, key: str) -> None:
 
 def test_five_hundred_jobs_are_read(tmp_path: Path) -> None:
     jobs = [{"name": f"m{n}", "command": ["gen", str(n)], "cache_dirs": [f"/mnt/caches/m{n}"]} for n in range(500)]
-    text = yaml.safe_dump({"version": 1, "defaults": {"retry": {"attempts": 2}, "storage": "nfs"}, "jobs": jobs})
+    text = yaml.safe_dump(
+        {"version": 1, "defaults": {"retry": {"attempts": 2}, "storage": {"name": "nfs"}}, "jobs": jobs}
+    )
     plan = read_jobs_file(written(tmp_path, text))
     assert len(plan.jobs) == len({job.digest for job in plan.jobs}) == 500

@@ -17,9 +17,10 @@ from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
 from prefect_cachewatch.cli.options.sections import Section, option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CommandError, InputError
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "ignored",
     "job_from",
     "make_absolute",
+    "metrics_from",
+    "outputs_from",
     "poll_note",
     "stall_from",
     "stall_section",
@@ -202,6 +205,22 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
 def stop_from(options: dict[str, Any]) -> StopPolicy:
     """Make the stop policy from the parsed options; raises InputError."""
     return _STOP.build(options)
+
+
+def outputs_from(options: dict[str, Any]) -> Outputs:
+    """Say what is left beside the cache, relative paths made absolute, from the parsed options."""
+    names = ("report", "log", "record", "bundle_dir")
+    return Outputs(bundle=not options["no_bundle"], **{name: options[name] for name in names}).absolute()
+
+
+def metrics_from(options: dict[str, Any]) -> Metrics | None:
+    """Say where metrics go from the parsed options, a directory made absolute; raises InputError."""
+    where = options["metrics"]
+    if where is None:
+        return None
+    if where.startswith("file:") and where != "file:" and not where.startswith("file:///"):
+        where = f"file:{make_absolute([where.removeprefix('file:')])[0]}"
+    return build_model(Metrics, to=where, linger_s=options["metrics_linger"])
 
 
 def poll_note(stall: StallPolicy, asked: bool) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,36 +17,32 @@ if TYPE_CHECKING:
     from prefect_cachewatch.common.aside import Files
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.metrics.settings import Metrics
 
-__all__ = ["CommandMetrics", "absolute_destination", "check_metrics"]
+__all__ = ["CommandMetrics"]
 
 
 class CommandMetrics:
     """The metrics that a command was asked for; without `--metrics` it does nothing.
 
     Args:
-        where: of `--metrics`, or None.
-        linger_s: how long an endpoint stays at the end for those who have scraped it.
+        metrics: as asked for, or None.
         job: what runs.
         quiet: whether only what went wrong is said.
         files: who writes a metrics file; default this process.
 
     Raises:
-        InputError: the destination or the linger cannot be used.
+        InputError: the destination cannot be used.
     """
 
-    def __init__(
-        self, where: str | None, linger_s: float, job: CacheJob, *, quiet: bool, files: Files | None = None
-    ) -> None:
+    def __init__(self, metrics: Metrics | None, job: CacheJob, *, quiet: bool, files: Files | None = None) -> None:
         self.exporter: MetricsExporter | None = None
-        self._linger_s, self._quiet = linger_s, quiet
-        if where is None:
+        self._linger_s, self._quiet = metrics.linger_s if metrics is not None else 0.0, quiet
+        if metrics is None:
             return
-        from prefect_cachewatch.metrics.destination import check_linger  # noqa: PLC0415
         from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415
 
-        check_linger(self._linger_s)
-        self.exporter = open_metrics(where, job.name, job.cache_dirs, files)
+        self.exporter = open_metrics(metrics.to, job.name, job.cache_dirs, files)
         if not self._quiet:
             self._say(f"metrics: {for_terminal(self.exporter.where, 4096)}")
 
@@ -78,32 +73,3 @@ class CommandMetrics:
 
     def _say(self, text: str) -> None:
         print(f"cachewatch: {text}", file=sys.stderr, flush=True)
-
-
-def absolute_destination(where: str | None) -> str | None:
-    """Make a `file:` destination absolute, for a flow that runs elsewhere."""
-    if where is None or not where.startswith("file:") or where == "file:":
-        return where
-    path = where.removeprefix("file:")
-    return where if path.startswith("///") else f"file:{Path(path).expanduser().absolute()}"
-
-
-def check_metrics(where: str | None, linger_s: float, job: CacheJob, files: Files) -> None:
-    """See that the metrics of a flow's run can be had, before a server is started for it.
-
-    Args:
-        where: of `--metrics`, or None.
-        linger_s: how long an endpoint stays at the end.
-        job: what will run.
-        files: who looks at a directory.
-
-    Raises:
-        InputError: the destination or the linger cannot be used.
-    """
-    if where is None:
-        return
-    from prefect_cachewatch.metrics.destination import check_linger  # noqa: PLC0415
-    from prefect_cachewatch.metrics.exporter import check_destination  # noqa: PLC0415
-
-    check_linger(linger_s)
-    check_destination(where, job.cache_dirs, files)

@@ -1,0 +1,36 @@
+"""What people write about a run's metrics."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import Duration
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.metrics.destination import parse_destination
+
+__all__ = ["Metrics"]
+
+
+class Metrics(InputModel):
+    """Prometheus metrics of a run, on the machine that runs it."""
+
+    to: str = Field(
+        description="HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479 of which the first free one is "
+        "taken, or file:DIRECTORY for node-exporter."
+    )
+    linger_s: Duration = Field(
+        default=60,
+        ge=0,
+        le=3600,
+        description="How long an endpoint stays open at the end for whoever has scraped it, to see the end.",
+    )
+
+    @field_validator("to")
+    @classmethod
+    def _destination(cls, where: str) -> str:
+        try:
+            parse_destination(where)
+        except InputError as error:
+            raise ValueError(error.message) from None
+        return where
