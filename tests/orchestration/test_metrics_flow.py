@@ -61,7 +61,7 @@ def job(cache: Path, code: str, name: str) -> CacheJob:
 
 
 def run(job: CacheJob, **given: Any) -> State[Any]:
-    values = {"stall": CALM, "stop": StopPolicy(grace_s=1), "retry": ONCE, "bundle": False} | given
+    values = {"stall": CALM, "stop": StopPolicy(grace_s=1), "retry": ONCE, "outputs": {"bundle": False}} | given
     state: State[Any] = generate_cache(job, **values, return_state=True)
     return state
 

@@ -316,7 +316,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
         pytest.skip("no immutable files here")
     subprocess.run(["chattr", "-i", probe], check=True)
     again = AGAIN.model_copy(update={"on_retry": on_retry})
-    given: dict[str, Any] = {"retry": again, "report": report}
+    given: dict[str, Any] = {"retry": again, "outputs": {"report": report}}
     try:
         state = run(job(STRANGERS, str(tmp_path / "mark"), "fixed"), policy(store, suspect_window_s=0), **given)
         (cut,) = Path(store.root).glob("llama/builds/*/late.bin")

@@ -150,8 +150,7 @@ def test_cancelling_a_served_watch_leaves_the_process_alone(
     parameters = {
         "attach": {"pid": process.pid, "cache_dirs": [str(cache)], "name": "attached", "on_stall": "report"},
         "stall": {"stall_after_s": 2, "first_write_within_s": 4, "poll_s": 0.5},
-        "report": str(report),
-        "bundle": False,
+        "outputs": {"report": str(report), "bundle": False},
     }
     try:
         deadline = time.monotonic() + 60

@@ -120,7 +120,9 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
         "import os, signal\nif os.fork() == 0:\n    os.setsid()\n    signal.signal(15, signal.SIG_IGN)\n"
         "    import time; time.sleep(600)\n" + GROWS
     )
-    asked = parameters(tmp_path / "cache", code, tag, layers=3000) | {"report": str(tmp_path / "report.json")}
+    asked = parameters(tmp_path / "cache", code, tag, layers=3000) | {
+        "outputs": {"report": str(tmp_path / "report.json")}
+    }
     run_id = deployed.start_run(NIGHTLY, asked)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("cache/*.bin"))) < 3:
