@@ -24,7 +24,13 @@ __all__ = ["DURATION", "SIZE", "Fields", "build_model", "explain", "split_pairs"
 M = TypeVar("M", bound=BaseModel)
 
 # The field of a model to the option that sets it, where the name is not the field's own.
-_NAMES = {"command": "COMMAND", "warmup_begins_log": "--warmup-begins", "warmup_begins_file": "--warmup-begins"}
+_NAMES = {
+    "command": "COMMAND",
+    "to": "--metrics",
+    "linger_s": "--metrics-linger",
+    "warmup_begins_log": "--warmup-begins",
+    "warmup_begins_file": "--warmup-begins",
+}
 _STEPS = {
     "duration": {"h": 3600.0, "m": 60.0, "s": 1.0},
     "size": {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "": 1.0},
