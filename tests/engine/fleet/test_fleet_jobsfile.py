@@ -232,7 +232,7 @@ def test_what_a_job_waits_for_keeps_its_kind_and_its_line(tmp_path: Path) -> Non
 
 names = st.text("abc", min_size=1, max_size=3)
 values = st.one_of(st.none(), st.integers(), st.dictionaries(names, st.one_of(st.none(), st.integers()), max_size=3))
-fields = st.sampled_from(["stall", "env", "storage", "priority"])
+fields = st.sampled_from(["stall", "env", "storage", "wait_for", "priority"])
 
 
 @given(st.dictionaries(fields, values), st.dictionaries(fields, values))
@@ -243,7 +243,11 @@ def test_a_job_wins_over_the_defaults_and_null_takes_them_away(defaults: dict[st
             assert name not in found
         elif name not in entry:
             assert found.get(name) == defaults[name]
-        elif name in ("stall", "env") and isinstance(entry[name], dict) and isinstance(defaults.get(name), dict):
+        elif (
+            name in ("stall", "env", "storage")
+            and isinstance(entry[name], dict)
+            and isinstance(defaults.get(name), dict)
+        ):
             both = {**defaults[name], **entry[name]}
             assert found[name] == {key: value for key, value in both.items() if value is not None}
         else:
