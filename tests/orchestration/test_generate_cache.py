@@ -414,7 +414,9 @@ def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(
                 run, job(tmp_path / "one", WRITES + held, name="one"), storage=Storage(name=storage), stall=patient
             )  # fmt: skip
             assert eventually(lambda: list(tmp_path.glob("one/*.bin")) or running.done())
-            waiting = pool.submit(run, job(tmp_path / "two", WRITES, name="two"), storage=Storage(name=storage), stall=patient)
+            waiting = pool.submit(
+                run, job(tmp_path / "two", WRITES, name="two"), storage=Storage(name=storage), stall=patient
+            )
             assert eventually(lambda: "in use by other runs" in caplog.text or waiting.done())
         finally:
             go.touch()
