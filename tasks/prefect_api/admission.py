@@ -36,7 +36,8 @@ class Admission:
     """
 
     def __init__(self, storage: Storage | None, job: str) -> None:
-        self.storage, self._slots = (storage.name, storage.slots) if storage is not None else (None, None)
+        self.storage = storage.name if storage is not None else None
+        self._slots = storage.slots if storage is not None else None
         self.job = job
         self.outcomes: list[Outcome] = []
         self.report: Report | None = None

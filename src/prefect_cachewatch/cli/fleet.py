@@ -94,7 +94,7 @@ def command(
 
 def _check(plan: FleetPlan, shown: str) -> None:
     """Look at what Prefect has for the fleet, and make nothing."""
-    named = sorted({job.storage for job in plan.jobs if job.storage is not None})
+    named = sorted({job.storage_name for job in plan.jobs if job.storage_name is not None})
     deployments = sorted({job.deployment for job in plan.jobs if job.deployment is not None})
     where = f"by {', '.join(map(for_terminal, deployments))}" if deployments else "on this host"
     print(
