@@ -70,7 +70,7 @@ def test_a_file_says_it_in_every_form_that_the_command_line_has(here):
     found = settings()
     assert [str(path) for path in found.job.cache_dirs] == ["/c", "/d"]
     assert (found.stall.stall_after_s, found.stall.min_growth_bytes, found.stall.adaptive) == (600, 2**20, "off")
-    assert (found.quiet, found.report, found.job.wait_for) == (True, Path("r.json"), "leader")
+    assert (found.quiet, found.outputs.report, found.job.wait_for) == (True, Path("r.json").absolute(), "leader")
     assert found.job.env == {"A": "1=2", "B": "3"}
     assert found.job.ignore[0] == "*.x"
 
@@ -140,10 +140,10 @@ def test_somebody_elses_pyproject_is_not_believed_unless_it_is_named(here):
     assert refused("--cache-dir", "/c").startswith(
         f"{path} has settings for cachewatch and may be written by another user"
     )
-    assert settings("--cache-dir", "/c", "--config", str(path)).log == Path("/home/me/.bashrc")
-    assert settings("--cache-dir", "/c", "--config", "/dev/null").log is None
+    assert settings("--cache-dir", "/c", "--config", str(path)).outputs.log == Path("/home/me/.bashrc")
+    assert settings("--cache-dir", "/c", "--config", "/dev/null").outputs.log is None
     path.write_text('[project]\nname = "nothing of ours"\n')
-    assert settings("--cache-dir", "/c").log is None
+    assert settings("--cache-dir", "/c").outputs.log is None
 
 
 def test_below_another_command_what_belongs_to_one_run_comes_from_the_command_line_alone(here):
@@ -155,7 +155,7 @@ def test_below_another_command_what_belongs_to_one_run_comes_from_the_command_li
         "CACHEWATCH_POLL": "1s",
     }
     found = settings("--cache-dir", "/c", **below)
-    assert (found.report, found.log, found.stall.stall_after_s, found.stall.poll_s) == (None, None, 420, 1)
+    assert (found.outputs.report, found.outputs.log, found.stall.stall_after_s, found.stall.poll_s) == (None, None, 420, 1)
     assert re.search(
         r"\(not used below another cachewatch: .*CACHEWATCH_CACHE_DIR, CACHEWATCH_REPORT", refused(**below)
     )
