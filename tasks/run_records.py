@@ -159,7 +159,7 @@ def stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID,
 
 def _bare_record(run: FlowRun) -> RunRecord | None:
     given = (run.parameters or {}).get("storage")
-    storage = given.get("name") if isinstance(given, dict) else None
+    storage = given.get("name") if isinstance(given, dict) else given
     if not isinstance(storage, str):
         storage = next((tag.partition(":")[2] for tag in run.tags if tag.startswith("storage:")), "")
     if not storage or run.start_time is None:

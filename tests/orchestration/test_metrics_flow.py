@@ -25,6 +25,7 @@ from tests.orchestration.conftest import BIN, free_port
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
+from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
@@ -200,7 +201,7 @@ def test_a_failure_of_ours_is_counted_and_closes_the_endpoint(tmp_path: Path, mo
 )
 def test_each_final_state_is_an_outcome(tmp_path: Path, state: State[Any], outcome: str) -> None:
     logger = logging.getLogger("test")
-    metrics = FlowMetrics(f"file:{tmp_path}", 0, job(tmp_path / "cache", "pass", "llama"), logger)
+    metrics = FlowMetrics(Metrics(to=f"file:{tmp_path}", linger_s=0), job(tmp_path / "cache", "pass", "llama"), logger)
     metrics.open(InPlace())
     assert metrics.ended(state) is state
     (path,) = tmp_path.glob("*.prom")
@@ -212,7 +213,11 @@ def test_each_final_state_is_an_outcome(tmp_path: Path, state: State[Any], outco
 
 @pytest.mark.parametrize(("error", "outcome"), [(KeyboardInterrupt(), "cancelled"), (ValueError(), "failed")])
 def test_a_run_that_was_broken_off_is_cancelled_or_failed(tmp_path: Path, error: BaseException, outcome: str) -> None:
-    metrics = FlowMetrics(f"file:{tmp_path}", 3600, job(tmp_path / "cache", "pass", "llama"), logging.getLogger("test"))
+    metrics = FlowMetrics(
+        Metrics(to=f"file:{tmp_path}", linger_s=3600),
+        job(tmp_path / "cache", "pass", "llama"),
+        logging.getLogger("test"),
+    )
     exporter = metrics.open(InPlace())
     assert exporter is not None
     exporter.attempt_began(1, None)

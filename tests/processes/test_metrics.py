@@ -567,7 +567,7 @@ def test_what_cannot_be_served_starts_nothing(cache, taken, tmp_path, command):
         argv[argv.index("exec")] = command
         ran = run(argv)
         assert ran.status == 125
-        assert ran.stderr.startswith("cachewatch: metrics ")
+        assert ran.stderr.startswith(("cachewatch: metrics ", "cachewatch: --metrics: metrics "))
         assert ran.stderr.count("\n") == 1
         assert says in ran.stderr
         assert not cache.exists()

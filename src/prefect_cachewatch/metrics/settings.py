@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration
@@ -13,7 +15,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics(InputModel):
-    """Prometheus metrics of a run, on the machine that runs it."""
+    """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone will do."""
 
     to: str = Field(
         description="HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479 of which the first free one is "
@@ -25,6 +27,11 @@ class Metrics(InputModel):
         le=3600,
         description="How long an endpoint stays open at the end for whoever has scraped it, to see the end.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _destination_alone(cls, given: Any) -> Any:
+        return {"to": given} if isinstance(given, str) else given
 
     @field_validator("to")
     @classmethod

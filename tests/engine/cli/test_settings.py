@@ -155,7 +155,12 @@ def test_below_another_command_what_belongs_to_one_run_comes_from_the_command_li
         "CACHEWATCH_POLL": "1s",
     }
     found = settings("--cache-dir", "/c", **below)
-    assert (found.outputs.report, found.outputs.log, found.stall.stall_after_s, found.stall.poll_s) == (None, None, 420, 1)
+    assert (found.outputs.report, found.outputs.log, found.stall.stall_after_s, found.stall.poll_s) == (
+        None,
+        None,
+        420,
+        1,
+    )
     assert re.search(
         r"\(not used below another cachewatch: .*CACHEWATCH_CACHE_DIR, CACHEWATCH_REPORT", refused(**below)
     )

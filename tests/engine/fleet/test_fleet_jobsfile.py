@@ -100,7 +100,7 @@ JOB = "  - {name: x, command: [gen], cache_dirs: [/mnt/x]}\n"
         ("  max_parallel", "  max_paralel", "line 4: policy.max_paralel is not known: did you mean max_parallel?"),
         ("defaults:", "default:", "line 5: default is not known: did you mean defaults?"),
         ("  storage: {name: nfs-a}", "  storrage: nfs-a", "line 9: defaults.storrage is not known: did you mean storage?"),
-        ("  storage: {name: nfs-a}", "  storage: nfs-a", "line 9: jobs[0].storage = 'nfs-a': it is a mapping: write `name: value` lines below it, of name, slots"),
+        ("  storage: {name: nfs-a}", "  storage: [nfs-a]", "line 9: jobs[0].storage = ['nfs-a']: it is a mapping: write `name: value` lines below it, of name, slots"),
         ("  storage: {name: nfs-a}", "  storage_slots: 2", "line 9: defaults.storage_slots is not known: did you mean storage?"),
         ("  storage: {name: nfs-a}", "  cache_dirs: [/mnt]", "line 9: defaults.cache_dirs cannot be a default: each job needs its own"),
         ("name: qwen", "name: llama", "line 17: jobs[1]: the name 'llama' is taken by jobs[0]: give each job a name of its own"),
