@@ -28,7 +28,6 @@ PURE = [
     "config.policies",
     "config.quantities",
     "config.ready",
-    "config.storage",
     "errors",
     "run.followup",
     "common.units",

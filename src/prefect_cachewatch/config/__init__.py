@@ -9,7 +9,7 @@ from __future__ import annotations
 from prefect_cachewatch.config.attach import AttachJob
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
 from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
-from prefect_cachewatch.config.outputs import Outputs, WatchOutputs
+from prefect_cachewatch.config.outputs import Outputs, Storage, WatchOutputs
 from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.quantities import InputModel
 from prefect_cachewatch.config.ready import (
@@ -21,7 +21,6 @@ from prefect_cachewatch.config.ready import (
     ReadyServer,
     ReadyWhen,
 )
-from prefect_cachewatch.config.storage import Storage
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = [

@@ -1,15 +1,15 @@
-"""What a run leaves on the machine that runs it, beside the cache."""
+"""What a run leaves on the machine that runs it beside the cache, and the storage that admits it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from prefect_cachewatch.config.base import InputModel
+from prefect_cachewatch.config.quantities import InputModel
 
-__all__ = ["Outputs", "WatchOutputs"]
+__all__ = ["Outputs", "Storage", "WatchOutputs"]
 
 
 class WatchOutputs(InputModel):
@@ -36,3 +36,23 @@ class Outputs(WatchOutputs):
         default=None,
         description="File for a trace of the growth, for cachewatch replay, or a directory that gets one a run.",
     )
+
+
+class Storage(InputModel):
+    """The storage that a cache lies on: each attempt waits for slots of the global concurrency limit of that name.
+
+    In Python and YAML its name alone will do.
+    """
+
+    name: str = Field(min_length=1, max_length=200, description="Name of the storage and of its concurrency limit.")
+    slots: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description="Slots that an attempt occupies; default what plan-capacity stored, else 1.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
