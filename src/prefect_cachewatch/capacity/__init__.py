@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.capacity.model.inputs import (
+from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
+from prefect_cachewatch.capacity.model.profile import (
     CodecProfile,
     CurvePoint,
     LinkProfile,
-    Policy,
     ServiceCurve,
     StorageProfile,
     UslFit,
-    WorkloadClass,
 )
 from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan
 

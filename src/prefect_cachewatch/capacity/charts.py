@@ -11,7 +11,7 @@ from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["latency_chart", "shares_chart", "small_files_chart"]
+__all__ = ["brief_time", "latency_chart", "shares_chart", "small_files_chart"]
 
 _WIDTH, _HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 44, 52
@@ -68,9 +68,9 @@ def latency_chart(plan: LimitPlan) -> str:
     for row, (at, label, colour) in enumerate(marks):
         if axes.x_low <= at <= axes.x_high:
             parts.append(_mark(axes.x(at), label, colour, row))
-    parts += [_circle(axes.x(row.n), axes.y(row.burst_s), f"n = {row.n}: {_seconds(row.burst_s)}") for row in rows]
+    parts += [_circle(axes.x(row.n), axes.y(row.burst_s), f"n = {row.n}: {brief_time(row.burst_s)}") for row in rows]
     ticks = [(value, f"{value:g}") for value in _ticks(axes.x_low, axes.x_high, 10, whole=True)]
-    return _svg("Burst time over jobs at once", "jobs at once", axes, ticks, _seconds, parts)
+    return _svg("Burst time over jobs at once", "jobs at once", axes, ticks, brief_time, parts)
 
 
 def shares_chart(plan: LimitPlan) -> str:
@@ -133,11 +133,30 @@ def small_files_chart(plan: LimitPlan) -> str:
     spots = [(axes.x(files), axes.y(seconds)) for files, seconds in plan.small_files]
     parts = [_polyline(spots, _LINE)]
     parts += [
-        _circle(x, y, f"{files:,} files: {_seconds(seconds)}")
+        _circle(x, y, f"{files:,} files: {brief_time(seconds)}")
         for (x, y), (files, seconds) in zip(spots, plan.small_files, strict=True)
     ]
     ticks = [(10.0**k, f"{10**k:,}") for k in range(int(math.log10(plan.small_files[-1][0])) + 1)]
-    return _svg("What small files cost: one burst, alone", "files in a burst", axes, ticks, _seconds, parts)
+    return _svg("What small files cost: one burst, alone", "files in a burst", axes, ticks, brief_time, parts)
+
+
+def brief_time(seconds: float) -> str:
+    """Write seconds for a column or an axis: three digits and one unit.
+
+    Args:
+        seconds: not negative.
+
+    Example:
+        >>> brief_time(0.0214), brief_time(12.34), brief_time(1500)
+        ('21.4 ms', '12.3 s', '25 min')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds else "0"
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
 def _answered(plan: LimitPlan) -> int:
@@ -218,13 +237,3 @@ def _rate(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}/s"
     return f"{value:.0f} B/s" if value else "0"
-
-
-def _seconds(value: float) -> str:
-    if value == 0:
-        return "0"
-    if value < 1:
-        return f"{value * 1000:.3g} ms"
-    if value < 600:
-        return f"{value:.3g} s"
-    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.3g} h"

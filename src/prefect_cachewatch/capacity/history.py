@@ -12,7 +12,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,25 +121,13 @@ def read_run_record(data: Any) -> RunRecord | None:
     if not isinstance(data, dict) or not isinstance(data.get("cachewatch_run_record"), int):
         return None
     values: dict[str, Any] = {"ended_s": None}
-    for field in dataclasses.fields(RunRecord):
-        if data.get(field.name) is not None:
-            values[field.name] = data[field.name]
     try:
-        for name in ("run_id", "storage", "job"):
-            values[name] = str(values[name])
-        values["state"] = str(values.get("state", "Completed"))
-        for name in ("cause", "advice"):
-            if values.get(name) is not None:
-                values[name] = str(values[name])
-        for name in ("started_s", "ended_s", "slot_wait_s", "longest_pause_s", "first_write_s", "rate_bytes_per_s"):
-            if values.get(name) is not None:
-                values[name] = _finite(values[name])
-        for name in ("bytes_written", "bytes_present", "slots", "attempts"):
-            if values.get(name) is not None:
-                values[name] = int(_finite(values[name]))
-    except (KeyError, TypeError, ValueError):
+        for field in dataclasses.fields(RunRecord):
+            if (value := data.get(field.name)) is not None:
+                values[field.name] = _READERS[str(field.type).removesuffix(" | None")](value)
+        record = RunRecord(**values)
+    except (TypeError, ValueError):
         return None
-    record = RunRecord(**values)
     negative = record.slot_wait_s < 0 or (record.bytes_written or 0) < 0 or record.slots < 1
     backwards = record.ended_s is not None and record.ended_s < record.started_s
     return None if negative or backwards else record
@@ -292,3 +280,6 @@ def _finite(value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(number):
         raise ValueError(value)
     return number
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {"str": str, "float": _finite, "int": lambda value: int(_finite(value))}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prefect_cachewatch.capacity.charts import brief_time
 from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan
+from prefect_cachewatch.capacity.page import COLUMNS, plan_sections
 from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -53,7 +55,7 @@ def plan_markdown(
     charts: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """Write a plan as a page: answer, change of the limit, charts, table, bottleneck, assumptions.
+    """Write a plan as a page: answer, change of the limit, charts, sections.
 
     Args:
         limit_plan: the plan.
@@ -67,20 +69,15 @@ def plan_markdown(
     lines = [f"## {for_markdown(limit_plan.answer, 1000)}", "", for_markdown(change, 1000), ""]
     for title, svg in (charts or {}).items():
         lines += [f"### {for_markdown(title)}", "", f"![{for_markdown(title)}]({svg_data_uri(svg)})", ""]
-    lines += ["### How it changes with the number at once", ""]
-    rows = plan_rows(limit_plan)
-    lines += _table(rows) if rows else ["The plan has no table."]
-    lines += ["", "### What binds", ""]
-    for entry in limit_plan.classes:
-        lines += [f"- **{for_markdown(entry.name)}**: {entry.limit} ({entry.low}-{entry.high}), by {entry.binding}"]
-        lines += [f"    - {for_markdown(rule.sentence, 500)}" for rule in entry.rules]
-    lines += ["", "### Bottleneck, and what the next purchase would change", ""]
-    lines += [for_markdown(limit_plan.bottleneck, 500), ""]
-    lines += [f"- {for_markdown(purchase.sentence, 500)}" for purchase in limit_plan.purchases]
-    if limit_plan.simulation is not None:
-        lines += ["", "### Simulation", "", for_markdown(limit_plan.simulation.sentence, 500)]
-    lines += ["", "### Assumptions", ""]
-    lines += [f"- {for_markdown(note, 500)}" for note in (*limit_plan.assumptions, *notes)]
+    for section in plan_sections(limit_plan):
+        lines += [f"### {for_markdown(section.title)}", ""] if section.title else []
+        lines += [for_markdown(section.text, 1000), ""] if section.text else []
+        if section.table:
+            lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---:|" * len(COLUMNS)]
+            cells = ([for_markdown(write(entry)) for write in COLUMNS.values()] for entry in section.table)
+            lines += ["| " + " | ".join(row) + " |" for row in cells]
+        lines += [*(f"- {for_markdown(item, 1000)}" for item in section.items), ""]
+    lines += [f"- {for_markdown(note, 500)}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
@@ -134,15 +131,9 @@ def check_markdown(check: HistoryCheck) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    columns = list(rows[0])
-    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    return lines + ["| " + " | ".join(for_markdown(str(row[column])) for column in columns) + " |" for row in rows]
-
-
 def _rate(value: float | None) -> str:
     return "-" if value is None else f"{format_bytes(value)}/s"
 
 
 def _time(value: float | None) -> str:
-    return "-" if value is None else f"{value * 1000:.0f} ms" if 0 < value < 1 else format_duration(value)
+    return "-" if value is None else brief_time(value)

@@ -1,16 +1,31 @@
-"""A plan as one self-contained HTML page: no script, no network, charts inline."""
+"""A plan as sections, which terminal, artifact and page write alike; and the page: self-contained, no script, charts inline."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.charts import latency_chart, shares_chart, small_files_chart
+from prefect_cachewatch.capacity.charts import brief_time, latency_chart, shares_chart, small_files_chart
 from prefect_cachewatch.capacity.model.results import ClassPrediction, LimitPlan
 from prefect_cachewatch.common.text import for_html
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["html_page"]
+__all__ = ["COLUMNS", "Section", "html_page", "plan_sections"]
 
+#: A plan's table: what stands over a column, and how a prediction is written in it.
+COLUMNS: dict[str, Callable[[ClassPrediction], str]] = {
+    "n": lambda entry: str(entry.n),
+    "bytes/s": lambda entry: f"{format_bytes(entry.bytes_per_s)}/s",
+    "burst": lambda entry: brief_time(entry.burst_s),
+    "band (s)": lambda entry: f"{_figure(entry.burst_low_s)}-{_figure(entry.burst_high_s)}",
+    "slowdown": lambda entry: f"{entry.slowdown:.2f}",
+    "I/O": lambda entry: f"{entry.io_slowdown:.2f}",
+    "p99 gap": lambda entry: brief_time(entry.gap_p99_s),
+    "storage": lambda entry: f"{entry.utilisation.get('storage', 0.0):.0%}",
+    "job": lambda entry: brief_time(entry.job_s),
+    "batch": lambda entry: brief_time(entry.batch_s),
+}
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1f2933;background:#fff;max-width:60rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;line-height:1.3}h2{font-size:1.1rem;margin-top:2rem}
@@ -22,42 +37,68 @@ tr.limit{background:#fdf3d7;font-weight:600}tr.beyond{color:#7b8794}
 """
 
 
-def html_page(plan: LimitPlan, max_slowdown: float, stall_window_s: float) -> str:
+@dataclass(frozen=True)
+class Section:
+    """A part of a plan: a paragraph, a table with a row for each prediction, a list; what it does not have is empty."""
+
+    title: str = ""
+    text: str = ""
+    table: Sequence[ClassPrediction] = ()
+    items: Sequence[str] = ()
+
+
+def plan_sections(plan: LimitPlan) -> Iterator[Section]:
+    """Say what a plan says below its answer, in the order in which it is shown.
+
+    Args:
+        plan: the plan, with or without a simulation.
+
+    Yields:
+        The sections; their texts are not escaped.
+    """
+    name = plan.classes[0].name
+    mine = [entry for row in plan.table for entry in row if entry.name == name]
+    nearest = min(plan.table, key=lambda row: min(abs(entry.n - plan.limit) for entry in row if entry.name == name))
+    beside = [entry for entry in nearest if entry.name != name and entry.n]
+    if len(plan.classes) > 1:
+        slots = [
+            f"{entry.name}: a job takes {entry.occupy} slot{'' if entry.occupy == 1 else 's'}, so at most "
+            f"{plan.slots // entry.occupy} run; alone on the storage {entry.limit} ({entry.low}-{entry.high}) could"
+            for entry in plan.classes
+        ]
+        yield Section("Shared limit", f"One limit of {plan.slots} slots for all classes:", items=slots)
+    yield Section("Bounds", items=_bounds(plan))
+    yield Section(f"Over n jobs of {name} at once", table=mine)
+    if beside:
+        yield Section(f"Beside it, at {plan.limit}", items=_shares(beside))
+    if plan.mix:
+        yield Section("With the slots shared out evenly", items=_shares(plan.mix))
+    yield Section("What binds", items=_bindings(plan))
+    yield Section(text=f"Bottleneck: {plan.bottleneck}.")
+    if plan.purchases:
+        changes = [f"{change.change}: {change.sentence}" for change in plan.purchases]
+        yield Section("What the next purchase would change", items=changes)
+    if plan.simulation:
+        yield Section("Simulation", plan.simulation.sentence)
+    yield Section("Assumptions", items=plan.assumptions)
+
+
+def html_page(plan: LimitPlan) -> str:
     """The plan as a page.
 
     Args:
         plan: the plan, with or without a simulation.
-        max_slowdown: the policy's accepted slowdown.
-        stall_window_s: the policy's stall window.
 
     Returns:
         An HTML document that needs nothing beside itself.
     """
-    said = [_text(plan.answer, "h1")]
-    if len(plan.classes) > 1:
-        said += [_text("Shared limit", "h2"), _slots(plan)]
-    said += [
-        _text("Bounds", "h2"),
-        _list(bound_lines(plan)),
-        _text("Over the jobs at once", "h2"),
-        _table(plan),
-    ]
-    said.append(
-        _text(
-            f"A slowdown of {max_slowdown:g} and a silence of {format_duration(stall_window_s)} are accepted. "
-            "Rows beyond the limit show what it spares you.",
-            "p",
-        )
-    )
-    said += [f"<figure>{chart}</figure>" for chart in _charts(plan) if chart]
-    said += [
-        _text("Bottleneck, and what the next purchase changes", "h2"),
-        _text(f"Bottleneck: {plan.bottleneck}.", "p"),
-    ]
-    said.append(_list([f"{change.change}: {change.sentence}" for change in plan.purchases]))
-    if plan.simulation:
-        said += [_text("Simulation", "h2"), _text(plan.simulation.sentence, "p")]
-    said += [_text("Assumptions", "h2"), _list(plan.assumptions)]
+    charts = (latency_chart(plan), shares_chart(plan), small_files_chart(plan))
+    said = [_text(plan.answer, "h1"), *(f"<figure>{chart}</figure>" for chart in charts if chart)]
+    for section in plan_sections(plan):
+        said += [_text(section.title, "h2")] if section.title else []
+        said += [_text(section.text, "p")] if section.text else []
+        said += [_table(section.table, plan.limit)] if section.table else []
+        said += ["<ul>", *(_text(item, "li") for item in section.items), "</ul>"] if section.items else []
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -67,15 +108,7 @@ def html_page(plan: LimitPlan, max_slowdown: float, stall_window_s: float) -> st
     return f"{head}{title}<style>{_STYLE}</style></head><body>{''.join(said)}</body></html>\n"
 
 
-def bound_lines(plan: LimitPlan) -> list[str]:
-    """The bounds in words, for page and terminal.
-
-    Args:
-        plan: the plan.
-
-    Returns:
-        One line for each.
-    """
+def _bounds(plan: LimitPlan) -> list[str]:
     edge = plan.bounds
     lines = [
         f"knee N* = {edge['knee_n']:.1f}: beyond it, jobs wait for each other whatever is done",
@@ -88,49 +121,33 @@ def bound_lines(plan: LimitPlan) -> list[str]:
     return lines
 
 
-def _charts(plan: LimitPlan) -> tuple[str, str, str]:
-    return latency_chart(plan), shares_chart(plan), small_files_chart(plan)
+def _shares(entries: Sequence[ClassPrediction]) -> list[str]:
+    return [
+        f"{entry.name}: {entry.n} at once, {format_bytes(entry.bytes_per_s)}/s, a burst takes "
+        f"{brief_time(entry.burst_s)}, slowdown {entry.slowdown:.2f}"
+        for entry in entries
+    ]
+
+
+def _bindings(plan: LimitPlan) -> list[str]:
+    return [
+        f"{entry.name}: {entry.limit} ({entry.low}-{entry.high}), by {entry.binding}: "
+        + "; ".join(rule.sentence for rule in entry.rules if rule.sentence != "does not bind")
+        for entry in plan.classes
+    ]
+
+
+def _figure(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def _text(value: str, tag: str) -> str:
     return f"<{tag}>{for_html(value, 2000)}</{tag}>"
 
 
-def _list(lines: tuple[str, ...] | list[str]) -> str:
-    return "<ul>" + "".join(_text(line, "li") for line in lines) + "</ul>"
-
-
-def _slots(plan: LimitPlan) -> str:
-    lines = [
-        f"{entry.name}: {entry.limit} ({entry.low}-{entry.high}) alone, a job takes {entry.occupy} of {plan.slots} slots"
-        for entry in plan.classes
-    ]
-    return _list(lines)
-
-
-def _table(plan: LimitPlan) -> str:
-    name = plan.classes[0].name
-    heads = ("n", "bytes/s", "burst", "band", "slowdown", "I/O", "p99 gap", "storage", "job", "batch")
-    rows = "".join(_row(entry, plan.limit) for row in plan.table for entry in row if entry.name == name)
-    return (
-        '<div class="wide"><table><thead><tr>'
-        + "".join(_text(head, "th") for head in heads)
-        + f"</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _row(entry: ClassPrediction, limit: int) -> str:
-    cells = (
-        str(entry.n),
-        f"{format_bytes(entry.bytes_per_s)}/s",
-        f"{entry.burst_s:.3g} s",
-        f"{entry.burst_low_s:.3g}-{entry.burst_high_s:.3g} s",
-        f"{entry.slowdown:.2f}",
-        f"{entry.io_slowdown:.2f}",
-        f"{entry.gap_p99_s:.0f} s",
-        f"{entry.utilisation.get('storage', 0.0):.0%}",
-        format_duration(entry.job_s),
-        format_duration(entry.batch_s),
-    )
-    kind = ' class="limit"' if entry.n == limit else ' class="beyond"' if entry.n > limit else ""
-    return f"<tr{kind}>" + "".join(_text(cell, "td") for cell in cells) + "</tr>"
+def _table(entries: Sequence[ClassPrediction], limit: int) -> str:
+    rows = ["<tr>" + "".join(_text(head, "th") for head in COLUMNS) + "</tr></thead><tbody>"]
+    for entry in entries:
+        kind = ' class="limit"' if entry.n == limit else ' class="beyond"' if entry.n > limit else ""
+        rows.append(f"<tr{kind}>" + "".join(_text(write(entry), "td") for write in COLUMNS.values()) + "</tr>")
+    return f'<div class="wide"><table><thead>{"".join(rows)}</tbody></table></div>'

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from prefect_cachewatch.cli.plan_show import lines_of
 from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
+if TYPE_CHECKING:
+    from prefect_cachewatch.capacity.model.results import LimitPlan
+
 __all__ = ["command"]
+
+_WIDTH = 80
 
 
 @click.command("plan", short_help="How many jobs at once a storage carries, and why not more.")
@@ -64,7 +71,7 @@ def command(
     if html is not None:
         from prefect_cachewatch.capacity.page import html_page  # noqa: PLC0415
 
-        page = html_page(answer, given.policy.max_slowdown, given.policy.stall_window_s)
+        page = html_page(answer)
         try:
             write_file(html, page.encode(), mode=PUBLIC)
         except OSError as error:
@@ -74,11 +81,38 @@ def command(
     if as_json_:
         print(json.dumps(as_json(answer), indent=2, allow_nan=False))
         return 0
-    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    policy = given.policy
-    for line in lines_of(answer, stall_window_s=policy.stall_window_s, max_slowdown=policy.max_slowdown, colour=colour):
+    for line in _lines(answer, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ):
         print(line)
     return 0
+
+
+def _lines(plan: LimitPlan, *, colour: bool) -> Iterator[str]:
+    from prefect_cachewatch.capacity.page import COLUMNS, plan_sections  # noqa: PLC0415 - as above
+
+    def style(line: str, **how: bool) -> str:
+        return click.style(line, **how) if colour else line
+
+    yield from (style(line, bold=True) for line in _wrapped(plan.answer))
+    for section in plan_sections(plan):
+        yield ""
+        if section.title:
+            yield style(for_terminal(section.title, _WIDTH), bold=True)
+        if section.text:
+            yield from _wrapped(section.text)
+        if section.table:
+            drawn = {head: [head, *map(write, section.table)] for head, write in COLUMNS.items() if head != "I/O"}
+            widths = [max(map(len, column)) for column in drawn.values()]
+            for entry, *cells in zip((None, *section.table), *drawn.values(), strict=True):
+                n = 0 if entry is None else entry.n
+                line = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+                line = f"{'>' if n == plan.limit else ' '} {line}"
+                yield style(line, bold=n == plan.limit, dim=n > plan.limit)
+        for item in section.items:
+            yield from _wrapped(item, initial_indent="  - ", subsequent_indent="    ")
+
+
+def _wrapped(text: str, **indent: str) -> list[str]:
+    return textwrap.wrap(for_terminal(text, 2000), _WIDTH, break_on_hyphens=False, **indent)
 
 
 def _list_presets() -> None:

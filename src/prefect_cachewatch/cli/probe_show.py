@@ -15,7 +15,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, ProbeStep, levels_up_to
+from prefect_cachewatch.capacity.probe.report import ProbeReport, ProbeSettings, ProbeStep
+from prefect_cachewatch.capacity.probe.run import levels_up_to
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration

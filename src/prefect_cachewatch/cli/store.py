@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, parse_duration
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged
 from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
@@ -21,16 +22,6 @@ __all__ = ["command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 NOT_WHOLE = 1
-
-
-class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return parse_duration(value) if isinstance(value, str) else float(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _where(function: _F) -> _F:
@@ -139,7 +130,7 @@ def rollback_command(root: str, name: str, full: bool, as_json: bool) -> None:
 )
 @click.option(
     "--grace",
-    type=_Duration(),
+    type=DURATION,
     default="1h",
     show_default=True,
     help="What was finished, active or written to less than this ago stays.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prefect_cachewatch.capacity.model.quantity import parse_rate
+from prefect_cachewatch.capacity.model.profile import parse_rate
 from prefect_cachewatch.capacity.planfile import read_plan, read_storage
 from prefect_cachewatch.capacity.presets import LINKS, STORAGES, link_preset, storage_preset
 from prefect_cachewatch.errors import InputError

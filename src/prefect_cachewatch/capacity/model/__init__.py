@@ -14,7 +14,6 @@ __all__ = [
     "network",
     "planning",
     "profile",
-    "quantity",
     "queueing",
     "results",
     "simulation",

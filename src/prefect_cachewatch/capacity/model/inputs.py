@@ -10,28 +10,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from prefect_cachewatch.capacity.model.profile import (
-    CodecProfile,
-    CurvePoint,
-    LinkProfile,
-    ServiceCurve,
-    StorageProfile,
-    UslFit,
-)
-from prefect_cachewatch.capacity.model.quantity import Name
+from prefect_cachewatch.capacity.model.profile import CodecProfile, Name
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
-__all__ = [
-    "CodecProfile",
-    "CurvePoint",
-    "LinkProfile",
-    "Policy",
-    "ServiceCurve",
-    "StorageProfile",
-    "UslFit",
-    "WorkloadClass",
-]
+__all__ = ["Policy", "WorkloadClass"]
 
 # 99th percentile over mean of a burst's time under load where all bursts are alike: 1.4-1.7 near the knee.
 _P99_CONSTANT = 1.7

@@ -123,12 +123,6 @@ class ClassSearch:
                 high = middle
         return low
 
-    def _slowdown(self, most: float) -> int | None:
-        return self._largest(lambda n: self.mine(n).slowdown <= most)
-
-    def _stall(self, window_s: float) -> int | None:
-        return self._largest(lambda n: self._worst_gap(n)[1] <= window_s)
-
     def _worst_gap(self, n: int) -> tuple[str, float]:
         watched = [
             (p.name, p.gap_p99_s)

@@ -8,21 +8,65 @@ from __future__ import annotations
 import datetime
 import math
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from prefect_cachewatch.capacity.model.quantity import BytesPerSecond, Name, OptionalBytesPerSecond
+from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
 from prefect_cachewatch.config import InputModel
-from prefect_cachewatch.config.quantities import OptionalDuration, OptionalSize
+from prefect_cachewatch.config.quantities import OptionalDuration, OptionalSize, Quantity
 
-__all__ = ["CodecProfile", "CurvePoint", "LinkProfile", "ServiceCurve", "StorageProfile", "UslFit"]
+__all__ = [
+    "BytesPerSecond",
+    "CodecProfile",
+    "CurvePoint",
+    "LinkProfile",
+    "Name",
+    "ServiceCurve",
+    "StorageProfile",
+    "UslFit",
+    "parse_rate",
+]
 
+_UNIT = r"(?:[kKmMgGtT](?:[iI]?[bB](?:[iI][tT])?)?|[bB](?:[iI][tT])?)"
+_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*{_UNIT}?\s*(?:/s|ps)?\s*$"
 Basis = Literal["measured", "vendor ceiling", "given"]
 
 _MAX_N = 4096
 _MAX_RATE = 1e15
 _MAX_BYTES = 10**18
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate such as `125MiB/s`, `15GB/s`, `10Gbit/s` or a bare number of bytes per second.
+
+    Args:
+        text: the rate; bits are powers of 1000, bytes as in `parse_bytes`.
+
+    Returns:
+        Bytes per second.
+
+    Raises:
+        ValueError: if it is not a rate; the message says what one looks like.
+
+    Example:
+        >>> parse_rate("125MiB/s"), parse_rate("10Gbit/s")
+        (131072000.0, 1250000000.0)
+    """
+    compact = text.strip().replace(" ", "")
+    amount = compact.removesuffix("/s").removesuffix("ps")
+    if amount.lower().endswith("bit"):
+        return parse_bytes(amount[:-3] + "B" if amount[-4:-3].isalpha() else amount[:-3]) / 8
+    try:
+        return float(parse_bytes(amount))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a rate: write it like 125MiB/s, 15GB/s or 10Gbit/s") from None
+
+
+_RATE = Quantity("rate", parse_rate, _PATTERN)
+BytesPerSecond = Annotated[float, _RATE]
+OptionalBytesPerSecond = Annotated[float | None, _RATE]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class CurvePoint(InputModel):

@@ -132,7 +132,7 @@ class LimitPlan:
         Raises:
             KeyError: if the plan has no limit for such a class.
         """
-        return next((entry.occupy for entry in self.classes if entry.name == name), 0) or _missing(name)
+        return {entry.name: entry.occupy for entry in self.classes}[name]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,3 @@ def as_json(result: Any) -> Any:
     if isinstance(result, float) and not math.isfinite(result):
         return None
     return result
-
-
-def _missing(name: str) -> int:
-    raise KeyError(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
 from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["list_assumptions", "say_answer", "say_bottleneck"]
 
@@ -83,6 +83,7 @@ def list_assumptions(
         else f"link {link.name}: {format_bytes(link.bytes_per_s)}/s raw x {link.efficiency:g} on each of "
         f"{link.hosts} host{'s' if link.hosts > 1 else ''}",
         f"all rates are taken {policy.derate:.0%} lower (derate); the band is rates {policy.band:.0%} lower and higher",
+        f"a slowdown of {policy.max_slowdown:g} and a silence of {format_duration(policy.stall_window_s)} are accepted",
         "storage and link share their rates evenly among bursts; pauses between bursts vary by half",
     ]
     if any(w.is_watched and w.bytes_appear == "at_end" for w in classes):

@@ -13,7 +13,7 @@ from typing import Literal
 
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["LITTLE_TOLERANCE", "Level", "Phase", "Repetition", "Sample", "find_effects", "spread_of", "summarise"]
+__all__ = ["Level", "Phase", "Repetition", "Sample", "find_effects", "levels_of", "spread_of", "summarise"]
 
 LITTLE_TOLERANCE = 0.10
 WIDE_SPREAD = 0.35
@@ -178,7 +178,7 @@ def find_effects(
             f"{filesystem} does not open files with O_DIRECT: reads may come from this machine's page cache; "
             "trust the writes (they end with fsync), not the reads"
         )
-    levels = _levels(samples)
+    levels = levels_of(samples)
     effects += _cache_effects(samples, levels)
     if virtual_disk and not memory:
         effects.append(
@@ -189,7 +189,8 @@ def find_effects(
     return effects
 
 
-def _levels(samples: Sequence[Sample]) -> list[Level]:
+def levels_of(samples: Sequence[Sample]) -> list[Level]:
+    """Join the repetitions of each phase at each concurrency, in the order measured."""
     groups: dict[tuple[Phase, int], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.phase, sample.concurrency), []).append(sample)

@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier, Event
@@ -53,22 +53,19 @@ class DirectEngine:
         """
         work = {"write": self._write, "read": self._read, "random_read": self._random_read}[asked.phase]
 
-        def stream(index: int, deadline: Callable[[], float]) -> _Part:
-            return work(asked.directory, index, asked.stream_bytes, asked.block_bytes, deadline)
+        return _measure(
+            asked.phase, asked.streams, asked.time_s, self.stop, lambda index, deadline: work(asked, index, deadline)
+        )
 
-        return _measure(asked.phase, asked.streams, asked.time_s, self.stop, stream)
-
-    def _write(
-        self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]
-    ) -> _Part:
-        path = directory / f"fresh.{index}.0"
+    def _write(self, asked: Repetition, index: int, deadline: Callable[[], float]) -> _Part:
+        path = asked.directory / f"fresh.{index}.0"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | self._flag, 0o600)
         try:
             # Without a name the blocks go with the descriptor, even if this process is killed.
             path.unlink()
-            block = _Block(block_bytes)
+            block = _Block(asked.block_bytes)
             end_s, done, latencies_s = deadline(), 0, list[float]()
-            while done < stream_bytes and not self.stop.is_set():
+            while done < asked.stream_bytes and not self.stop.is_set():
                 block.stamp()
                 before_s = time.monotonic()
                 if before_s >= end_s:
@@ -80,28 +77,21 @@ class DirectEngine:
         finally:
             os.close(descriptor)
 
-    def _read(
-        self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]
-    ) -> _Part:
-        return self._read_at(directory, index, iter(range(0, stream_bytes, block_bytes)), block_bytes, deadline)
+    def _read(self, asked: Repetition, index: int, deadline: Callable[[], float]) -> _Part:
+        return self._read_at(asked, index, range(0, asked.stream_bytes, asked.block_bytes), deadline)
 
-    def _random_read(
-        self, directory: Path, index: int, stream_bytes: int, block_bytes: int, deadline: Callable[[], float]
-    ) -> _Part:
-        blocks = max(1, stream_bytes // block_bytes)
+    def _random_read(self, asked: Repetition, index: int, deadline: Callable[[], float]) -> _Part:
+        blocks = max(1, asked.stream_bytes // asked.block_bytes)
         pick = random.Random().randrange  # noqa: S311 - which block to read is no secret
-        offsets = (pick(blocks) * block_bytes for _ in itertools.count())
-        return self._read_at(directory, index, offsets, block_bytes, deadline)
+        offsets = (pick(blocks) * asked.block_bytes for _ in itertools.count())
+        return self._read_at(asked, index, offsets, deadline)
 
-    def _read_at(
-        self, directory: Path, index: int, offsets: Iterator[int], block_bytes: int,
-        deadline: Callable[[], float],
-    ) -> _Part:  # fmt: skip
-        descriptor = os.open(stream_path(directory, index), os.O_RDONLY | self._flag)
+    def _read_at(self, asked: Repetition, index: int, offsets: Iterable[int], deadline: Callable[[], float]) -> _Part:
+        descriptor = os.open(stream_path(asked.directory, index), os.O_RDONLY | self._flag)
         try:
             if not self.direct:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            block = _Block(block_bytes)
+            block = _Block(asked.block_bytes)
             end_s, done, latencies_s = deadline(), 0, list[float]()
             for offset in offsets:
                 before_s = time.monotonic()

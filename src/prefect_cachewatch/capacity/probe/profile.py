@@ -13,7 +13,7 @@ import yaml
 
 from prefect_cachewatch.capacity.model.profile import CodecProfile, CurvePoint, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.probe.checks import Level
-from prefect_cachewatch.capacity.probe.run import ProbeReport
+from prefect_cachewatch.capacity.probe.report import ProbeReport
 from prefect_cachewatch.common.files import PUBLIC, write_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration

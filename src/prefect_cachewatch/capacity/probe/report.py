@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from prefect_cachewatch.capacity.probe.checks import Level, Phase, Sample, summarise
+from prefect_cachewatch.capacity.probe.checks import Level, Phase, Sample, levels_of
 from prefect_cachewatch.capacity.probe.target import ProbeTarget
+from prefect_cachewatch.common.units import NUMBER_PATTERN
 from prefect_cachewatch.config import InputModel
-from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Size
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Quantity, Size
 
 __all__ = ["SHORTEST_RUN_S", "ProbeReport", "ProbeSettings", "ProbeStep", "StopCause"]
 
@@ -22,6 +23,20 @@ StopCause = Literal["time", "interrupted", "storage"]
 
 MIN_REPETITIONS = 3
 SHORTEST_RUN_S = 0.1
+
+
+def _parse_share(text: str) -> float:
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise ValueError(f"{text!r} is not a share: write it like 5% or 0.05")
+    return share
+
+
+_SHARE = Quantity("share", _parse_share, rf"^\s*{NUMBER_PATTERN}%?\s*$")
 
 
 class ProbeSettings(InputModel):
@@ -54,7 +69,7 @@ class ProbeSettings(InputModel):
         le=50,
         description="Runs at each concurrency; medians and their spread are reported.",
     )
-    keep_free: float = Field(
+    keep_free: Annotated[float, _SHARE] = Field(
         default=0.05,
         ge=0,
         lt=1,
@@ -105,10 +120,7 @@ class ProbeReport:
     @property
     def levels(self) -> tuple[Level, ...]:
         """Medians of each phase at each concurrency, in the order measured."""
-        groups: dict[tuple[str, int], list[Sample]] = {}
-        for sample in self.samples:
-            groups.setdefault((sample.phase, sample.concurrency), []).append(sample)
-        return tuple(summarise(group) for group in groups.values())
+        return tuple(levels_of(self.samples))
 
     def curve(self, phase: Phase) -> tuple[Level, ...]:
         """The levels of one phase by concurrency."""

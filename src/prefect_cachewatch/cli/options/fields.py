@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from prefect_cachewatch.cli.options.sections import option
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import quantities
 from prefect_cachewatch.errors import InputError
 
@@ -35,6 +35,9 @@ _STEPS = {
     "duration": {"h": 3600.0, "m": 60.0, "s": 1.0},
     "size": {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "": 1.0},
 }
+
+
+_WRITTEN: dict[str, Callable[[float], str]] = {"_s": format_duration, "_bytes": format_bytes}
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
@@ -152,10 +155,11 @@ def explain(error: ValidationError, option: str | None = None) -> str:
     if where is None:  # of the fields together
         return what
     limits = first.get("ctx", {})
-    if loc and loc[-1].endswith("_s") and isinstance(first["input"], int | float):
+    shape = next((write for end, write in _WRITTEN.items() if loc and loc[-1].endswith(end)), None)
+    if shape is not None and isinstance(first["input"], int | float):
         for word, bound in (("at least", limits.get("ge")), ("at most", limits.get("le"))):
             if bound is not None:
-                return f"{where} {format_duration(float(first['input']))} is out of range: give {word} {format_duration(bound)}"
+                return f"{where} {shape(float(first['input']))} is out of range: give {word} {shape(bound)}"
     shown = for_terminal(repr(first["input"]), 80)
     told = first["type"] == "value_error" or first["type"].startswith("string_") or shown.strip("'\"") in what
     return f"{where}: {what if what[:3].isupper() else what[:1].lower() + what[1:]}" + (
@@ -225,8 +229,8 @@ def _default(info: FieldInfo) -> str:
     if not isinstance(value, str | int | float):
         return ""
     if not isinstance(value, str) and (quantity := quantities.quantity_of(info)) is not None:
-        steps = _STEPS[quantity.name].items()
-        value = next((f"{value / step:g}{unit}" for unit, step in steps if value % step == 0), f"{value:g}s")
+        steps = _STEPS.get(quantity.name, {}).items()
+        value = next((f"{value / step:g}{unit}" for unit, step in steps if value % step == 0), f"{value:g}")
     return f"  [default: {value}]"
 
 

@@ -18,7 +18,8 @@ import pytest
 from prefect_cachewatch.capacity.planfile import read_storage
 from prefect_cachewatch.capacity.probe.fio import find_fio
 from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
-from prefect_cachewatch.capacity.probe.run import ProbeSettings, run_probe
+from prefect_cachewatch.capacity.probe.report import ProbeSettings
+from prefect_cachewatch.capacity.probe.run import run_probe
 from prefect_cachewatch.capacity.probe.target import (
     SCRATCH_PREFIX,
     ProbeTarget,
@@ -430,9 +431,9 @@ def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
         (["/"], "/ is the root directory"),
         (["nowhere"], "nowhere does not exist"),
         (["../disk", "--size", "1 furlong"], "is not a size"),
-        (["../disk", "--size", "1KiB"], "--size: 1.00 KiB is too little: give 16.0 MiB or more"),
+        (["../disk", "--size", "1KiB"], "--size 1.00 KiB is out of range: give at least 16.0 MiB"),
         (["../disk", "--time", "soon"], "is not a duration"),
-        (["../disk", "--time", "10ms"], "--time: 0 s is too short: give 1 s or more"),
+        (["../disk", "--time", "10ms"], "--time 0 s is out of range: give at least 1 s"),
         (["../disk", "--keep-free", "120%"], "is not a share"),
         (["../disk", "--repetitions", "1"], "1 is not in the range 3<=x<=50"),
         (["../disk", "--level", "3"], "--level belongs to a codec"),
