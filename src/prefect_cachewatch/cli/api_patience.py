@@ -1,4 +1,4 @@
-"""How long `cachewatch generate` speaks to the Prefect API: a bound in wall time, whatever the API does.
+"""How a command speaks to the Prefect API, or to a temporary server: for a bounded time, whatever the API does.
 
 Prefect's clients wait for an API without an end, and obey a `Retry-After` of a day. The generator's own end is not
 theirs: it is said, and that the API could not be told is said apart.
@@ -7,14 +7,17 @@ theirs: it is said, and that the API could not be told is said apart.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prefect_cachewatch.common.bounded import Bounded
+from prefect_cachewatch.common.console import lent_streams
 from prefect_cachewatch.common.files import write_within
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_duration
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
     from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api"]
+__all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api", "logging_filtered", "prepare_api"]
 
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25
@@ -86,6 +89,57 @@ def check_api(patience_s: float) -> None:
         raise InputError(
             f"what answers at {url} is no Prefect API (a login page, a proxy?): check PREFECT_API_URL, which ends with /api"
         )
+
+
+def prepare_api(patience_s: float) -> None:
+    """See that the Prefect API answers, or make ready for a temporary server, before a flow runs in this process.
+
+    Args:
+        patience_s: the longest wait for an API.
+
+    Raises:
+        InputError: see `check_api`.
+    """
+    # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    # Prefect gives a temporary server 20 s, which a busy machine with two cores does not always make.
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    check_api(patience_s)
+    _shield_temporary_server()
+
+
+@contextlib.contextmanager
+def logging_filtered(passes: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Ask before each log line, Prefect's too, whether it is shown.
+
+    Args:
+        passes: says so; may leave the screen first.
+    """
+    handlers = [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers]
+    for handler in handlers:
+        handler.addFilter(passes)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(passes)
+
+
+def _shield_temporary_server() -> None:
+    """Have what a temporary server says written as what we say: one that waits for a reader answers no request."""
+    if api_url():
+        return
+    from prefect.server.api.server import SubprocessASGIServer  # noqa: PLC0415 - Prefect is imported when it is used
+
+    server: Any = SubprocessASGIServer()  # the one of this process, which Prefect's clients start
+    if (start := getattr(server, "_run_uvicorn_command", None)) is None:
+        return
+
+    def start_apart() -> object:
+        with lent_streams():
+            return start()
+
+    server._run_uvicorn_command = start_apart
 
 
 class ApiWatchdog:

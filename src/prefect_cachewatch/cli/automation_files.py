@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
@@ -82,9 +82,7 @@ def _find(name: str, shipped: Mapping[str, Path]) -> Path:
         return path
     if name in shipped:
         return shipped[name]
-    near = difflib.get_close_matches(name, shipped, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise InputError(f"{for_terminal(name)} is no file and none of the shipped automations {', '.join(shipped)}{hint}")
+    raise InputError(f"{for_terminal(name)} is no file and none of the shipped automations{nearest(name, shipped)}")
 
 
 def _read(path: Path) -> list[AutomationFile]:
@@ -104,11 +102,8 @@ def _checked(where: str, entry: Any) -> AutomationFile:
     name = entry["name"]
     for key in entry:
         if key not in _KEYS:
-            near = difflib.get_close_matches(str(key), _KEYS, 1)
-            raise InputError(
-                f"{where}: {for_terminal(name)!r} has an unknown key {for_terminal(str(key))!r}"
-                + (f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_KEYS)}")
-            )
+            unknown = f"has an unknown key {for_terminal(str(key))!r}{nearest(str(key), _KEYS)}"
+            raise InputError(f"{where}: {for_terminal(name)!r} {unknown}")
     actions = entry.get("actions")
     if not isinstance(entry.get("trigger"), dict) or not isinstance(actions, list) or not actions:
         raise InputError(f"{where}: {for_terminal(name)!r} needs a trigger and at least one action")

@@ -82,7 +82,7 @@ def _make_room(root: Path) -> None:
 
 def _run(root: Path, kind: str, checkpoint: Path, extra: list[str]) -> int:
     cache = root / kind
-    generator = [sys.executable, demo_generator.__file__, "convert", str(checkpoint), str(cache), *extra]
+    generator = [sys.executable, demo_generator.__file__, str(checkpoint), str(cache), *extra]
     return run_flow(
         CacheJob(name=f"demo-{kind}", command=generator, cache_dirs=[cache]),
         StallPolicy(stall_after_s=_STALL_S, first_write_within_s=60, poll_s=1),

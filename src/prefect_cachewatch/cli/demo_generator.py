@@ -1,6 +1,6 @@
 """A small but real cache generator for the demo: a float32 checkpoint converted to bfloat16, layer by layer.
 
-Standard library only. `make` writes a checkpoint in the safetensors layout; `convert` reads it and
+Standard library only. The checkpoint is in the safetensors layout; what is run reads it and
 writes one .tensorbin a weight, to a temporary name first, as tt-metal does. `--freeze-at` stops the
 process with SIGSTOP before that layer: a generator that hangs.
 """
@@ -89,19 +89,14 @@ def convert(checkpoint: Path, cache_dir: Path, pause_s: float, freeze_at: int | 
 
 
 def main() -> None:
-    """Run `make CHECKPOINT` or `convert CHECKPOINT CACHE_DIR`."""
+    """Run `CHECKPOINT CACHE_DIR`."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", choices=["make", "convert"])
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("cache_dir", type=Path, nargs="?")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("cache_dir", type=Path)
     parser.add_argument("--pause", type=float, default=0.4)
     parser.add_argument("--freeze-at", type=int)
     options = parser.parse_args()
-    if options.action == "make":
-        make_checkpoint(options.checkpoint, options.layers)
-    else:
-        convert(options.checkpoint, options.cache_dir, options.pause, options.freeze_at)
+    convert(options.checkpoint, options.cache_dir, options.pause, options.freeze_at)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from prefect_cachewatch.cli.api_patience import check_api
+from prefect_cachewatch.cli.api_patience import check_api, logging_filtered, prepare_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
-from prefect_cachewatch.cli.temporary_server import shield_temporary_server
 from prefect_cachewatch.common.ahead import look_ahead
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal
@@ -130,11 +129,7 @@ def _check(plan: FleetPlan, shown: str) -> None:
 
 
 def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool) -> int:
-    # As `generate` does it: see there.
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    check_api(60.0)
-    shield_temporary_server()
+    prepare_api(60.0)
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
 
     if not quiet and not PREFECT_API_URL.value():
@@ -143,22 +138,21 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
     from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415
 
     view = TerminalView(quiet)
-    undo = view.guard_logging(SHOWN)
     token = fleet_view.set(view)
-    try:
-        # The path and not the jobs: Prefect takes 512 KiB of parameters, which some hundred jobs would be.
-        state: Any = generate_fleet(
-            jobs_file,
-            name=plan.name,
-            deployment=deployment,
-            policy=plan.policy,
-            strict_secrets=strict_secrets,
-            return_state=True,
-        )
-    finally:
-        fleet_view.reset(token)
-        view.close()
-        undo()
+    with logging_filtered(lambda record: view.passes(record, SHOWN)):
+        try:
+            # The path and not the jobs: Prefect takes 512 KiB of parameters, which some hundred jobs would be.
+            state: Any = generate_fleet(
+                jobs_file,
+                name=plan.name,
+                deployment=deployment,
+                policy=plan.policy,
+                strict_secrets=strict_secrets,
+                return_state=True,
+            )
+        finally:
+            fleet_view.reset(token)
+            view.close()
     if state.name == "Refused":
         raise InputError(state.message or "the fleet was refused")
     if not quiet:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -143,31 +143,17 @@ class TerminalView:
             self._block.clear()
             standard_error().flush()
 
-    def guard_logging(self, shown_attribute: str) -> Callable[[], None]:
-        """Keep log lines off the table: what it shows is not said twice, and warnings stand above it.
+    def passes(self, record: logging.LogRecord, shown_attribute: str) -> bool:
+        """Say whether a log line is shown: what the table says is not said twice, and warnings stand above it.
 
         Args:
-            shown_attribute: of records whose content the view shows.
-
-        Returns:
-            What ends that.
+            record: the line.
+            shown_attribute: what records have that tell what the table shows.
         """
-
-        def passes(record: logging.LogRecord) -> bool:
-            if record.levelno < logging.WARNING or getattr(record, shown_attribute, False):
-                return False
-            self.close()
-            return True
-
-        handlers = [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers]
-        for handler in handlers:
-            handler.addFilter(passes)
-
-        def undo() -> None:
-            for handler in handlers:
-                handler.removeFilter(passes)
-
-        return undo
+        if record.levelno < logging.WARNING or getattr(record, shown_attribute, False):
+            return False
+        self.close()
+        return True
 
     def _say(self, line: str) -> None:
         self._said_s = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, check_api
+from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, logging_filtered, prepare_api
 from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
@@ -29,7 +29,6 @@ from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, o
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
-from prefect_cachewatch.cli.temporary_server import shield_temporary_server
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import (
     CACHE_DIR_PLACEHOLDER,
@@ -152,7 +151,6 @@ def run_flow(
     metrics: Metrics | None = None,
     *,
     quiet: bool = False,
-    show: bool = True,
     api_patience_s: float = 300.0,
 ) -> int:
     """Run `generate_cache` in this process and say its exit status.
@@ -167,7 +165,6 @@ def run_flow(
         storage: storage whose concurrency limit admits the attempts.
         metrics: where Prometheus metrics go.
         quiet: whether Prefect's log lines are left out.
-        show: whether the generator's output is passed through.
         api_patience_s: how long a Prefect API that does not answer is told how the run ended.
 
     Returns:
@@ -176,22 +173,21 @@ def run_flow(
     Raises:
         InputError: the Prefect API cannot be reached.
     """
-    # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # Prefect gives a temporary server 20 s, which a busy machine with two cores does not always make.
-    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     if quiet:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
-    check_api(api_patience_s)
-    shield_temporary_server()
+    prepare_api(api_patience_s)
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    with relayed_to_flow() as received:
-        token = show_output.set(show)
-        view = ProgressLine(quiet or not show)
+    view = ProgressLine(quiet)
+
+    def clear(record: logging.LogRecord) -> bool:
+        view.clear()
+        return True
+
+    with relayed_to_flow() as received, logging_filtered(clear):
+        token = show_output.set(True)
         view_token = live_view.set(view if view.live else None)
-        quiet_screen = _clear_before_logging(view)
         told = Telling()
         telling_token = whom_to_tell.set(told)
         watchdog = ApiWatchdog(told, api_patience_s)
@@ -224,7 +220,7 @@ def run_flow(
             whom_to_tell.reset(telling_token)
             show_output.reset(token)
             live_view.reset(view_token)
-            quiet_screen()
+            view.close()
     sys.stdout.flush()
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)
@@ -267,24 +263,3 @@ def _is_of_the_api(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _clear_before_logging(view: ProgressLine) -> Callable[[], None]:
-    """Take the live view off the screen before each log line; returns what ends that."""
-    handlers = (
-        [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers] if view.live else []
-    )
-
-    def clear(record: logging.LogRecord) -> bool:
-        view.clear()
-        return True
-
-    for handler in handlers:
-        handler.addFilter(clear)
-
-    def undo() -> None:
-        view.close()
-        for handler in handlers:
-            handler.removeFilter(clear)
-
-    return undo

@@ -1,4 +1,4 @@
-"""The table of sub-commands as click shows it; each is imported only when it is used."""
+"""The table of sub-commands as click shows it, and what makes a shell complete them; each is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import importlib
 from collections.abc import Mapping
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from prefect_cachewatch import __version__
 
-__all__ = ["command_group"]
+__all__ = ["command_group", "completion"]
 
 
 class _Table(click.Group):
@@ -56,3 +56,19 @@ def command_group(rows: Mapping[str, tuple[str, str]]) -> click.Group:
     assert isinstance(cachewatch, _Table)
     cachewatch.rows = rows
     return cachewatch
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, options, profiles and paths.
+
+    \b
+    bash: eval "$(cachewatch completion bash)" in ~/.bashrc (bash 4.4 or newer)
+    zsh:  eval "$(cachewatch completion zsh)" in ~/.zshrc, after compinit
+    fish: cachewatch completion fish > ~/.config/fish/completions/cachewatch.fish
+    """
+    completing = get_completion_class(shell)
+    assert completing is not None
+    root = click.get_current_context().find_root().command
+    click.echo(completing(root, {}, "cachewatch", "_CACHEWATCH_COMPLETE").source())

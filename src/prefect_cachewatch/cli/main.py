@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "automations": ("prefect_cachewatch.cli.automations:command", "React to stalls and dead runs on a Prefect server."),
     "templates": ("prefect_cachewatch.cli.templates:command", "Copy the deployment templates into a directory."),
     "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
-    "completion": ("prefect_cachewatch.cli.completion:command", "Print what makes bash, zsh or fish complete this command."),
+    "completion": ("prefect_cachewatch.cli.group:completion", "Print what makes bash, zsh or fish complete this command."),
 }  # fmt: skip
 
 # Those that run or watch a generator: nothing that they say may wait for whoever is to read it.

@@ -108,11 +108,13 @@ def _lines(plan: LimitPlan, *, colour: bool) -> Iterator[str]:
                 line = f"{'>' if n == plan.limit else ' '} {line}"
                 yield style(line, bold=n == plan.limit, dim=n > plan.limit)
         for item in section.items:
-            yield from _wrapped(item, initial_indent="  - ", subsequent_indent="    ")
+            yield from _wrapped(item, "  - ")
 
 
-def _wrapped(text: str, **indent: str) -> list[str]:
-    return textwrap.wrap(for_terminal(text, 2000), _WIDTH, break_on_hyphens=False, **indent)
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    return textwrap.wrap(
+        for_terminal(text, 2000), _WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False
+    )
 
 
 def _list_presets() -> None:

@@ -102,14 +102,20 @@ def measure_codec(
     if not lowest <= chosen <= highest:
         raise InputError(f"{name} has no level {chosen}: choose one from {lowest} to {highest}")
     codec = _load(name, chosen)
-    files = _files(sample)
-    whole_bytes = sum(size for _, size in files)
+    try:
+        files = _files(sample)
+        whole_bytes = sum(size for _, size in files)
+        chunks = list(_joined(_chunks(files, whole_bytes, max_bytes)))
+    except OSError as error:
+        raise InputError(
+            f"{for_terminal(str(error.filename or sample))} cannot be read ({error.strerror}): "
+            "name a sample that this user can open"
+        ) from None
     if whole_bytes < _MIN_SAMPLE_BYTES:
         raise InputError(
             f"{for_terminal(str(sample))} has {whole_bytes} bytes, too few to measure a codec on: "
             "name a sample of at least 64 KiB, better 100 MiB"
         )
-    chunks = list(_joined(_chunks(files, whole_bytes, max_bytes)))
     runs = _time_codec(codec, chunks, repetitions, time_s, stop or Event())
     per_gb = 1e9 / runs.taken_bytes
     return CodecMeasurement(
@@ -171,20 +177,13 @@ def _time_codec(codec: _Codec, chunks: list[bytes], repetitions: int, time_s: fl
 
 def _files(sample: Path) -> list[tuple[Path, int]]:
     shown = for_terminal(str(sample))
-    try:
-        if sample.is_file():
-            return [(sample, sample.stat().st_size)]
-        if not sample.is_dir():
-            state = "is neither a file nor a directory" if sample.exists() else "does not exist"
-            raise InputError(f"{shown} {state}: name a file, or a directory of files, of the data in question")
-        found = []
-        for folder, _, names in os.walk(sample):
-            for entry in sorted(names):
-                path = Path(folder) / entry
-                if path.is_file() and not path.is_symlink():
-                    found.append((path, path.stat().st_size))
-    except OSError as error:
-        raise InputError(f"{shown} cannot be read ({error.strerror}): name a sample that this user can open") from None
+    if sample.is_file():
+        return [(sample, sample.stat().st_size)]
+    if not sample.is_dir():
+        state = "is neither a file nor a directory" if sample.exists() else "does not exist"
+        raise InputError(f"{shown} {state}: name a file, or a directory of files, of the data in question")
+    paths = [Path(folder) / entry for folder, _, names in os.walk(sample) for entry in names]
+    found = [(path, path.stat().st_size) for path in paths if path.is_file() and not path.is_symlink()]
     if not found:
         raise InputError(f"{shown} has no file in it: name a file, or a directory of files, of the data in question")
     return sorted(found)
@@ -195,18 +194,12 @@ def _chunks(files: list[tuple[Path, int]], whole_bytes: int, max_bytes: int) -> 
     step = max(1, -(-whole_bytes // max_bytes))
     number = 0
     for path, size in files:
-        try:
-            with path.open("rb") as file:
-                for offset in range(0, size, _CHUNK_BYTES):
-                    if number % step == 0:
-                        file.seek(offset)
-                        yield file.read(_CHUNK_BYTES)
-                    number += 1
-        except OSError as error:
-            shown = for_terminal(str(path))
-            raise InputError(
-                f"{shown} cannot be read ({error.strerror}): name a sample that this user can open"
-            ) from None
+        with path.open("rb") as file:
+            for offset in range(0, size, _CHUNK_BYTES):
+                if number % step == 0:
+                    file.seek(offset)
+                    yield file.read(_CHUNK_BYTES)
+                number += 1
 
 
 def _joined(chunks: Iterator[bytes]) -> Iterator[bytes]:

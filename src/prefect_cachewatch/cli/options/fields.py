@@ -229,8 +229,9 @@ def _default(info: FieldInfo) -> str:
     if not isinstance(value, str | int | float):
         return ""
     if not isinstance(value, str) and (quantity := quantities.quantity_of(info)) is not None:
-        steps = _STEPS.get(quantity.name, {}).items()
-        value = next((f"{value / step:g}{unit}" for unit, step in steps if value % step == 0), f"{value:g}")
+        steps = _STEPS.get(quantity.name, {"": 1.0})
+        plain = f"{value:g}{[*steps][-1]}"
+        value = next((f"{value / step:g}{unit}" for unit, step in steps.items() if value % step == 0), plain)
     return f"  [default: {value}]"
 
 

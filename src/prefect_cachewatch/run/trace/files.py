@@ -10,7 +10,7 @@ import csv
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,20 +19,21 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.rows import Event, Trace, TraceRow
 
-__all__ = ["TRACE_COLUMNS", "TraceLines", "TraceWriter", "check_trace_path", "format_row", "read_trace"]
+__all__ = ["TRACE_COLUMNS", "TraceWriter", "check_trace_path", "format_row", "read_trace"]
 
-TRACE_COLUMNS = (
-    "t_s", "total_bytes", "file_count", "alloc_bytes", "written_bytes", "kept_bytes", "written_alloc_bytes",
-    "kept_alloc_bytes", "grew_at_s", "touched_at_s", "scan_s", "late_s", "event",
-)  # fmt: skip
+_KINDS = {field.name: str(field.type).removesuffix(" | None") for field in fields(TraceRow)}
+TRACE_COLUMNS = tuple(_KINDS)
 _REQUIRED = TRACE_COLUMNS[:3]
 # Other samplers' names: cum_growth is what was written, the others tell that something changed without growing.
 _ALIASES = {"cum_growth": "written_bytes"}
 _CHANGES = ("new", "renamed", "rewritten_same_or_smaller")
 _EVENTS: tuple[Event, ...] = ("", "unreadable", "missing", "exited", "stopped")
 _ROWS_MAX = 2_000_000
-_LONGEST_S = 1e9
-_MOST_BYTES = 2**80
+# How a number is read, what it is for a person, and the most that it may be.
+_NUMBERS: dict[str, tuple[Callable[[str], float], str, float]] = {
+    "int": (int, "a whole number of bytes or files", 2**80),
+    "float": (float, "a number of seconds", 1e9),
+}
 
 
 def read_trace(path: Path) -> Trace:
@@ -76,7 +77,7 @@ def check_trace_path(path: Path) -> None:
 
 
 class TraceWriter:
-    """Writes a new trace file, each row with one write of whole lines.
+    """Writes a new trace file; takes the bytes of rows in whatever pieces they come, and writes whole lines.
 
     Args:
         path: of the file, which must not exist.
@@ -87,36 +88,33 @@ class TraceWriter:
 
     def __init__(self, path: Path) -> None:
         check_trace_path(path)
-        self.path = path
-        self.rows = 0
+        self._path, self._rest = path, b""
+        self._rows = self._whole_bytes = 0
         try:
             self._fd = create_file(path, mode=PUBLIC, append=True)
+            try:
+                self._append(",".join(TRACE_COLUMNS).encode())
+            except OSError:
+                os.close(self._fd)
+                raise
         except OSError as error:
             raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
-        self._whole_bytes = 0
-        try:
-            self._append(",".join(TRACE_COLUMNS))
-        except OSError as error:
-            os.close(self._fd)
-            raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
 
-    def write(self, row: TraceRow) -> None:
-        """Append a row; raises OSError, after which the file still ends with a whole line."""
-        self.append(format_row(row))
-
-    def append(self, line: str) -> None:
-        """Append a row that is a line already; raises as `write`."""
-        self._append(line)
-        self.rows += 1
+    def write(self, data: bytes) -> None:
+        """Take bytes; raises OSError, after which the file still ends with a whole line."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._append(line)
+            self._rows += 1
 
     def close(self) -> None:
         """Close the file; one without a row is removed."""
         os.close(self._fd)
-        if not self.rows:
-            self.path.unlink(missing_ok=True)
+        if not self._rows:
+            self._path.unlink(missing_ok=True)
 
-    def _append(self, line: str) -> None:
-        data = line.encode() + b"\n"
+    def _append(self, line: bytes) -> None:
+        data = line + b"\n"
         try:
             written = os.write(self._fd, data)
             if written < len(data):
@@ -127,33 +125,9 @@ class TraceWriter:
         self._whole_bytes += len(data)
 
 
-class TraceLines:
-    """Takes the bytes of rows, in whatever pieces they come, and writes them as `TraceWriter` does.
-
-    Args:
-        path: of the file, which must not exist.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._writer, self._rest = TraceWriter(path), b""
-
-    def write(self, data: bytes) -> None:
-        """Take bytes; raises OSError, after which the file still ends with a whole line."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._writer.append(line.decode())
-
-    def close(self) -> None:
-        """Close the file; one without a row is removed."""
-        self._writer.close()
-
-
-def format_row(row: TraceRow) -> str:
-    """Write a row as a line, without its end."""
-    return ",".join(_format(getattr(row, name)) for name in TRACE_COLUMNS)
+def format_row(row: TraceRow) -> bytes:
+    """Write a row as a line."""
+    return ",".join(_format(getattr(row, name)) for name in TRACE_COLUMNS).encode() + b"\n"
 
 
 def _format(value: float | int | str | None) -> str:
@@ -172,15 +146,8 @@ class _Reader:
     def fail(self, what: str) -> InputError:
         return InputError(f"{self.where}: {what}")
 
-    def count(self, name: str) -> int | None:
-        found: int | None = self._number(name, int, "a whole number of bytes or files", _MOST_BYTES)
-        return found
-
-    def seconds(self, name: str) -> float | None:
-        found: float | None = self._number(name, float, "a number of seconds", _LONGEST_S)
-        return found
-
-    def _number(self, name: str, parse: Callable[[str], Any], what: str, most: float) -> Any:
+    def number(self, name: str, kind: str) -> Any:
+        parse, what, most = _NUMBERS[kind]
         text = self.fields.get(name, "").strip()
         if not text:
             if name in _REQUIRED:
@@ -271,27 +238,10 @@ def _header(lines: _Lines, record: list[str] | None) -> list[str]:
 
 
 def _row(reader: _Reader, before: TraceRow | None) -> TraceRow:
-    t_s = reader.seconds("t_s")
-    total, files = reader.count("total_bytes"), reader.count("file_count")
-    assert t_s is not None and total is not None and files is not None, "required"
-    touched_s = reader.seconds("touched_at_s")
-    if touched_s is None and any(reader.count(name) for name in _CHANGES):
-        touched_s = t_s
-    row = TraceRow(
-        t_s=t_s,
-        total_bytes=total,
-        file_count=files,
-        alloc_bytes=reader.count("alloc_bytes"),
-        written_bytes=reader.count("written_bytes"),
-        kept_bytes=reader.count("kept_bytes"),
-        written_alloc_bytes=reader.count("written_alloc_bytes"),
-        kept_alloc_bytes=reader.count("kept_alloc_bytes"),
-        grew_at_s=reader.seconds("grew_at_s"),
-        touched_at_s=touched_s,
-        scan_s=reader.seconds("scan_s") or 0.0,
-        late_s=reader.seconds("late_s") or 0.0,
-        event=reader.event(),
-    )
+    found = {name: reader.number(name, kind) for name, kind in _KINDS.items() if kind in _NUMBERS}
+    if found["touched_at_s"] is None and any(reader.number(name, "int") for name in _CHANGES):
+        found["touched_at_s"] = found["t_s"]
+    row = TraceRow(**{name: value for name, value in found.items() if value is not None}, event=reader.event())
     if before is not None:
         if row.t_s < before.t_s:
             raise reader.fail(f"t_s goes back from {before.t_s:g} to {row.t_s:g}: rows must be in the order of time")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.trace.files import TraceLines, check_trace_path, format_row
+from prefect_cachewatch.run.trace.files import TraceWriter, check_trace_path, format_row
 from prefect_cachewatch.run.trace.rows import Event, TraceRow
 from prefect_cachewatch.watching.attempt import Watch
 
@@ -80,7 +81,7 @@ class TraceRecorder:
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self.path = path
         try:
-            self._writer = (files or InPlace()).open(TraceLines, path, timeout_s=_OPEN_S)
+            self._writer = (files or InPlace()).open(TraceWriter, path, timeout_s=_OPEN_S)
         except OSError as error:
             raise InputError(f"trace {for_terminal(str(path))} cannot be written: {error.strerror}") from error
         self._rows: queue.Queue[TraceRow | None] = queue.Queue(_WAITING_MAX)
@@ -134,12 +135,7 @@ class TraceRecorder:
         last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
         if last is not None and report is not None:
             event: Event = "exited" if report.why == "exited" else "stopped"
-            self._put(
-                TraceRow(
-                    last.t_s, last.total_bytes, last.file_count, last.alloc_bytes, last.written_bytes, last.kept_bytes,
-                    last.written_alloc_bytes, last.kept_alloc_bytes, event=event,
-                )
-            )  # fmt: skip
+            self._put(replace(last, grew_at_s=None, touched_at_s=None, scan_s=0.0, late_s=0.0, event=event))
         self._put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
@@ -158,7 +154,7 @@ class TraceRecorder:
         while (row := self._rows.get()) is not None:
             if self._problem is None:
                 try:
-                    self._writer.write(format_row(row).encode() + b"\n")
+                    self._writer.write(format_row(row))
                 except OSError as error:
                     self._problem = f"the trace {for_terminal(str(self.path))} is incomplete: {error.strerror}"
         try:

@@ -15,7 +15,7 @@ from prefect_cachewatch.cli.group import command_group
 from prefect_cachewatch.cli.main import COMMANDS
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.trace.files import TRACE_COLUMNS, TraceWriter, read_trace
+from prefect_cachewatch.run.trace.files import TRACE_COLUMNS, TraceWriter, format_row, read_trace
 from prefect_cachewatch.run.trace.recorder import attempt_path
 from prefect_cachewatch.run.trace.replay import find_enough, replay_trace
 from prefect_cachewatch.run.trace.rows import TraceRow
@@ -43,7 +43,7 @@ def test_what_is_written_is_read_back(tmp_path):
             TraceRow(30.0, 900, 3, event="missing"), TraceRow(30.0, 900, 3, event="stopped"))  # fmt: skip
     writer = TraceWriter(tmp_path / "t.csv")
     for row in rows:
-        writer.write(row)
+        writer.write(format_row(row))
     writer.close()
     trace = read_trace(tmp_path / "t.csv")
     assert trace.rows == rows
@@ -63,7 +63,7 @@ def test_a_recording_is_a_valid_trace_after_each_row_and_after_a_kill_in_the_mid
     writer = TraceWriter(path)
     assert refusal(path) == "trace FILE has no rows below its header: nothing was measured"
     for number in range(3):
-        writer.write(TraceRow(float(number), number, 1))
+        writer.write(format_row(TraceRow(float(number), number, 1)))
         assert [row.t_s for row in read_trace(path).rows] == list(range(number + 1))
     whole = path.read_bytes()
     writer.close()
@@ -79,7 +79,7 @@ def test_a_recording_is_a_valid_trace_after_each_row_and_after_a_kill_in_the_mid
 def test_a_full_disk_leaves_whole_lines(tmp_path):
     path = tmp_path / "t.csv"
     writer = TraceWriter(path)
-    writer.write(FULL)
+    writer.write(format_row(FULL))
     whole = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(
@@ -87,7 +87,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path):
     )  # ten bytes of the next row fit, as on a full disk
     try:
         with pytest.raises(OSError, match="File too large"):
-            writer.write(FULL)
+            writer.write(format_row(FULL))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     writer.close()
