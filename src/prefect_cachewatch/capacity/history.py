@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_cachewatch.capacity.model.results import HourCheck
+from prefect_cachewatch.capacity.model.results import HourCheck, LittleLaw
 from prefect_cachewatch.errors import InputError
 
 __all__ = [
-    "LittleLaw",
     "RunRecord",
     "hours_of",
     "little_law",
@@ -131,24 +130,6 @@ def read_run_record(data: Any) -> RunRecord | None:
     negative = record.slot_wait_s < 0 or (record.bytes_written or 0) < 0 or record.slots < 1
     backwards = record.ended_s is not None and record.ended_s < record.started_s
     return None if negative or backwards else record
-
-
-@dataclass(frozen=True)
-class LittleLaw:
-    """L = lambda W over a window, and how far the window's edges spoil it."""
-
-    window_s: float
-    runs: int  # that touch the window
-    concurrency: float  # L: runs on the storage on average, clipped to the window
-    arrivals_per_s: float  # lambda: runs that entered in the window
-    duration_s: float  # W: mean time on the storage of those that entered in it and ended
-    slot_wait_s: float  # mean, beside W
-    edge_effect: float  # (lambda W - L) / L
-
-    @property
-    def windows_per_run(self) -> float:
-        """How many mean durations the window is long; below 10 the edges matter."""
-        return self.window_s / self.duration_s if self.duration_s else math.inf
 
 
 def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> LittleLaw:

@@ -13,14 +13,13 @@ from itertools import pairwise
 
 from prefect_cachewatch.capacity.history import (
     MIN_RUNS,
-    LittleLaw,
     RunRecord,
     hours_of,
     little_law,
     overlap_s,
     suggest_stall_window,
 )
-from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan, Verdict
+from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan, LittleLaw, Verdict
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["check_history", "unplanned_history"]
@@ -59,14 +58,13 @@ def check_history(
     """
     here = [record for record in records if overlap_s(record, start_s, end_s) > 0]
     law = little_law(here, start_s, end_s)
-    whole = [r for r in here if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
+    whole = _whole(here, start_s, end_s)
     met = {record.run_id: _met_concurrency(record, here) for record in whole}
     expected = _Expectation.of(limit_plan)
     verdict: Verdict = "insufficient data"
     reason = _insufficient(len(here), len(whole), expected)
-    rate = expected_rate = burst_s = expected_burst_s = derate = None
-    if whole:
-        rate = math.fsum(r.bytes_written or 0 for r in whole) / math.fsum(r.service_s or 0 for r in whole)
+    rate = _plain_rate(whole)
+    expected_rate = burst_s = expected_burst_s = derate = None
     if whole and expected is not None:
         moved = math.fsum(r.bytes_written or 0 for r in whole)
         rate = moved / max(1e-9, math.fsum(map(expected.moving_s, whole)))
@@ -111,17 +109,24 @@ def unplanned_history(storage: str, records: Sequence[RunRecord], start_s: float
         InputError: if the window is empty.
     """
     law = little_law(records, start_s, end_s)
-    whole = [r for r in records if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
-    moved_s = math.fsum(r.service_s or 0 for r in whole)
     return HistoryCheck(
         storage=storage,
         verdict="insufficient data",
         reason="there is no plan for this storage to compare with: write one and give it as a plan file" + _edge(law),
         **asdict(law),
-        bytes_per_s=math.fsum(r.bytes_written or 0 for r in whole) / moved_s if moved_s else None,
+        bytes_per_s=_plain_rate(_whole(records, start_s, end_s)),
         suggested_stall_window_s=suggest_stall_window(records),
         hours=hours_of(records, start_s, end_s),
     )
+
+
+def _whole(records: Sequence[RunRecord], start_s: float, end_s: float) -> list[RunRecord]:
+    return [r for r in records if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
+
+
+def _plain_rate(whole: Sequence[RunRecord]) -> float | None:
+    moved_s = math.fsum(r.service_s or 0 for r in whole)
+    return math.fsum(r.bytes_written or 0 for r in whole) / moved_s if moved_s else None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ class LimitDecision:
     name: str
     slots: int
     weights: dict[str, int]
-    capped: bool
     sentence: str
 
 
@@ -58,16 +57,16 @@ def decide_limit(limit_plan: LimitPlan, *, name: str | None = None, force: bool 
         )
     most = slots if limit_plan.measured_n is None else limit_plan.measured_n * lightest
     if slots <= most:
-        return LimitDecision(name, slots, weights, False, _sentence(name, slots, weights))
+        return LimitDecision(name, slots, weights, _sentence(name, slots, weights))
     if force:
         said = f"{_sentence(name, slots, weights)}, forced beyond n = {limit_plan.measured_n}, the most measured"
-        return LimitDecision(name, slots, weights, False, said)
+        return LimitDecision(name, slots, weights, said)
     lowered = max(1, heaviest, most)
     said = (
         f"{_sentence(name, lowered, weights)}: the plan says {slots}, but no more than "
         f"n = {limit_plan.measured_n} were measured; probe with a higher --max-concurrency, or use force"
     )
-    return LimitDecision(name, lowered, weights, True, said)
+    return LimitDecision(name, lowered, weights, said)
 
 
 def weights_variable(name: str) -> str:

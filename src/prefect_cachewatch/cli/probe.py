@@ -12,11 +12,14 @@ import textwrap
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
+import yaml
 
-from prefect_cachewatch.capacity.probe.codec import CODECS
+from prefect_cachewatch.capacity.planfile import read_storage
+from prefect_cachewatch.capacity.probe.codec import CODECS, CodecMeasurement, CodecName, measure_codec
+from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
 from prefect_cachewatch.capacity.probe.report import ProbeReport, ProbeSettings
 from prefect_cachewatch.capacity.probe.run import check_probe, run_probe
 from prefect_cachewatch.capacity.probe.target import inspect_target, size_budget
@@ -32,6 +35,7 @@ from prefect_cachewatch.cli.probe_show import (
 )
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import file_stem, for_terminal
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["command"]
@@ -66,9 +70,7 @@ def command(
     which writes nothing.
     """
     if codec is not None:
-        from prefect_cachewatch.cli.probe_codec import run_codec  # noqa: PLC0415 - codecs only when asked for
-
-        return run_codec(path, codec, level, output, as_json)
+        return _probe_codec(path, codec, level, output, as_json)
     if level is not None:
         raise click.UsageError("--level belongs to a codec: add --codec zstd, lz4 or lzo")
     return _probe_storage(path, output, as_json, **options)
@@ -77,12 +79,6 @@ def command(
 def _probe_storage(
     path: Path, output: Path | None, as_json: bool, *, name: str | None, quiet: bool, **options: Any
 ) -> int:
-    from prefect_cachewatch.capacity.probe.profile import (  # noqa: PLC0415 - yaml, after --help
-        profile_from_report,
-        profile_yaml,
-        write_atomically,
-    )
-
     inspect_target(path)  # what is wrong with the directory comes before what is wrong with an option
     settings = _SETTINGS.build(options)
     target = check_probe(path, settings)
@@ -144,3 +140,74 @@ def _checked_name(name: str | None, path: Path) -> str:
     if not 1 <= len(name) <= 100 or re.search(r"[\x00-\x1f\x7f]", name):
         raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
     return name
+
+
+def _probe_codec(sample: Path, codec: str, level: int | None, output: Path | None, as_json: bool) -> int:
+    """Measure and show a codec; with an output, add it to that storage profile or write it alone.
+
+    Args:
+        sample: a file or directory of the data in question.
+        codec: zstd, lz4 or lzo.
+        level: its level, None for the default.
+        output: a storage profile to add it to, or a new file.
+        as_json: print JSON.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        InputError: for a bad sample, level or output, or a library that is missing.
+    """
+    if output is not None:
+        check_output(output)
+    with stopping() as (stop, caught):
+        measured = measure_codec(cast("CodecName", codec), sample, level=level, stop=stop)
+    data = measured.profile.model_dump(mode="json", exclude_none=True)
+    if output is not None:
+        _keep(output, measured, data)
+    if as_json:
+        rest = {key: value for key, value in vars(measured).items() if key != "profile"}
+        print(json.dumps({"codec": data, **rest}, indent=2))
+    else:
+        print(_shown(measured))
+        print("\n" + yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True), end="")
+        if output is not None:
+            print(f"\nWritten to {for_terminal(str(output))}")
+    return exit_status(caught)
+
+
+def _keep(output: Path, measured: CodecMeasurement, data: dict[str, Any]) -> None:
+    head = output.read_bytes()[:4096] if output.exists() and not is_special(output) else b""
+    if not head.strip() or head.startswith(b"codec:"):
+        write_atomically(output, yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True))
+        return
+    storage = read_storage(output)
+    others = [codec for codec in storage.codecs if codec.name != measured.profile.name]
+    write_atomically(output, profile_yaml(storage.model_copy(update={"codecs": [*others, measured.profile]})))
+
+
+def _shown(measured: CodecMeasurement) -> str:
+    profile = measured.profile
+    taken, whole = profile.sample_bytes or 0, measured.whole_sample_bytes
+    part = "" if taken == whole else f" of {format_bytes(whole)}"
+    lines = [
+        f"{profile.name} level {profile.level} ({measured.library}) on {profile.sample}: {format_bytes(taken)}{part}",
+        f"  ratio        {profile.ratio:.3f}",
+    ]
+    for verb, cpu_s, spread in (
+        ("compress  ", profile.compress_cpu_s_per_gb, measured.compress_spread),
+        ("decompress", profile.decompress_cpu_s_per_gb, measured.decompress_spread),
+    ):
+        rate = f"{format_bytes(1e9 / cpu_s)}/s a core" if cpu_s else "too fast to time"
+        lines.append(f"  {verb}   {cpu_s:.3g} CPU seconds per GB, {rate}, spread {spread:.0%}")
+    return "\n".join([*lines, textwrap.fill(_verdict(measured), WIDTH)])
+
+
+def _verdict(measured: CodecMeasurement) -> str:
+    if measured.profile.ratio < 1.02:
+        return "This sample does not shrink: compressing it costs processor time and saves nothing."
+    return (
+        "With one core for each job, compressing pays where a job's writes move less than "
+        f"{format_bytes(measured.pays_below_bytes_per_s)}/s. In a plan: the lines below go into a workload, or its "
+        f"codec is named {measured.profile.name} and the storage's profile has it (-o PROFILE)."
+    )

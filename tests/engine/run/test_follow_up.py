@@ -79,7 +79,7 @@ GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-noth
         ("[]", "has no automation in it"),
         ("5", "an automation is a mapping with a name, a trigger and actions"),
         (yaml.safe_dump({**GOOD, "name": ""}), "an automation is a mapping with a name"),
-        (yaml.safe_dump({**GOOD, "triger": {}}), "'x' has an unknown key 'triger'; did you mean trigger?"),
+        (yaml.safe_dump({**GOOD, "triger": {}}), "'x' has an unknown key 'triger': did you mean trigger?"),
         (yaml.safe_dump({**GOOD, "actions": []}), "'x' needs a trigger and at least one action"),
         (yaml.safe_dump({**GOOD, "actions": ["a"]}), "each action of 'x' is a mapping with a type"),
         (
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_automation_is_one_sentence(tmp_path: Path, text: str,
 
 
 def test_a_file_that_is_missing_names_the_nearest_one():
-    with pytest.raises(InputError, match=r"zombie is no file and none of the shipped .*; did you mean zombies\?"):
+    with pytest.raises(InputError, match=r"zombie is no file and none of the shipped .*: did you mean zombies\?"):
         read_automations(["zombie"])
 
 

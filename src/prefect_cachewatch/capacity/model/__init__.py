@@ -5,7 +5,6 @@
 
 __all__ = [
     "agreement",
-    "changes",
     "convolution",
     "demands",
     "estimates",

@@ -17,6 +17,7 @@ __all__ = [
     "HourCheck",
     "LimitPlan",
     "LimitRule",
+    "LittleLaw",
     "Purchase",
     "SimulationCheck",
     "as_json",
@@ -148,19 +149,30 @@ class HourCheck:
 
 
 @dataclass(frozen=True)
-class HistoryCheck:
+class LittleLaw:
+    """L = lambda W over a window, and how far the window's edges spoil it."""
+
+    window_s: float
+    runs: int  # that touch the window
+    concurrency: float  # L: runs on the storage on average, clipped to the window
+    arrivals_per_s: float  # lambda: runs that entered in the window
+    duration_s: float  # W: mean time on the storage of those that entered in it and ended
+    slot_wait_s: float  # mean, beside W
+    edge_effect: float  # (lambda W - L) / L: what runs cut by the window's edges make of it
+
+    @property
+    def windows_per_run(self) -> float:
+        """How many mean durations the window is long; below 10 the edges matter."""
+        return self.window_s / self.duration_s if self.duration_s else math.inf
+
+
+@dataclass(frozen=True)
+class HistoryCheck(LittleLaw):
     """Past runs on one storage against the plan (Little's Law: L = lambda W)."""
 
     storage: str
     verdict: Verdict
     reason: str
-    runs: int
-    window_s: float
-    concurrency: float  # L
-    arrivals_per_s: float  # lambda
-    duration_s: float  # W, without the wait for a slot
-    slot_wait_s: float
-    edge_effect: float  # (lambda W - L) / L: what runs cut by the window's edges make of Little's Law
     bytes_per_s: float | None = None
     expected_bytes_per_s: float | None = None
     burst_s: float | None = None

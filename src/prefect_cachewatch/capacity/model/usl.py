@@ -107,7 +107,6 @@ class ServiceRates:
     alpha: Floats  # alpha(1), alpha(2), ..., alpha(1) = 1
     measured_n: int | None
     peak_n: float | None
-    note: str
 
 
 def service_rates(curve: ServiceCurve, n_max: int, side: Side = "low") -> ServiceRates:
@@ -136,20 +135,18 @@ def service_rates(curve: ServiceCurve, n_max: int, side: Side = "low") -> Servic
         one, every = curve.two_numbers
         ratio = every / one
         alpha = np.minimum(n, ratio) if side == "high" else n / (1 + (n - 1) / ratio)
-        return ServiceRates(one, alpha, None, None, "two numbers: one stream and all together")
+        return ServiceRates(one, alpha, None, None)
     at = np.array([0.0, *(point.n for point in curve.points)])
     rate = np.array([0.0, *(point.throughput_bytes_per_s for point in curve.points)])
     values = np.interp(n, at, rate)
     last = curve.points[-1].n
     fit = curve.usl or _fit_or_none(curve)
-    note = f"measured to n = {last}, joined by straight lines"
     peak = None
     if fit is not None and fit.rmse_over_mean <= GATE_RMSE_OVER_MEAN:
         peak = fit.peak_n
         beyond = n > last
         values[beyond] = rate[-1] * _usl(fit, n[beyond]) / _usl(fit, np.array([float(last)]))
-        note += ", beyond it the fitted curve"
-    return ServiceRates(float(values[0]), values / values[0], last, peak, note)
+    return ServiceRates(float(values[0]), values / values[0], last, peak)
 
 
 def _usl(fit: UslFit, n: Floats) -> Floats:

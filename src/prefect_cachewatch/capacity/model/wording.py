@@ -12,12 +12,11 @@ __all__ = ["list_assumptions", "say_answer", "say_bottleneck"]
 _NOUNS = {"generation": "generation", "inference": "model load", "training": "training job"}
 
 
-def say_bottleneck(search: ClassSearch, c: int, limit: int, where: str) -> str:
+def say_bottleneck(search: ClassSearch, limit: int, where: str) -> str:
     """The bottleneck at a limit, in words.
 
     Args:
         search: the class's search.
-        c: index of the class.
         limit: jobs at once.
         where: the station with the largest demand.
 

@@ -58,7 +58,6 @@ class Sample:
     elapsed_s: float
     mean_latency_s: float
     p99_latency_s: float | None = None
-    cpu_s: float = 0.0
 
     @property
     def rate_bytes_per_s(self) -> float:

@@ -1,7 +1,7 @@
 """Measure without fio: threads with O_DIRECT; also the files to read and the small-file test.
 
 Python releases its lock during each request, so threads keep several in flight; with many small
-requests on a fast device the processor is the limit, which the samples' CPU time shows.
+requests on a fast device the processor is the limit.
 """
 
 from __future__ import annotations
@@ -238,7 +238,6 @@ def _measure(
             barrier.abort()
             raise
 
-    cpu_s = time.process_time()
     with ThreadPoolExecutor(streams, thread_name_prefix="cachewatch-probe") as pool:
         futures = [pool.submit(guarded, index) for index in range(streams)]
         try:
@@ -266,5 +265,4 @@ def _measure(
         elapsed_s=max(part[2] for part in parts) - start_s[0],
         mean_latency_s=statistics.fmean(latencies_s),
         p99_latency_s=latencies_s[min(len(latencies_s) - 1, int(len(latencies_s) * 0.99))],
-        cpu_s=time.process_time() - cpu_s,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from prefect_cachewatch.capacity.model.profile import CodecProfile, CurvePoint, ServiceCurve, StorageProfile
+from prefect_cachewatch.capacity.model.profile import CurvePoint, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.probe.checks import Level
 from prefect_cachewatch.capacity.probe.report import ProbeReport
 from prefect_cachewatch.common.files import PUBLIC, write_file
@@ -24,13 +24,12 @@ __all__ = ["profile_from_report", "profile_yaml", "write_atomically"]
 _MAX_NOTES = 64
 
 
-def profile_from_report(report: ProbeReport, name: str, codecs: Sequence[CodecProfile] = ()) -> StorageProfile:
+def profile_from_report(report: ProbeReport, name: str) -> StorageProfile:
     """Turn what was measured into the profile that a plan reads.
 
     Args:
         report: a probe's report with at least one level measured.
         name: what the storage is called, in plans and as a concurrency limit.
-        codecs: codecs measured for it.
 
     Returns:
         The profile, its basis `measured`; a probe that ended early says so in its notes.
@@ -67,7 +66,6 @@ def profile_from_report(report: ProbeReport, name: str, codecs: Sequence[CodecPr
         random_read=_curve(random, report.random_block_bytes),
         small_file_s=_short(small[0].mean_latency_s) if small else None,
         free_bytes=report.target.free_bytes,
-        codecs=list(codecs),
         notes=notes[:_MAX_NOTES],
     )
 
