@@ -166,6 +166,7 @@ def generate_cache(
                 raise
             # A signal to `cachewatch generate`: Prefect makes Crashed of what is raised, a fault that somebody has to see to.
             last = telling.report
+            telling.interrupted = telling.since_s is None
             note_end()
             ran = last is not None and last.outcome == "cancelled"
             return Cancelled(message=last.message if last and ran else "Cancelled while no generator was running.")

@@ -25,6 +25,8 @@ class Telling:
         """Of the last attempt that has ended."""
         self.watch: Watch | None = None
         self.attempts_left = 0
+        self.interrupted = False
+        """Whether a signal ended the run at work that no attempt's report tells of: before, between or after them."""
 
     def work(self, watch: Watch | None = None) -> None:
         """Note that something is done that the API has no part in.
@@ -68,7 +70,7 @@ def note_end(report: Report | None = None, *, last: bool = True) -> None:
     """
     if (told := whom_to_tell.get()) is None:
         return
-    if last and (report is None or report.outcome == "completed" or not told.attempts_left):
+    if last and (report is None or report.outcome in ("completed", "cancelled") or not told.attempts_left):
         told.tell(report)
     else:
         told.report = report or told.report

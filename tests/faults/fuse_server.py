@@ -1,6 +1,7 @@
 """A file system in memory that can stop answering: SIGUSR1 swallows every request, SIGUSR2 answers them all.
 
-SIGHUP gives every file another inode number, as sshfs and rclone do when the kernel has forgotten it.
+SIGHUP gives every file another inode number, as sshfs and rclone do when the kernel has forgotten it. SIGALRM uses
+up a quota: from then on nothing is written or made.
 
 The raw FUSE protocol (kernel 7.31) over /dev/fuse, since no library lets requests hang. Used by `namespace.py --fuse`.
 """
@@ -25,7 +26,7 @@ RELEASE, FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, CREATE, INTERRUPT, DESTROY, 
     38,
     42,
 )
-ENOENT, ENOSYS = 2, 38
+ENOENT, ENOSYS, EDQUOT = 2, 38, 122
 SILENT = {FORGET, BATCH_FORGET, INTERRUPT}
 
 
@@ -64,13 +65,14 @@ class Server:
     """Answers requests from memory."""
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.hung = fd, False
+        self.fd, self.hung, self.used_up = fd, False, False
         self.waiting: list[bytes] = []
         self.nodes = {1: Node(1, 0o40777, 0, 0)}
 
     def serve(self) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "hung", True))
         signal.signal(signal.SIGUSR2, lambda *_: self.wake())
+        signal.signal(signal.SIGALRM, lambda *_: setattr(self, "used_up", True))
         signal.signal(signal.SIGHUP, lambda *_: setattr(Node, "shift", Node.shift + 1000))
         while True:
             try:
@@ -107,6 +109,8 @@ class Server:
             return struct.pack("<5Q4I6I", 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 4096, 255, 4096, 0, *([0] * 6))
         if node is None:
             return ENOENT
+        if self.used_up and operation in (MKDIR, CREATE, WRITE):
+            return EDQUOT
         if operation in (GETATTR, SETATTR):
             valid = struct.unpack_from("<I", body)[0] if operation == SETATTR else 0
             if valid & 1:

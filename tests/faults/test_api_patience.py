@@ -27,7 +27,10 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         way, stopped = self.server.way, self.server.stopped  # type: ignore[attr-defined]
-        if way == "mute":
+        if way == "mute after the check" and self.path.endswith(("/health", "/version")):
+            way = "version" if self.path.endswith("/version") else "healthy"
+        if way.startswith("mute"):
+            self.server.waiting.set()  # type: ignore[attr-defined]
             stopped.wait(300)
             return
         if way == "cut":
@@ -48,6 +51,8 @@ class Odd(http.server.BaseHTTPRequestHandler):
             "503": (503, {}, b"{}"),
             "401": (401, {}, b"{}"),
             "half": (200, {"Content-Type": "application/json"}, b'"3.'),
+            "version": (200, {"Content-Type": "application/json"}, b'"3.8.8"'),
+            "healthy": (200, {"Content-Type": "application/json"}, b"true"),
         }[way]
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -65,7 +70,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 def odd() -> Iterator[http.server.ThreadingHTTPServer]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
     server.daemon_threads = True
-    server.way, server.stopped = "mute", threading.Event()  # type: ignore[attr-defined]
+    server.way, server.stopped, server.waiting = "mute", threading.Event(), threading.Event()  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, args=(0.05,)).start()
     yield server
     server.stopped.set()  # type: ignore[attr-defined]
@@ -134,6 +139,61 @@ def test_an_api_that_is_mute_from_mid_run_on_hides_no_end(
     assert "Tensor cache generation completed" in own_sandbox.stderr()
     assert "The Prefect API could not be told" in own_sandbox.stderr()
     row.measured.append(("", f"exit {code} {took:.0f} s after the report"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["the generator runs", "it waits for the next attempt"])
+def test_a_signal_while_the_api_is_mute_ends_the_run_by_its_rules(
+    front: Front, own_sandbox: Sandbox, fault: Fault, moment: str, name: str
+) -> None:
+    row = fault(
+        SECTION,
+        f"mute, and a signal while {moment}",
+        "connections are taken and never answered, the job holds a slot of its storage; SIGTERM or SIGINT; patience 5 min",
+        "tree gone within the grace period, report, exit status 128+N, in bounded time",
+    )
+    front.proxy.delay_s, front.proxy.answer = 0.0, None
+    number, storage = getattr(signal, name), f"mute-{name}-{moment[0]}"
+    front.api.ask("POST", "/v2/concurrency_limits/", name=storage, limit=1, active=True)
+    tag, command = own_sandbox.tree("term_ignorer", interval_s=0.2, life_s=300)
+    waits = moment != "the generator runs"
+    options = ["--attempts", "3", "--backoff", "5m", "--storage", storage]
+    process = generate(own_sandbox, front.proxy.url, storage, ["false"] if waits else command, *options, window="60s")
+    until(lambda: "next attempt in" in own_sandbox.stderr() if waits else living(tag), 90, moment)
+    front.proxy.delay_s = 600.0
+    time.sleep(1)
+    process.send_signal(number)
+    gone_s = until(lambda: not living(tag), 60, "the tree is gone")
+    began = time.monotonic()
+    assert process.wait(100) == 128 + number, own_sandbox.stderr()[-2000:]
+    assert own_sandbox.report()["outcome"] == ("failed" if waits else "cancelled")
+    assert "The Prefect API could not be told" in own_sandbox.stderr()
+    gone = "" if waits else f"tree gone after {gone_s:.1f} s, "
+    row.measured.append((name, f"{gone}exit {128 + number} {time.monotonic() - began:.0f} s later"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("way", ["mute", "mute after the check"])
+def test_a_signal_before_a_mute_api_has_made_the_run_ends_the_command(
+    odd: http.server.ThreadingHTTPServer, own_sandbox: Sandbox, fault: Fault, way: str, name: str
+) -> None:
+    row = fault(
+        SECTION,
+        f"{way}, and a signal before there is a run",
+        "connections are taken and never answered; SIGTERM or SIGINT then; patience 5 min",
+        "ended by the signal, or 128+N, in bounded time; nothing run",
+    )
+    odd.way, number = way, getattr(signal, name)  # type: ignore[attr-defined]
+    url = f"http://127.0.0.1:{odd.server_port}/api"
+    process = generate(own_sandbox, url, "mute-start", ["touch", str(own_sandbox.root / "ran")])
+    waiting: threading.Event = odd.waiting  # type: ignore[attr-defined]
+    assert waiting.wait(90)
+    began = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(100) in (128 + number, -number), own_sandbox.stderr()
+    assert own_sandbox.stderr().count("\n") <= 1, own_sandbox.stderr()
+    assert not (own_sandbox.root / "ran").exists()
+    row.measured.append((name, f"after {time.monotonic() - began:.1f} s"))
 
 
 @pytest.mark.parametrize("way", ["500", "429", "html", "redirect", "cut"])

@@ -1,13 +1,20 @@
-"""Full disks: of the generator, of its inodes, of the report."""
+"""Disks that take no more: full, without inodes, over a quota, read-only; of the generator and of the report."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from tests.faults.conftest import Fault
-from tests.faults.harness import Sandbox
+from tests.faults.harness import Sandbox, living, until
+from tests.faults.test_watch import HangingMount, wait_written
 from tests.support import unavailable
 
 SECTION = "3 The disk"
@@ -131,3 +138,100 @@ def test_a_report_that_cannot_be_written_goes_elsewhere_and_the_run_ends_rightly
     assert report["exit_code"] == 3
     assert any("the log is incomplete" in note for note in report["notes"])
     row.measured.append((who, "exit 3, report kept elsewhere"))
+
+
+@pytest.fixture
+def quota(sandbox: Sandbox) -> Iterator[HangingMount]:
+    mount = HangingMount(sandbox)
+    yield mount
+    mount.end()
+
+
+def kept_elsewhere(temporary: Path, sandbox: Sandbox, why: str) -> str:
+    """The outcome in the one report in the temporary directory, which standard error names."""
+    (elsewhere,) = temporary.iterdir()
+    assert f"cannot be written: {why}; it is in {elsewhere} instead" in sandbox.stderr()
+    return str(json.loads(elsewhere.read_text())["outcome"])
+
+
+def test_a_quota_that_is_used_up_is_the_cause_and_the_report_goes_elsewhere(
+    sandbox: Sandbox, quota: HangingMount, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "quota used up",
+        "a FUSE file system under cache, state and report answers EDQUOT from mid-run on",
+        "the generator's exit code; the cause names the quota; the whole report in the temporary directory",
+    )
+    temporary, report = sandbox.mkdir("tmp"), sandbox.root / "mount" / "report.json"
+    sandbox.more_env = {"XDG_STATE_HOME": str(sandbox.root / "mount" / "state"), "TMPDIR": str(temporary)}
+    process = sandbox.guarded(writer(sandbox, 5000), "--report", str(report), window="20s")
+    wait_written(sandbox, process.pid)
+    quota.signal(signal.SIGALRM)
+    assert process.wait(60) == 1, sandbox.stderr()
+    assert "Disk quota exceeded" in sandbox.stderr()
+    assert kept_elsewhere(temporary, sandbox, "Disk quota exceeded") == "failed"
+    (elsewhere,) = temporary.iterdir()
+    category = json.loads(elsewhere.read_text())["diagnosis"]["category"]
+    assert category == "quota_exceeded"
+    row.measured.append((who, f"exit 1, `{category}`, report kept elsewhere"))
+
+
+def make_read_only(sandbox: Sandbox, pid: int, name: str) -> None:
+    """Remount, in a process's own namespace; refused while a file is open for writing."""
+    argv = ["nsenter", "-t", str(pid), "-m", "mount", "-o", "remount,ro", str(sandbox.root / name)]
+    until(lambda: subprocess.run(argv, check=False, capture_output=True).returncode == 0, 20, "it is remounted")
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends of it", "tries again in silence"])
+def test_a_cache_that_becomes_read_only_is_the_cause(ends: bool, sandbox: Sandbox, who: str, fault: Fault) -> None:
+    row = fault(
+        SECTION,
+        "cache read-only in mid-run",
+        "its tmpfs is remounted `ro`; one generator ends of it, one tries again and says nothing",
+        "exit code of its own, or stalled; `read_only_filesystem`",
+    )
+    small_disk(sandbox, "mount", "size=64m")
+    sandbox.cache_name = "mount/cache"
+    command = writer(sandbox, 5000)
+    command[4] = WRITER.replace(".01", ".2")  # most of the time no file is open for writing, as a remount needs it
+    if not ends:
+        command[4] = command[4].replace(" open(", " try: open(").replace("; time", "\n except OSError: 0\n time")
+    process = sandbox.guarded(command, window="3s")
+    wait_written(sandbox, process.pid)
+    make_read_only(sandbox, process.pid, "mount")
+    assert process.wait(60) == (1 if ends else 124), sandbox.stderr()
+    report = sandbox.report()
+    assert report["outcome"] == ("failed" if ends else "stalled")
+    assert report["diagnosis"]["category"] == "read_only_filesystem"
+    assert "read-only" in report["message"]
+    row.measured.append((who, f"{report['outcome']}, {report['diagnosis']['confidence']}"))
+
+
+@pytest.mark.parametrize("ending", ["3", "stall"])
+def test_a_report_whose_disk_becomes_read_only_goes_elsewhere(
+    ending: str, sandbox: Sandbox, who: str, fault: Fault
+) -> None:
+    row = fault(
+        SECTION,
+        "report's disk read-only in mid-run",
+        "its tmpfs is remounted `ro`",
+        "the run's own exit status; one sentence names the whole report in the temporary directory",
+    )
+    small_disk(sandbox, "reports", "size=4m")
+    temporary, path = sandbox.mkdir("tmp"), sandbox.root / "reports" / "report.json"
+    sandbox.more_env = {"TMPDIR": str(temporary)}
+    go = sandbox.root / "out" / "go"
+    script = 'head -c 20000 /dev/urandom > "$0/f"; while [ ! -e "$1" ]; do sleep 0.1; done; exit 3'
+    tag, command = sandbox.tree("plain", writes=3)
+    if ending == "3":
+        command = ["sh", "-c", script, str(sandbox.cache), str(go)]
+    process = sandbox.guarded(command, "--report", str(path), window="20s" if ending == "3" else "3s")
+    until(lambda: sandbox.cache.exists() and any(sandbox.cache.iterdir()), 30, "the generator writes")
+    make_read_only(sandbox, process.pid, "reports")
+    go.touch()
+    assert process.wait(60) == (3 if ending == "3" else 124), sandbox.stderr()
+    assert living(tag) == []
+    outcome = kept_elsewhere(temporary, sandbox, "Read-only file system")
+    assert outcome == ("failed" if ending == "3" else "stalled")
+    row.measured.append((who, f"{outcome}, report kept elsewhere"))

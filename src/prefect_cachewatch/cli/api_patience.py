@@ -182,6 +182,8 @@ class ApiWatchdog:
         Returns:
             The exit status: 128+N for a run that signal N cancelled, a temporary server with it or not.
         """
+        if self._signal is not None and self._telling.interrupted:
+            return 128 + self._signal
         return report.exit_status(self._signal)
 
     def _watch(self) -> None:
@@ -210,12 +212,14 @@ class ApiWatchdog:
             self._gone_s = None
             return False
         self._gone_s = self._gone_s or now_s
-        return now_s - self._gone_s >= self._patience_s + _OWN_END_S
+        patience_s = self._patience_s if self._signal is None else min(_HURRY_S, self._patience_s)
+        return now_s - max(self._gone_s, self._signalled_s) >= patience_s + _OWN_END_S
 
     def _leave(self) -> NoReturn:
         report = self._telling.report
         if report is not None:
-            status, said = self.exit_status(report), f"{report.message} {NOT_TOLD}"
+            then = " The run was cancelled then." if self._telling.interrupted else ""
+            status, said = self.exit_status(report), f"{report.message}{then} {NOT_TOLD}"
         elif self._signal is not None:
             status = 128 + self._signal
             said = f"cachewatch: {signal.Signals(self._signal).name} while the Prefect API did not answer; nothing is running"
