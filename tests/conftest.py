@@ -9,7 +9,9 @@ from tests.spread import kind_of, spread
 from tests.support import undo_ignored_signals
 
 # No example is timed: the machine that runs them may be busy.
-settings.register_profile("cachewatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "cachewatch", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("cachewatch")
 
 

@@ -81,6 +81,40 @@ def test_a_warden_that_is_killed_is_replaced_and_the_run_goes_on(engine, cache):
     assert "the warden of the container was killed" in json.loads(report.read_text())["notes"]
 
 
+@pytest.mark.parametrize("then", ["the flow stops it", "the flow is killed", "the run ends by itself"])
+def test_a_warden_that_is_stopped_holds_up_nothing(engine, cache, then):
+    script = HANGS if then == "the flow stops it" else GROWS
+    if then == "the run ends by itself":
+        script = GROWS.replace("true; do", "[ $i -lt 60 ]; do")
+    with running(argv(cache, script, "--stall-after", "3s")) as process:
+        await_up(process)
+        (warden,) = wardens(process.pid)
+        os.kill(warden, signal.SIGSTOP)
+        if then == "the flow is killed":
+            process.kill()
+            process.wait(PATIENCE_S)
+            # Nobody is left to continue it here: the janitor is the next line.
+            eventually(lambda: not engine.containers(), 10)
+            run([*CACHEWATCH, "janitor"])
+        else:
+            assert process.wait(2 * PATIENCE_S) == (124 if script == HANGS else 0)
+    assert eventually(lambda: not engine.containers())
+    assert eventually(lambda: not records())
+
+
+def test_the_janitor_continues_a_warden_that_was_stopped_after_its_flow_died(engine, cache):
+    with running(argv(cache, f"trap '' TERM; {GROWS}", "--grace", "3s")) as process:
+        await_up(process)
+        (warden,) = wardens(process.pid)
+        process.kill()
+        process.wait(PATIENCE_S)
+        os.kill(warden, signal.SIGSTOP)  # within its grace period
+    time.sleep(0.5)
+    assert run([*CACHEWATCH, "janitor"]).status == 0
+    assert eventually(lambda: not engine.containers())
+    assert eventually(lambda: not records())
+
+
 def test_the_janitor_finds_the_container_of_a_run_whose_flow_and_warden_were_killed(engine, cache):
     with running(argv(cache, GROWS)) as process:
         await_up(process)

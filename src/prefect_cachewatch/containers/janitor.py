@@ -35,6 +35,7 @@ from prefect_cachewatch.supervise.run_files import (
     pid_namespace,
     read_run_file,
 )
+from prefect_cachewatch.supervise.tending import wake
 
 __all__ = ["ContainerReport", "LeftContainer", "clear_containers", "describe_containers"]
 
@@ -96,7 +97,7 @@ def clear_containers(
     running, leftovers = 0, list[LeftContainer]()
     for url in sorted(wanted | looked_at):
         try:
-            found = _judge(url, directory, dead)
+            found = _judge(url, directory, dead, tend=not dry_run)
             running += len(found) - sum(one is not None for one in found)
             leftovers += [_clear(url, one, dry_run) for one in found if one is not None]
         except (EngineSilent, EngineRefused) as error:
@@ -174,7 +175,7 @@ def _present_by_default() -> set[str]:
     return {one.url for one in found if not one.is_local or os.path.exists(one.url.removeprefix("unix://"))}
 
 
-def _judge(url: str, directory: str, dead: Collection[str]) -> list[dict[str, Any] | None]:
+def _judge(url: str, directory: str, dead: Collection[str], *, tend: bool) -> list[dict[str, Any] | None]:
     """List this user's containers on an engine: those left over, and None for each that is seen to."""
     judged: list[dict[str, Any] | None] = []
     for one in EngineHttp(url).labelled(RUN_LABEL, CALL_S):
@@ -186,9 +187,10 @@ def _judge(url: str, directory: str, dead: Collection[str]) -> list[dict[str, An
             judged.append(None)  # handed over, as far as can be known: the record goes when the warden lets go
             continue
         rebooted = labels.get("cachewatch.boot") != boot_id()
-        seen_to = not rebooted and (
-            is_held(str(labels[RUN_LABEL]), directory) or _any_alive(str(labels.get("cachewatch.guards", "")).split())
-        )
+        guards = [] if rebooted else str(labels.get("cachewatch.guards", "")).split()
+        seen_to = not rebooted and (is_held(str(labels[RUN_LABEL]), directory) or _any_alive(guards))
+        if tend:  # a warden that is stopped sees to nothing until it is continued
+            wake(int(pid) for pid in (guard.partition(":")[0] for guard in guards) if pid.isdigit())
         judged.append(None if seen_to else one)
     return judged
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Warden", "machine_oom_kills", "main"]
 
-_PR_SET_NAME = 15
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _KILLED = 137
 _LOOK_EVERY_S = 2.0
 _REMOVE_WITHIN_S = 30.0
@@ -257,7 +257,9 @@ def main(control: int) -> None:
     Args:
         control: descriptor of the connected control socket; the configuration is read from it.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"cachewatch-ward", 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_NAME, b"cachewatch-ward", 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped when the flow dies has its work then
     os.chdir("/")  # never pin the file system that is being watched
     os.set_inheritable(control, False)
     data = b""

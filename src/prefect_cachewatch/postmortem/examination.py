@@ -219,6 +219,10 @@ class Examiner:
                 _collect_evidence, roots, paths, options, freeze is not None,
                 answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
             )  # fmt: skip
+        except TimeoutError:  # a machine that is busy delays it as a file system that hangs does
+            self._note(
+                f"no evidence was collected: the helper that collects it was late ({self._budget_s + _SLACK_S:g} s)"
+            )
         except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
             self._note(f"no evidence was collected: {type(error).__name__}: {error}")
 

@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
-from prefect_cachewatch.postmortem.fsprobe import answer_questions
+from prefect_cachewatch.postmortem.fsprobe import BEGUN, answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
+from prefect_cachewatch.supervise.proc import read_stat
 
 __all__ = ["FilesystemProbe"]
 
 _SCRIPT = Path(__file__).with_name("fsprobe.py")
 _QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
+_HELPER_LATE = "not known: the helper that asks was late"
 # Children stuck in a hung file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}
 
@@ -56,6 +58,7 @@ class FilesystemProbe:
     uid: int = 0
     _children: dict[str, _Child] = field(default_factory=dict)
     _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
+    _late: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         mounts = read_mounts()
@@ -106,19 +109,22 @@ class FilesystemProbe:
             with contextlib.suppress(OSError):
                 while chunk := os.read(child.answering, 1 << 16):
                     child.said.extend(chunk)
-            for line in bytes(child.said).split(b"\n")[:-1]:
-                key_, answer = json.loads(line)
-                answers[key_] = answer
+            said = [json.loads(line) for line in bytes(child.said).split(b"\n")[:-1]]
+            if all(key != BEGUN for key, _ in said) or _state_of(child) == "R":
+                self._late.add(point)
+            answers.update((key, answer) for key, answer in said if key != BEGUN)
             _give_up_or_reap(point, child)
         self._children.clear()
         return answers
 
     def facts(self, answers: Mapping[str, Mapping[str, Any]]) -> tuple[FilesystemFacts, ...]:
-        """Join the mount table with the answers; a directory without one did not respond."""
+        """Join the mount table with the answers; a directory without one did not respond, unless its child was late itself."""
         joined = []
         for path, facts in self._facts.items():
             answer = answers.get(path)
-            if answer is None:
+            if answer is None and facts.mount_point in self._late:
+                joined.append(replace(facts, error=_HELPER_LATE))
+            elif answer is None:
                 joined.append(replace(facts, responded=False, error="no answer in time"))
             else:
                 known = {key: value for key, value in answer.items() if key != "errno"}
@@ -199,6 +205,12 @@ def _has_ended(child: _Child) -> bool:
         return os.waitpid(child.pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
+
+
+def _state_of(child: _Child) -> str:
+    """A child that runs, or waits for a processor, waits for no file system."""
+    found = read_stat(child.pid)
+    return found.state if found is not None else ""
 
 
 def _is_stuck(point: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_cachewatch.cli.group import command_group
@@ -163,7 +163,8 @@ lines = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(900)
+@settings(max_examples=100)
 @given(lines, st.sampled_from(["", "exited", "stopped"]), st.one_of(st.none(), st.floats(0, 800)), st.booleans())
 def test_any_table_of_numbers_is_replayed_to_an_end(tmp_path, table, ending, hang_at_s, touching):
     t_s, text, sums = 0.0, ",".join(TRACE_COLUMNS) + "\n", [0, 0]
@@ -184,7 +185,7 @@ def test_any_table_of_numbers_is_replayed_to_an_end(tmp_path, table, ending, han
     find_enough(trace, policy, hang_at_s)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode)), st.booleans())
 def test_any_bytes_are_a_trace_or_refused_in_one_sentence(tmp_path, data, with_header):
     path = written(tmp_path / "t.csv", (f"{HEADER}\n".encode() if with_header else b"") + data)
