@@ -1,0 +1,39 @@
+"""SIGTERM to the process of a user's own flow that calls `generate_cache`: Prefect's rule for a signal nobody announced."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from tests.orchestration.conftest import Server
+from tests.orchestration.test_signals_generate import flow_run
+from tests.support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
+
+FLOW = """
+import sys
+from prefect import flow
+from prefect_cachewatch import generate_cache
+
+@flow(flow_run_name="own-" + sys.argv[1])
+def own():
+    generate_cache({"name": sys.argv[1], "command": sys.argv[3:], "cache_dirs": [sys.argv[2]]},
+                   stop={"grace_s": 0.5}, retry={"attempts": 1})
+
+own()
+"""
+
+
+def test_sigterm_to_a_flow_of_ones_own_is_a_crash_to_prefect_and_the_tree_is_gone(tmp_path: Path, server: Server):
+    tag = new_tag()
+    command = program("import time; time.sleep(300)", tag)
+    words = [sys.executable, "-c", FLOW, f"job-{tag[-8:]}", str(tmp_path / "cache"), *command]
+    env = server.env | {"CACHEWATCH_STATE": str(tmp_path / "state")}
+    with running(words, env=env, stderr=None, stdout=None) as process:
+        assert eventually(lambda: [pid for pid in tagged(tag) if pid != process.pid], 4 * PATIENCE_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(2 * PATIENCE_S) == -signal.SIGTERM
+    assert_none_left(tag)
+    for name in (f"job-{tag[-8:]}", f"own-job-{tag[-8:]}"):
+        run = flow_run(server, name)
+        assert run["state_type"] == "CRASHED", run["state"]
