@@ -115,7 +115,7 @@ _MASKED = re.compile(r"\*+|x{3,}|X{3,}|\.{3,}")
 
 # Shapes that tell a secret without a name.
 _SHAPES = re.compile(
-    r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"  # JSON web token
+    r"\beyJ[\w-]{8,2000}+\.[\w-]{8,}\.[\w-]*"  # JSON web token
     r"|\bhf_(?:[A-Za-z0-9]{16,}|(?![a-z]+\d{1,3}[a-z]?\b)(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})\b|\bapi_org_[A-Za-z0-9]{16,}"
     r"|\b(?:ghp_|gho_|ghs_|ghu_|ghr_|github_pat_|pnu_|pnb_)\w{8,}"
     r"|\bgl(?:pat|ptt|dt|rt|cbt|soat|ft|imt|agent|oas)-[\w.-]{8,}"
@@ -174,7 +174,7 @@ _PROGRAM = _late(  # commands whose -p, or -a, is a password
 _NAMED = _late(  # {"name": "TOKEN", "value": "abc"}, and the same as YAML
     rf"(?i)(\bname\\*[\"']?\s*[:=]\s*\\*[\"']?)({_HINT}[\w.-]++)(\\*[\"']?\s*,?\s*\\*[\"']?value\\*[\"']?\s*[:=]\s*)({_VALUE})"
 )
-_LINE = _late(rf"(?im)^(\s*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
+_LINE = _late(rf"(?im)^([^\S\n]*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
 # Commands whose -p is a password, and those of which it is known not to be one.
 _PASSWORD_P = _set("mysql mysqldump mysqladmin mariadb mariadb-dump sshpass mongo mongosh mongodump smbclient ipmitool")
 _NO_PASSWORD_P = _set("mkdir cp install tar ssh scp patch ps kill rsync pytest make env sh bash git tmux psql pg_dump redis-cli "
@@ -244,6 +244,8 @@ def _is_hidden(name: str, value: str, in_query: bool = False) -> bool:
         return False  # YAML: the text follows
     value = value.strip("\\\"'()[]{}<>,; ")
     grade = _grade(name)
+    if grade and len(value) > _LONGEST:
+        return True  # nobody reads it, and each label in it would be looked at with all the rest
     if not grade or not value or _MASKED.fullmatch(value) or value[0] == "$":
         return False
     if grade == 2:
