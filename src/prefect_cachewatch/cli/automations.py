@@ -7,6 +7,7 @@ import asyncio
 import click
 import httpx
 
+from prefect_cachewatch.cli.api_patience import api_url
 from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
 from prefect_cachewatch.cli.automation_files import AutomationFile, read_automations
 from prefect_cachewatch.common.text import for_terminal
@@ -43,9 +44,8 @@ def apply_command(files: tuple[str, ...], notify: str | None, run: str | None, d
 
 async def _apply(wanted: list[AutomationFile], notify: str | None, run: str | None, dry_run: bool) -> list[Applied]:
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415
 
-    url = PREFECT_API_URL.value()
+    url = api_url()
     if not url:
         raise InputError(
             "no Prefect API is configured, and automations of a temporary server would end with it: "
@@ -56,6 +56,4 @@ async def _apply(wanted: list[AutomationFile], notify: str | None, run: str | No
             return await apply_automations(client, wanted, notify=notify, run=run, dry_run=dry_run)
     except httpx.TransportError as error:
         reason = for_terminal(str(error) or type(error).__name__)
-        raise InputError(
-            f"the Prefect API at {for_terminal(url)} does not answer: {reason}; is the server running?"
-        ) from error
+        raise InputError(f"the Prefect API at {url} does not answer: {reason}; is the server running?") from error

@@ -6,6 +6,7 @@ command line is `exec_command`, in a process of its own (`apart`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -14,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.options.metrics import CommandMetrics
 from prefect_cachewatch.cli.progress import ProgressLine
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Placement, place_job
 from prefect_cachewatch.run.runner import Runner
@@ -29,8 +30,11 @@ from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from prefect_cachewatch.metrics.exporter import MetricsExporter
 
 __all__ = ["run_exec"]
 
@@ -48,11 +52,8 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    files = Aside.fork()  # before there is any thread
-    try:
+    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
         return _run_with(settings, files, last=last)
-    finally:
-        files.close()
 
 
 def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
@@ -73,7 +74,7 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     )
     relay.begin()
     try:
-        with CommandMetrics(settings.metrics, job, quiet=settings.quiet, files=files) as metrics:
+        with _open_metrics(settings, files) as metrics:
             return _watch_command(settings, files, place, env, trace, metrics, relay, watches)
     finally:
         relay.close(last=last)
@@ -85,7 +86,7 @@ def _watch_command(
     place: Placement,
     env: dict[str, str],
     trace: Path | None,
-    metrics: CommandMetrics,
+    metrics: MetricsExporter | None,
     relay: SignalRelay,
     watches: list[Watch],
 ) -> int:
@@ -101,7 +102,7 @@ def _watch_command(
     with place.open_site(create=settings.create, files=files) as site:
         runner = Runner(
             files, secret_values(env), bundles=settings.outputs.bundle, bundle_root=settings.outputs.bundle_dir,
-            trace=trace, metrics=metrics.exporter, view=progress,
+            trace=trace, metrics=metrics, view=progress,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
@@ -119,8 +120,33 @@ def _watch_command(
         print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
     if outcome.name != "completed" or not quiet:
         print(outcome.message, file=sys.stderr, flush=True)
-    metrics.finish(outcome.name, relay.received)
+    if metrics is not None:
+        _finish_metrics(metrics, settings, outcome.name, relay.received)
     return report.exit_status(relay.received[0] if relay.received else None)
+
+
+def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[MetricsExporter | None]:
+    if settings.metrics is None:
+        return contextlib.nullcontext()
+    from prefect_cachewatch.metrics.exporter import open_metrics  # noqa: PLC0415 - most runs have none
+
+    exporter = open_metrics(settings.metrics.to, settings.job.name, settings.job.cache_dirs, files)
+    if not settings.quiet:
+        print(f"cachewatch: metrics: {for_terminal(exporter.where, 4096)}", file=sys.stderr, flush=True)
+    return exporter
+
+
+def _finish_metrics(exporter: MetricsExporter, settings: ExecSettings, outcome: str, received: Sequence[int]) -> None:
+    """Wait for whoever scrapes to see the end, say what went wrong with the metrics, and close them; a signal ends the wait."""
+    assert settings.metrics is not None
+    linger_s = settings.metrics.linger_s
+    exporter.run_ended(outcome)
+    if exporter.lingers and linger_s and not received and not settings.quiet:
+        wait = f"open for up to {format_duration(linger_s)}, for a last scrape (Ctrl-C ends it)"
+        print(f"cachewatch: metrics: {wait}", file=sys.stderr, flush=True)
+    exporter.close(linger_s, lambda: bool(received))
+    if exporter.problem is not None:
+        print(f"cachewatch: {exporter.problem}", file=sys.stderr, flush=True)
 
 
 def _clients(watches: list[Watch]) -> list[HelperClient]:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from prefect_cachewatch.cli.api_patience import check_api, logging_filtered, prepare_api
+from prefect_cachewatch.cli.api_patience import api_url, check_api, logging_filtered, prepare_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
@@ -101,13 +101,11 @@ def _check(plan: FleetPlan, shown: str) -> None:
     )
     if not named and not deployments:
         return
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
-
-    if not PREFECT_API_URL.value():
+    if not api_url():
         print("Storages and deployments were not looked at: PREFECT_API_URL is not set")
         return
     check_api(60.0)
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
+    from prefect.client.orchestration import get_client  # noqa: PLC0415 - a second of imports
 
     from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
 
@@ -130,9 +128,7 @@ def _check(plan: FleetPlan, shown: str) -> None:
 
 def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool) -> int:
     prepare_api(60.0)
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - a second of imports
-
-    if not quiet and not PREFECT_API_URL.value():
+    if not quiet and not api_url():
         print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
     from prefect_cachewatch.flows.fleet.flow import fleet_view, generate_fleet  # noqa: PLC0415
     from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415

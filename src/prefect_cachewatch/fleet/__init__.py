@@ -1,3 +1,3 @@
 """Many generations as one: the jobs file, the policy of failures, the table, what a running job says of itself."""
 
-__all__ = ["checks", "finished", "hostcheck", "jobs", "jobsfile", "outcome", "rows", "status", "table"]
+__all__ = ["finished", "hostcheck", "jobs", "jobsfile", "outcome", "rows", "status", "table"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any
 
 from prefect_cachewatch.common.inputs import nearest, validate
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import YamlFile, open_yaml
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.config.profiles import expand_profile
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.checks import check_jobs
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
+from prefect_cachewatch.run.delivery import check_delivery
 
 __all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
 
@@ -92,7 +94,7 @@ def read_jobs_file(
     stands_for_jobs = FleetJob(name="-", command=["-"])  # while the rest of the file is checked
     plan = validate(FleetPlan, {"name": _stem(path), **top, "jobs": [stands_for_jobs]}, file.shown, "", file.line_of)
     jobs = [_job(file, defaults, entry, index) for index, entry in enumerate(entries)]
-    if (wrong := check_jobs(jobs)) is not None:
+    if (wrong := _check_jobs(jobs)) is not None:
         index, field, sentence = wrong
         raise InputError(f"{file.shown}, line {_line(file, index, field)}: jobs[{index}]: {sentence}")
     merged = _merged_policy(plan.policy, policy)
@@ -124,7 +126,7 @@ def plan_of_jobs(
         raise InputError("the fleet has no jobs: give at least one")
     given_to = {} if deployment is None else {"deployment": _deployment(deployment)}
     found = [job if job.deployment else job.model_copy(update=given_to) for job in jobs]
-    if (wrong := check_jobs(found)) is not None:
+    if (wrong := _check_jobs(found)) is not None:
         raise InputError(f"jobs[{wrong[0]}]: {wrong[2]}")
     given = {} if name is None else {"name": name}
     return validate(
@@ -205,3 +207,93 @@ def _where(file: YamlFile, loc: Sequence[str | int]) -> str:
 
 def _stem(path: Path) -> str:
     return for_terminal(path.name.removesuffix(".yaml").removesuffix(".yml"), 100) or "fleet"
+
+
+def _check_jobs(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+    """Look for the first thing that is wrong with the jobs as a whole.
+
+    Args:
+        jobs: as written.
+
+    Returns:
+        The job's index, the field, and the sentence; None where all is well.
+
+    Example:
+        >>> jobs = [FleetJob(name="a", command=["x"], cache_dirs=["/c"])] * 2
+        >>> _check_jobs(jobs)
+        (1, ('name',), "the name 'a' is taken by jobs[0]: give each job a name of its own")
+    """
+    names: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        if (other := names.setdefault(job.name, index)) != index:
+            return (
+                index,
+                ("name",),
+                f"the name {_shown(job.name)} is taken by jobs[{other}]: give each job a name of its own",
+            )
+        if (found := _alone(job)) is not None:
+            return index, *found
+    if (shared := _shared_directory(jobs)) is not None:
+        return shared
+    return _mixed(jobs)
+
+
+def _alone(job: FleetJob) -> tuple[tuple[str, ...], str] | None:
+    if job.publish is None:
+        if any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
+            return ("cache_dirs",), "it names no cache_dirs: name the directory that must grow, or publish into a store"
+    else:
+        try:
+            check_delivery(job.cache_job, job.publish)
+        except InputError as error:
+            return ("publish",), error.message
+    if job.work_queue is not None and job.deployment is None:
+        return ("work_queue",), "work_queue needs a deployment: a job in the fleet's own host waits in no queue"
+    return None
+
+
+def _shared_directory(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+    """Two jobs that write below one directory of one storage would take each other's growth for their own."""
+    taken: dict[tuple[str | None, str], int] = {}
+    parents: dict[tuple[str | None, str], tuple[int, str]] = {}
+    for index, job in enumerate(jobs):
+        for directory in job.directories:
+            path = os.path.normpath(directory)
+            key = (job.storage_name, path)
+            above = next(
+                ((taken[job.storage_name, str(up)], str(up)) for up in (PurePath(path), *PurePath(path).parents)
+                 if taken.get((job.storage_name, str(up)), index) != index), None,
+            )  # fmt: skip
+            below = parents.get(key)
+            other = above or (below if below is not None and below[0] != index else None)
+            if other is not None:
+                what = (
+                    "is the cache directory"
+                    if other[1] == path
+                    else f"and {_shown(other[1])} lie in each other; the other is one"
+                )
+                return (
+                    index, ("cache_dirs",),
+                    f"{_shown(path)} {what} of jobs[{other[0]}], {_shown(jobs[other[0]].name)}: "
+                    "give each job a directory of its own",
+                )  # fmt: skip
+            taken.setdefault(key, index)
+            for up in PurePath(path).parents:
+                parents.setdefault((job.storage_name, str(up)), (index, path))
+    return None
+
+
+def _mixed(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
+    named = next((job for job in jobs if job.deployment is not None), None)
+    if named is None:
+        return None
+    for index, job in enumerate(jobs):
+        if job.deployment is None:
+            return index, ("deployment",), (
+                f"it names no deployment, and {_shown(named.name)} does: a fleet runs over workers or in its own host, not both"
+            )  # fmt: skip
+    return None
+
+
+def _shown(name: str) -> str:
+    return f"'{for_terminal(name, 120)}'"

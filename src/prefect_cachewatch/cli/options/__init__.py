@@ -1,3 +1,3 @@
 """Options that commands share, and the models that they make."""
 
-__all__ = ["container", "guard", "metrics", "profile_choice", "publish", "ready"]
+__all__ = ["container", "guard", "profile_choice", "publish", "ready"]
