@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from prefect_cachewatch.cli.live import LiveBlock, wants_colour
+from prefect_cachewatch.cli.live import LiveBlock, fitted, wants_colour
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -65,9 +65,7 @@ def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int
         lines.append(
             Text(f"... and {len(ordered) - len(shown):,} more: {count_rows(ordered[len(shown) :])}", style="dim")
         )
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return lines
+    return fitted(lines, width)
 
 
 def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
@@ -82,14 +80,10 @@ def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
     """
     lines = []
     for row in by_need(rows):
-        line = _line(row)
-        line.truncate(max(20, width), overflow="ellipsis")
-        lines.append(line)
+        lines.append(_line(row))
         if row.advice and row.kind == "failed":
-            advice = Text(f"  next: {for_terminal(row.advice, 500)}", style="dim")
-            advice.truncate(max(20, width), overflow="ellipsis")
-            lines.append(advice)
-    return lines
+            lines.append(Text(f"  next: {for_terminal(row.advice, 500)}", style="dim"))
+    return fitted(lines, max(20, width))
 
 
 def _line(row: JobRow) -> Text:

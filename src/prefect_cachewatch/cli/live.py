@@ -17,7 +17,7 @@ from prefect_cachewatch.cli.plain import LiveState, remaining_text
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["LiveBlock", "render_live", "sparkline", "wants_colour"]
+__all__ = ["LiveBlock", "fitted", "render_live", "sparkline", "wants_colour"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 100
@@ -97,6 +97,11 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
         lines.append(_labelled("until").append(for_terminal(state.warmup, width - 7)))
     if state.suspicion:
         lines.append(Text(for_terminal(f"suspected: {state.suspicion}", width), style="yellow"))
+    return fitted(lines, width)
+
+
+def fitted(lines: list[Text], width: int) -> list[Text]:
+    """Cut lines to a width."""
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines

@@ -56,18 +56,14 @@ def fit_usl(n: Sequence[float], throughput: Sequence[float]) -> UslFit:
     scale = float(rates.max())
     scaled = rates / scale
 
-    def model(values: Floats) -> Floats:
-        result: Floats = values[2] * jobs / (1 + values[0] * (jobs - 1) + values[1] * jobs * (jobs - 1))
-        return result
-
     def jacobian(values: Floats) -> Floats:
-        below = 1 + values[0] * (jobs - 1) + values[1] * jobs * (jobs - 1)
+        below = _below(values[0], values[1], jobs)
         slope = -values[2] * jobs / below**2
         return np.stack([slope * (jobs - 1), slope * jobs * (jobs - 1), jobs / below], axis=1)
 
     fits = [
         least_squares(
-            lambda values: model(values) - scaled,
+            lambda values: values[2] * jobs / _below(values[0], values[1], jobs) - scaled,
             start,
             jac=jacobian,  # pyright: ignore[reportArgumentType] - scipy takes a function here; its annotation says str
             bounds=([0.0, 0.0, 1e-12], [1.0, _BETA_MAX, np.inf]),
@@ -145,13 +141,14 @@ def service_rates(curve: ServiceCurve, n_max: int, side: Side = "low") -> Servic
     if fit is not None and fit.rmse_over_mean <= GATE_RMSE_OVER_MEAN:
         peak = fit.peak_n
         beyond = n > last
-        values[beyond] = rate[-1] * _usl(fit, n[beyond]) / _usl(fit, np.array([float(last)]))
+        at_last, after = (m / _below(fit.alpha, fit.beta, m) for m in (np.array([float(last)]), n[beyond]))
+        values[beyond] = rate[-1] * after / at_last
     return ServiceRates(float(values[0]), values / values[0], last, peak)
 
 
-def _usl(fit: UslFit, n: Floats) -> Floats:
-    result: Floats = fit.gamma_per_s * n / (1 + fit.alpha * (n - 1) + fit.beta * n * (n - 1))
-    return result
+def _below(alpha: float, beta: float, n: Floats) -> Floats:
+    below: Floats = 1 + alpha * (n - 1) + beta * n * (n - 1)
+    return below
 
 
 def _fit_or_none(curve: ServiceCurve) -> UslFit | None:

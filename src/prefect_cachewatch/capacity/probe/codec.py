@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -255,16 +256,10 @@ def _run(argv: list[str], data: bytes) -> tuple[bytes, float]:
     with os.fdopen(os.memfd_create("in"), "w+b") as source, os.fdopen(os.memfd_create("out"), "w+b") as sink:
         source.write(data)
         source.seek(0)
-        process = subprocess.Popen(argv, stdin=source, stdout=sink, stderr=subprocess.DEVNULL)
-        try:
-            _, status, usage = os.wait4(process.pid, 0)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        # wait4 took the child's status; Popen must not look for it again.
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise CachewatchError(f"{argv[0]} failed with exit code {process.returncode}: try another codec")
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        status = subprocess.run(argv, stdin=source, stdout=sink, stderr=subprocess.DEVNULL, check=False).returncode
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if status:
+            raise CachewatchError(f"{argv[0]} failed with exit code {status}: try another codec")
         sink.seek(0)
-        return sink.read(), usage.ru_utime + usage.ru_stime
+        return sink.read(), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
