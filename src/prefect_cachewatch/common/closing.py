@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
+TYPE_CHECKING = False  # typing costs the helper processes a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Closing"]
+__all__ = ["Closing", "Opened"]
 
 
 class Closing:
@@ -32,3 +33,25 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Opened:
+    """A descriptor that is closed at the end of a `with` block.
+
+    Args:
+        fd: the descriptor.
+
+    Example:
+        >>> with Opened(os.open("/dev/null", os.O_RDONLY)) as fd:
+        ...     os.read(fd, 1)
+        b''
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

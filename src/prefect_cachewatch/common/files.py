@@ -15,6 +15,7 @@ import select
 import stat
 import time
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, open_directory_entry, refuse_planted
 
 __all__ = [
@@ -63,7 +64,7 @@ def write_file(
         OSError: it could not be written; a regular file is unchanged then.
     """
     here, name = open_directory_entry(path)
-    try:
+    with Opened(here):
         status = _look(here, name)
         if status is None or stat.S_ISREG(status.st_mode):
             if status is not None:
@@ -77,8 +78,6 @@ def write_file(
                 _write_straight(here, name, data, timeout_s, os.O_TRUNC | os.O_NOFOLLOW)
         else:
             _write_special(here, name, status, data, timeout_s, os.fspath(path))
-    finally:
-        os.close(here)
 
 
 def write_entry(
@@ -145,10 +144,8 @@ def create_file(path: str | os.PathLike[str], *, mode: int = PRIVATE, append: bo
         OSError: it cannot be made.
     """
     here, name = open_directory_entry(path, follow=False)
-    try:
+    with Opened(here):
         return os.open(name, _NEW | (os.O_APPEND if append else 0), mode, dir_fd=here)
-    finally:
-        os.close(here)
 
 
 def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> int:
@@ -167,7 +164,7 @@ def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> in
         OSError: it cannot be opened, as a FIFO that nobody reads.
     """
     here, name = open_directory_entry(path)
-    try:
+    with Opened(here):
         status = _look(here, name)
         if status is None:
             return os.open(name, _NEW, mode, dir_fd=here)
@@ -179,8 +176,6 @@ def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> in
         if stat.S_ISREG(os.fstat(fd).st_mode):
             os.ftruncate(fd, 0)
         return fd
-    finally:
-        os.close(here)
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
@@ -270,19 +265,13 @@ def _write_special(here: int, name: str, status: os.stat_result, data: bytes, ti
     if stat.S_ISSOCK(status.st_mode):
         _send(here, name, data, timeout_s)
         return
-    fd = _open_special(here, name, status, path)
-    try:
+    with Opened(_open_special(here, name, status, path)) as fd:
         write_within(fd, data, timeout_s)
-    finally:
-        os.close(fd)
 
 
 def _write_straight(here: int, name: str, data: bytes, timeout_s: float, flags: int) -> None:
-    fd = os.open(name, _STRAIGHT | flags, dir_fd=here)
-    try:
+    with Opened(os.open(name, _STRAIGHT | flags, dir_fd=here)) as fd:
         write_within(fd, data, timeout_s)
-    finally:
-        os.close(fd)
 
 
 def _open_special(here: int, name: str, status: os.stat_result, path: str) -> int:

@@ -19,6 +19,8 @@ import stat
 import struct
 from collections.abc import Callable, Iterator
 
+from prefect_cachewatch.common.closing import Opened
+
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
@@ -199,10 +201,8 @@ def make_stamp(directory_fd: int) -> Entry:
         finally:
             os.close(fd)
             os.unlink(name, dir_fd=directory_fd)
-    try:
+    with Opened(fd):
         return look(fd)
-    finally:
-        os.close(fd)
 
 
 def walk(top_fd: int, unread: Callable[[str], None] = lambda path: None) -> Iterator[tuple[int, str, Entry]]:
@@ -399,14 +399,11 @@ def remove_tree(directory_fd: int, name: str, entry: Entry | None = None) -> Rem
             done.fail(name, "it is another mount")
             return done
         if now.is_directory:
-            fd = os.open(name, OPEN_DIRECTORY, dir_fd=directory_fd)
-            try:
+            with Opened(os.open(name, OPEN_DIRECTORY, dir_fd=directory_fd)) as fd:
                 if not look(fd).is_same(now):
                     done.fail(name, "it was replaced meanwhile")
                     return done
                 done = empty_directory(fd)
-            finally:
-                os.close(fd)
             done.problems = [f"{name}/{problem}" for problem in done.problems]
         if not done.failed and remove_entry(directory_fd, name, now):
             done.took(now)
@@ -435,10 +432,8 @@ def remove_path(path: str | os.PathLike[str], entry: Entry | None = None) -> Rem
         if error.errno != errno.ENOENT:
             done.fail(name, os.strerror(error.errno or 0))
         return done
-    try:
+    with Opened(fd):
         return remove_tree(fd, name, entry)
-    finally:
-        os.close(fd)
 
 
 class _Level:

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import engine_candidates
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
@@ -145,7 +146,7 @@ def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
         return records, problems
     except (OSError, RunFileRefused) as error:
         return records, [f"{for_terminal(directory)} was left alone: {getattr(error, 'strerror', None) or error}"]
-    try:
+    with Opened(here):
         for name in sorted(os.listdir(here)):
             if name.startswith(".") or not name.endswith(SUFFIX):
                 continue
@@ -162,8 +163,6 @@ def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
                 continue
             if machine == machine_id():  # a home directory may be shared, and a socket's path is another engine there
                 records[cookie] = url
-    finally:
-        os.close(here)
     return records, problems
 
 

@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import (
@@ -335,11 +336,8 @@ class Recorder:
     def __init__(self, creation: Creation) -> None:
         self.creation = creation
         held = creation.held[0]
-        directory = open_below(held.fd, _OWN_DIRECTORY)
-        try:
+        with Opened(open_below(held.fd, _OWN_DIRECTORY)) as directory:
             self._fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        finally:
-            os.close(directory)
         # What was written already, 8 bytes a file, and the last of it.
         self._known = array("q")
         self._young: set[int] = set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import look
 
 TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
@@ -83,11 +84,8 @@ def write_mark(fd: int, directory: str, grew_after_ns: int) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
         entry = look(descriptor)
-    finally:
-        os.close(descriptor)
     body = {"grew_after_ns": grew_after_ns, "inode": entry.inode, "born_ns": entry.born_ns}
     os.pwrite(fd, json.dumps(body).encode("ascii").ljust(MARK_BYTES - 1) + b"\n", 0)
 

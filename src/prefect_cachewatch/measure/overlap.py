@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
 
@@ -58,15 +59,12 @@ def _inodes_of(path: str, status: os.stat_result) -> list[int]:
 
 
 def _find_below(path: str, inodes: set[int], end_s: float) -> str | None:
-    top_fd = os.open(path, OPEN_DIRECTORY)
-    try:
+    with Opened(os.open(path, OPEN_DIRECTORY)) as top_fd:
         for fd, below, entry in walk(top_fd):
             if time.monotonic() > end_s:
                 return None
             if below and (entry.inode in inodes or _inode(LOCK_FILE, fd) in inodes):
                 return os.path.join(path, below.rstrip("/"))
-    finally:
-        os.close(top_fd)
     return None
 
 

@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
@@ -373,11 +374,8 @@ def _open_below(root: str, path: str) -> int:
     """Open a directory below a root, following no symbolic link on the way."""
     fd = os.open(root, OPEN_DIRECTORY)
     for name in path[len(root) :].split("/")[:-1]:
-        above = fd
-        try:
+        with Opened(fd) as above:
             fd = os.open(name, OPEN_DIRECTORY, dir_fd=above)
-        finally:
-            os.close(above)
     return fd
 
 

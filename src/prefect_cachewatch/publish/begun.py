@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.removal import Entry, Removed, list_entries, look, make_stamp, remove_judged, walk
 from prefect_cachewatch.common.text import for_terminal
@@ -337,11 +338,8 @@ def append_record(meta_fd: int, lines: list[str]) -> None:
         meta_fd: descriptor of cachewatch's own directory, where the record is.
         lines: of `creation.created_line`.
     """
-    fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=meta_fd)
-    try:
+    with Opened(os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=meta_fd)) as fd:
         write_all(fd, "".join(lines).encode("ascii"))
-    finally:
-        os.close(fd)
 
 
 def describe_others(others: Collection[str]) -> str:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import Entry
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -376,7 +377,5 @@ def _open_directory(path: str) -> Iterator[int]:
             f"cannot use {for_terminal(path, 1000)} as cache directory: {os.strerror(error.errno or 0)}",
             path=path,
         ) from None
-    try:
+    with Opened(fd):
         yield fd
-    finally:
-        os.close(fd)

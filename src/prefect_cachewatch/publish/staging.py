@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import empty_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -221,14 +222,11 @@ def _foreign_meta(build_fd: int) -> str | None:
         return "no directory"
     if status.st_dev != os.fstat(build_fd).st_dev:
         return "another file system"
-    fd = os.open(META_DIRECTORY, OPEN_DIRECTORY, dir_fd=build_fd)
-    try:
+    with Opened(os.open(META_DIRECTORY, OPEN_DIRECTORY, dir_fd=build_fd)) as fd:
         for name in os.listdir(fd):
             regular = stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
             if not regular or not (name in _COPIED or is_leftover(name)):
                 return f"a directory with '{for_terminal(name, 120)}' in it"
-    finally:
-        os.close(fd)
     return None
 
 

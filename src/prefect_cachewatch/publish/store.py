@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from prefect_cachewatch.common.closing import Closing
+from prefect_cachewatch.common.closing import Closing, Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back, verify_build
@@ -354,8 +354,7 @@ class CacheStore:
         size = expected_bytes if expected_bytes is not None else (last.total_bytes or 0) if last else 0
         files = (last.total_files or 0) if last else 0
         why = "1.1 times what the job expects" if expected_bytes is not None else "1.1 times the last build"
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with Opened(os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             require_space(
                 read_free_space(fd),
                 str(self.root),
@@ -363,8 +362,6 @@ class CacheStore:
                 needed_inodes=math.ceil(files * _SPACE_FACTOR) + 8,
                 why=why,
             )
-        finally:
-            os.close(fd)
 
 
 def _active(folder: CacheFolder) -> str:

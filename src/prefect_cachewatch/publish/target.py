@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from prefect_cachewatch import __version__
-from prefect_cachewatch.common.closing import Closing
+from prefect_cachewatch.common.closing import Closing, Opened
 from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
 from prefect_cachewatch.common.text import redact, redact_argv
 from prefect_cachewatch.errors import StoreError
@@ -190,12 +190,9 @@ class BuildTarget(Closing, ABC):
             with self._probe_directory() as record_fd:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(REPORTED, dir_fd=record_fd)
-                fd = os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)
-                try:
+                with Opened(os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)) as fd:
                     write_mark(fd, self.path, make_stamp(record_fd).changed_ns)
                     os.fsync(fd)
-                finally:
-                    os.close(fd)
                 sync_directory(record_fd)
         except OSError as error:
             raise StoreError(
@@ -430,11 +427,8 @@ def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
     """
     parent, _, name = path.rpartition("/")
     try:
-        fd = open_below(build_fd, parent)
-        try:
+        with Opened(open_below(build_fd, parent)) as fd:
             remove_entry(fd, name, look(fd, name) if entry is None else entry)
-        finally:
-            os.close(fd)
     except FileNotFoundError:
         return
     except OSError as error:

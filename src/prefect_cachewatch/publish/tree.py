@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import Entry, look
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
@@ -189,7 +190,5 @@ def _leads_inside(link: str, real_root: str) -> bool:
 
 @contextmanager
 def _closing(fd: int) -> Iterator[None]:
-    try:
+    with Opened(fd):
         yield
-    finally:
-        os.close(fd)

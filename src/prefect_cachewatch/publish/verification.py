@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Literal
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
@@ -297,14 +298,12 @@ def digest_build(
 
 
 def _digest_and_close(fd: int, file: ScannedFile, sync: bool) -> FileEntry:
-    try:
+    with Opened(fd):
         if os.fstat(fd).st_ino != file.inode:
             raise StoreError(f"'{for_terminal(file.path)}' was replaced while it was read: is it being written?")
         size, digest = digest_descriptor(fd, file.path)
         if sync:
             os.fsync(fd)
-    finally:
-        os.close(fd)
     return FileEntry(file.path, size, digest)
 
 

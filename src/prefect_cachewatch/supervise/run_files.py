@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory, state_directory
 from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
@@ -140,7 +141,7 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
         here = make_own_directory(directory)
     except FileRefused as error:
         raise RunFileRefused(str(error)) from error
-    try:
+    with Opened(here):
         # Not `write_entry`: it is locked before it has its name, and stays open for the guards to write on.
         fd = os.open("." + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE, 0o600, dir_fd=here)
         try:
@@ -154,8 +155,6 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
                 os.unlink("." + name, dir_fd=here)
             os.close(fd)
             raise
-    finally:
-        os.close(here)
 
 
 def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:

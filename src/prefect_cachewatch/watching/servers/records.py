@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.statedir import state_home
@@ -182,12 +183,9 @@ def write_record(record: ServerRecord) -> Path:
     """
     path = record_path(record.name, record.run_id)
     try:
-        here = make_own_directory(path.parent)
-        try:
+        with Opened(make_own_directory(path.parent)) as here:
             write_entry(here, path.name, record.model_dump_json(indent=1).encode() + b"\n", sync=True)
             _prune_logs(path.parent)
-        finally:
-            os.close(here)
     except OSError as error:
         raise InputError(
             f"the record {path} of the running server cannot be written: {error.strerror}; set CACHEWATCH_STATE to a directory of yours"
@@ -208,11 +206,9 @@ def list_servers() -> list[FoundServer]:
         return []
     except (OSError, RunFileRefused) as error:
         return [FoundServer(directory, "refused", reason=_reason(error))]
-    try:
+    with Opened(here):
         names = [name for name in sorted(os.listdir(here)) if name.endswith(_SUFFIX) and not name.startswith(".")]
         found = [one for name in names if (one := _read(directory / name, here)) is not None]
-    finally:
-        os.close(here)
     return sorted(found, key=lambda one: one.record.ready_at if one.record else 0.0)
 
 
