@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.builds import clear_status, mark_build, read_statuses, read_unfinished, require_whole
-from prefect_cachewatch.publish.durable import read_record, switch_link, write_durably
+from prefect_cachewatch.publish.durable import read_record, refusing, switch_link, write_durably
 from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold_switch, read_current
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.verification import Verdict
@@ -252,12 +251,8 @@ def _switch(folder: CacheFolder, history: History, previous: str | None, build_i
         "released": dict(sorted(released.items())[-_KEPT:]),
         "written_at": datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds"),
     }
-    try:
+    link = f"{folder.path}/{CURRENT}"
+    named = f"{for_terminal(link, 1000)} to {build_id}"
+    with refusing("switch", folder.path, f"; {previous or 'nothing'} stays active", named=named):
         write_durably(folder.fd, _HISTORY, json.dumps(body, indent=1).encode("ascii") + b"\n")
         switch_link(folder.fd, CURRENT, f"{BUILDS}/{build_id}")
-    except OSError as error:
-        raise StoreError(
-            f"cannot switch {for_terminal(folder.path, 1000)}/{CURRENT} to {build_id}: {os.strerror(error.errno or 0)}; "
-            f"{previous or 'nothing'} stays active",
-            path=folder.path,
-        ) from None

@@ -6,12 +6,13 @@ meanwhile is followed. What the names mean is known above.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from prefect_cachewatch.common.files import rename_entry, write_entry
@@ -30,6 +31,7 @@ __all__ = [
     "read_note",
     "read_record",
     "read_small_file",
+    "refusing",
     "remove_leftovers",
     "switch_link",
     "sync_directory",
@@ -41,6 +43,35 @@ T = TypeVar("T")
 # Names of this form are half-done work of a process that died; nobody reads them.
 _LEFTOVER = ".cachewatch-new-"
 _TRASH = ".cachewatch-trash-"
+
+
+@contextlib.contextmanager
+def refusing(
+    what: str, path: str, then: str = "", kind: type[StoreError] = StoreError, named: str | None = None
+) -> Iterator[None]:
+    """Turn what the system refuses into one sentence.
+
+    Args:
+        what: follows "cannot", before the path.
+        path: of what it is refused.
+        then: the end of the sentence.
+        kind: of the error.
+        named: the path in the sentence; default as it is, harmless for a terminal.
+
+    Raises:
+        StoreError: for any OSError.
+
+    Example:
+        >>> with refusing("open", "/nowhere"):
+        ...     os.open("/nowhere", os.O_RDONLY)
+        Traceback (most recent call last):
+        prefect_cachewatch.errors.StoreError: cannot open /nowhere: No such file or directory
+    """
+    try:
+        yield
+    except OSError as error:
+        named = for_terminal(path, 1000) if named is None else named
+        raise kind(f"cannot {what} {named}: {os.strerror(error.errno or 0)}{then}", path=path) from None
 
 
 def sync_directory(directory_fd: int) -> None:
@@ -274,13 +305,11 @@ def read_record(
     """
     shown = for_terminal(f"{path}/{name}", 1000)
     try:
-        return decode(json.loads(read_small_file(directory_fd, name, limit_bytes)))
-    except FileNotFoundError:
-        return None
+        with refusing("read", f"{path}/{name}"), contextlib.suppress(FileNotFoundError):
+            return decode(json.loads(read_small_file(directory_fd, name, limit_bytes)))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         raise StoreError(f"{shown} was cut short or edited: move it away {lost}", path=f"{path}/{name}") from None
-    except OSError as error:
-        raise StoreError(f"cannot read {shown}: {os.strerror(error.errno or 0)}", path=f"{path}/{name}") from None
+    return None
 
 
 def read_note(directory_fd: int, name: str, limit_bytes: int, decode: Callable[[Any], T]) -> T | None:

@@ -40,6 +40,7 @@ from prefect_cachewatch.publish.checks import Finding, spare_others
 from prefect_cachewatch.publish.durable import (
     OPEN_DIRECTORY,
     read_small_file,
+    refusing,
     remove_leftovers,
     sync_directory,
     write_durably,
@@ -233,7 +234,7 @@ def begin_in_place(
     path = str(Path(cache_dir))
     started_s = now()
     with contextlib.ExitStack() as stack, _open_directory(path) as fd:
-        try:
+        with refusing("begin in", path):
             meta_fd = stack.enter_context(meta_directory(fd, path))
             lock = stack.enter_context(
                 hold_exclusive(meta_fd, _LOCK, f"generate into {for_terminal(path, 1000)}", wait_s=1.0)
@@ -264,10 +265,6 @@ def begin_in_place(
                 os.unlink(MANIFEST, dir_fd=meta_fd)
             made.rewrite(meta_fd, entries)
             creation = begin_record(path)
-        except OSError as error:
-            raise StoreError(
-                f"cannot begin in {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}", path=path
-            ) from None
         build = InPlaceBuild(
             name,
             build_id,
@@ -370,12 +367,7 @@ def _last_manifest(fd: int, path: str) -> Manifest | None:
 
 @contextlib.contextmanager
 def _open_directory(path: str) -> Iterator[int]:
-    try:
+    with refusing("use", path, named=f"{for_terminal(path, 1000)} as cache directory"):
         fd = os.open(path, OPEN_DIRECTORY)
-    except OSError as error:
-        raise StoreError(
-            f"cannot use {for_terminal(path, 1000)} as cache directory: {os.strerror(error.errno or 0)}",
-            path=path,
-        ) from None
     with Opened(fd):
         yield fd

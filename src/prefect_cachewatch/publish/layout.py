@@ -20,7 +20,7 @@ from pathlib import Path
 from prefect_cachewatch.common.directories import FileRefused, refuse_planted
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing, sync_directory
 from prefect_cachewatch.publish.locks import HeldLock, hold_exclusive, is_locked
 from prefect_cachewatch.publish.names import check_build_id, check_cache_name
 
@@ -243,12 +243,8 @@ def _planted(link: str, target: str) -> str:
 def _open(stack: contextlib.ExitStack, directory_fd: int | None, name: str, path: str, *, create: bool) -> int:
     shown = for_terminal(path, 1000)
     if create:
-        try:
+        with refusing("create", path), contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=directory_fd)
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise StoreError(f"cannot create {shown}: {os.strerror(error.errno or 0)}", path=path) from None
     try:
         fd = os.open(name, OPEN_DIRECTORY, dir_fd=directory_fd)
     except FileNotFoundError:

@@ -26,6 +26,7 @@ from prefect_cachewatch.publish.durable import (
     entry_exists,
     is_leftover,
     move_entry,
+    refusing,
     sync_directory,
     write_durably,
 )
@@ -94,7 +95,7 @@ class StagedBuild(BuildTarget):
             StoreError: if it cannot be moved; it stays a staging build then.
         """
         self._require_open()
-        try:
+        with refusing("move", self.path, named=f"{for_terminal(self.path, 1000)} into quarantine"):
             with hold_switch(self._folder, "put a build into quarantine"):
                 # First: whatever fails from here on, the next run of the key begins anew and does not meet the same again.
                 self._forget()
@@ -103,10 +104,6 @@ class StagedBuild(BuildTarget):
                     write_meta(fd, self.path, QUARANTINE_RECORD, refusal_record(self, findings, message))
                 move_entry(self._folder.builds_fd, self.build_id, self._folder.quarantine_fd, self.build_id)
             self._finished()
-        except OSError as error:
-            raise StoreError(
-                f"cannot move {self.path} into quarantine: {os.strerror(error.errno or 0)}", path=self.path
-            ) from None
         self._done = True
         return self._folder.quarantine_path(self.build_id)
 

@@ -32,7 +32,7 @@ from prefect_cachewatch.publish.builds import (
     read_own_manifest,
 )
 from prefect_cachewatch.publish.collection import Collected, collect_builds, prune_quarantine
-from prefect_cachewatch.publish.durable import read_note, remove_leftovers, sync_directory, write_durably
+from prefect_cachewatch.publish.durable import read_note, refusing, remove_leftovers, sync_directory, write_durably
 from prefect_cachewatch.publish.layout import (
     CURRENT,
     CacheFolder,
@@ -139,7 +139,7 @@ class CacheStore:
         """
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(open_folder(self.root, name, create=True))
-            try:
+            with refusing("begin a build in", folder.path):
                 lock = stack.enter_context(hold_writer(folder, f"publish '{for_terminal(name)}'"))
                 with hold_switch(folder, "begin a build"):
                     for fd in (folder.fd, folder.builds_fd, folder.quarantine_fd):
@@ -162,11 +162,6 @@ class CacheStore:
                             "started_s": started_s,
                         }
                         write_durably(folder.fd, STAGING_RECORD, json.dumps(record).encode("ascii") + b"\n")
-            except OSError as error:
-                raise StoreError(
-                    f"cannot begin a build in {for_terminal(folder.path, 1000)}: {os.strerror(error.errno or 0)}",
-                    path=folder.path,
-                ) from None
             last = _last_published(folder)
             return StagedBuild(
                 folder,

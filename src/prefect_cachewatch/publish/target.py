@@ -21,7 +21,7 @@ from typing import Any
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.closing import Closing, Opened
 from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
-from prefect_cachewatch.common.text import redact, redact_argv
+from prefect_cachewatch.common.text import for_terminal, redact, redact_argv
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
@@ -31,6 +31,7 @@ from prefect_cachewatch.publish.durable import (
     holds_change_times,
     read_note,
     read_small_file,
+    refusing,
     remove_leftovers,
     sync_directory,
     write_durably,
@@ -186,18 +187,13 @@ class BuildTarget(Closing, ABC):
             StoreError: it cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with self._probe_directory() as record_fd:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(REPORTED, dir_fd=record_fd)
-                with Opened(os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)) as fd:
-                    write_mark(fd, self.path, make_stamp(record_fd).changed_ns)
-                    os.fsync(fd)
-                sync_directory(record_fd)
-        except OSError as error:
-            raise StoreError(
-                f"cannot write {self.growth_mark}: {os.strerror(error.errno or 0)}", path=self.growth_mark
-            ) from None
+        with refusing("write", self.growth_mark), self._probe_directory() as record_fd:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(REPORTED, dir_fd=record_fd)
+            with Opened(os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)) as fd:
+                write_mark(fd, self.path, make_stamp(record_fd).changed_ns)
+                os.fsync(fd)
+            sync_directory(record_fd)
 
     def _read_growth(self, record_fd: int, build_fd: int) -> int | str:
         """The moment after which an earlier attempt's last growth came, or why nobody knows."""
@@ -260,7 +256,7 @@ class BuildTarget(Closing, ABC):
             raise StoreError(
                 f"a build is published only after its checks, and not when they refuse it{why}: check first"
             )
-        try:
+        with refusing("publish", self.path, "; it stays unfinished, and what is current stays so"):
             with self._open() as fd:
                 files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
                 # The digests took a while; what was checked must still be what is there.
@@ -275,12 +271,6 @@ class BuildTarget(Closing, ABC):
                     remove_leftovers(meta_fd)
                     self._write_manifest(fd, meta_fd, encode_manifest(manifest))
             self._finished()
-        except OSError as error:
-            raise StoreError(
-                f"cannot publish {self.path}: {os.strerror(error.errno or 0)}; it stays unfinished, "
-                "and what is current stays so",
-                path=self.path,
-            ) from None
         self._done = True
         return manifest
 
@@ -426,13 +416,12 @@ def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
         StoreError: if it cannot be removed; one that is gone is no error.
     """
     parent, _, name = path.rpartition("/")
-    try:
-        with Opened(open_below(build_fd, parent)) as fd:
-            remove_entry(fd, name, look(fd, name) if entry is None else entry)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"cannot remove {path} before the retry: {os.strerror(error.errno or 0)}", path=path) from None
+    with (
+        refusing("remove", path, named=f"{for_terminal(path, 1000)} before the retry"),
+        contextlib.suppress(FileNotFoundError),
+        Opened(open_below(build_fd, parent)) as fd,
+    ):
+        remove_entry(fd, name, look(fd, name) if entry is None else entry)
 
 
 def _iso(wall_s: float) -> str:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import Entry, look
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, sync_directory
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing, sync_directory
 from prefect_cachewatch.publish.names import META_DIRECTORY
 
 __all__ = ["BuildTree", "ScannedFile", "open_file", "scan_build", "walk_build"]
@@ -96,7 +95,7 @@ def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = Fal
     real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
     # A new open file description: scandir moves the position of the one that it reads.
     fd = os.open(".", OPEN_DIRECTORY, dir_fd=build_fd)
-    with _closing(fd):
+    with Opened(fd):
         _walk(fd, "", top, real_root, tree, visit, sync, 0)
 
 
@@ -114,10 +113,8 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
     Raises:
         StoreError: if it vanished, cannot be read, or became something else.
     """
-    try:
+    with refusing("read", path, named=f"'{for_terminal(path)}'"):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
-    except OSError as error:
-        raise StoreError(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise StoreError(
@@ -162,7 +159,7 @@ def _walk(
             except PermissionError as error:
                 tree.unreadable.append((here + name, os.strerror(error.errno or 0)))
                 continue
-            with _closing(below):
+            with Opened(below):
                 _walk(below, f"{here}{name}/", top, real_root, tree, visit, sync, depth + 1)
         if sync:
             sync_directory(fd)
@@ -186,9 +183,3 @@ def _leads_inside(link: str, real_root: str) -> bool:
     # By what it resolves to, not by how it is spelt: links to directories make `..` lead elsewhere.
     real = os.path.realpath(link)
     return os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)
-
-
-@contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    with Opened(fd):
-        yield

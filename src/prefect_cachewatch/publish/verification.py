@@ -15,7 +15,7 @@ from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
 from prefect_cachewatch.publish.manifest import DIGEST_ALGORITHM, FileEntry, Manifest
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, scan_build, walk_build
@@ -203,12 +203,10 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
     digest = hashlib.new(DIGEST_ALGORITHM)
     view = _buffer()
     size = 0
-    try:
+    with refusing("read", path, kind=BuildDamaged, named=f"'{for_terminal(path)}'"):
         while count := os.readv(fd, [view]):
             digest.update(view[:count])
             size += count
-    except OSError as error:
-        raise BuildDamaged(f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path) from None
     after = os.fstat(fd)
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
         raise StoreError(
@@ -235,14 +233,10 @@ def digest_below(build_fd: int, path: str) -> str:
     parent, _, name = path.rpartition("/")
     with contextlib.ExitStack() as stack:
         fd = build_fd
-        try:
+        with refusing("read", path, named=f"'{for_terminal(path)}'"):
             for part in filter(None, parent.split("/")):
                 fd = os.open(part, OPEN_DIRECTORY, dir_fd=fd)
                 stack.callback(os.close, fd)
-        except OSError as error:
-            raise StoreError(
-                f"cannot read '{for_terminal(path)}': {os.strerror(error.errno or 0)}", path=path
-            ) from None
         file = open_file(fd, name, path)
         stack.callback(os.close, file)
         return digest_descriptor(file, path)[1]
