@@ -13,7 +13,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import engine_candidates
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
@@ -30,11 +29,9 @@ from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, is_
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import boot_id, is_alive
 from prefect_cachewatch.supervise.run_files import (
-    RunFileRefused,
     machine_id,
-    open_runs_directory,
     pid_namespace,
-    read_run_file,
+    read_each_file,
 )
 from prefect_cachewatch.supervise.tending import wake
 
@@ -139,31 +136,13 @@ def describe_containers(report: ContainerReport) -> list[str]:
 
 
 def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
-    records, problems = dict[str, str](), list[str]()
-    try:
-        here = open_runs_directory(directory)
-    except FileNotFoundError:
-        return records, problems
-    except (OSError, RunFileRefused) as error:
-        return records, [f"{for_terminal(directory)} was left alone: {getattr(error, 'strerror', None) or error}"]
-    with Opened(here):
-        for name in sorted(os.listdir(here)):
-            if name.startswith(".") or not name.endswith(SUFFIX):
-                continue
-            try:
-                fd, data = read_run_file(name, here)
-                os.close(fd)
-                cookie, url, machine = parse_record(data, name)
-            except FileNotFoundError:
-                continue  # its run has ended meanwhile
-            except (OSError, RunFileRefused) as error:
-                why = getattr(error, "strerror", None) or error
-                path = for_terminal(os.path.join(directory, name))
-                problems.append(f"record {path} was left alone, since {why}: remove it if it is not wanted")
-                continue
-            if machine == machine_id():  # a home directory may be shared, and a socket's path is another engine there
-                records[cookie] = url
-    return records, problems
+    found, refused = read_each_file(directory, SUFFIX, lambda name, data, fd, here: parse_record(data, name))
+    # A home directory may be shared, and a socket's path is another engine there.
+    records = {cookie: url for cookie, url, machine in found if machine == machine_id()}
+    return records, [
+        f"record {for_terminal(path)} was left alone, since {why}: remove it if it is not wanted"
+        for path, why in refused
+    ]
 
 
 def _present_by_default() -> set[str]:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_files import (
     RunFileRefused,
@@ -118,21 +119,15 @@ def parse_record(data: bytes, name: str) -> tuple[str, str, str]:
 def is_held(cookie: str, directory: str | None = None) -> bool:
     """Say whether somebody still sees to a run's container: its record is there, and locked."""
     try:
-        here = open_runs_directory(directory or records_directory())
+        with Opened(open_runs_directory(directory or records_directory())) as here:
+            fd, _ = read_run_file(cookie + SUFFIX, here)
     except (OSError, RunFileRefused):
         return False
-    try:
-        fd, _ = read_run_file(cookie + SUFFIX, here)
-    except (OSError, RunFileRefused):
-        return False
-    finally:
-        os.close(here)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
+    with Opened(fd):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

@@ -33,10 +33,9 @@ from prefect_cachewatch.supervise.run_files import (
     RunFile,
     RunFileRefused,
     machine_id,
-    open_runs_directory,
     parse_run_file,
     pid_namespace,
-    read_run_file,
+    read_each_file,
     runs_directory,
 )
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
@@ -116,33 +115,14 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
         ()
     """
     directory = directory or runs_directory()
-    try:
-        here = open_runs_directory(directory)
-    except FileNotFoundError:
-        return JanitorReport(directory, dry_run)
-    except (OSError, RunFileRefused) as error:
-        return JanitorReport(directory, dry_run, refusals=(Refusal(directory, _reason(error)),))
-    running = removed = 0
-    leftovers: list[Leftover] = []
-    refusals: list[Refusal] = []
     give_up_s = time.monotonic() + KILL_DEADLINE_S
-    try:
-        for name in sorted(os.listdir(here)):
-            if name.startswith(".") or not name.endswith(SUFFIX):
-                continue
-            try:
-                state, found = _clear(name, here, dry_run, give_up_s)
-            except FileNotFoundError:
-                continue  # its run has ended meanwhile
-            except (OSError, RunFileRefused) as error:
-                refusals.append(Refusal(os.path.join(directory, name), _reason(error)))
-                continue
-            running += state == "running"
-            removed += state == "removed"
-            leftovers += found
-    finally:
-        os.close(here)
-    return JanitorReport(directory, dry_run, running, removed, tuple(leftovers), tuple(refusals))
+    cleared, refused = read_each_file(
+        directory, SUFFIX, lambda name, data, fd, here: _clear(name, data, fd, here, dry_run, give_up_s)
+    )
+    states = [state for state, _ in cleared]
+    leftovers = tuple(one for _, found in cleared for one in found)
+    refusals = tuple(Refusal(path, why) for path, why in refused)
+    return JanitorReport(directory, dry_run, states.count("running"), states.count("removed"), leftovers, refusals)
 
 
 def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
@@ -213,31 +193,27 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
     ]
 
 
-def _clear(name: str, here: int, dry_run: bool, give_up_s: float) -> tuple[str, list[Leftover]]:
-    fd, data = read_run_file(name, here)
+def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s: float) -> tuple[str, list[Leftover]]:
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if dry_run or not _go_on(name, data, fd, give_up_s):
-                return "running", []
-            data = os.pread(fd, 1 << 20, 0)  # they may have noted more
-        if os.fstat(fd).st_nlink == 0:
-            raise FileNotFoundError(name)
-        run = parse_run_file(data, name)
-        if run.machine != machine_id():
-            raise RunFileRefused("it describes a run on another machine: look there")
-        if run.boot_id != boot_id():
-            # Its processes ended with their kernel; whoever has their pids now is somebody else.
-            return _remove(name, here, fd, dry_run), []
-        if run.pid_namespace != pid_namespace():
-            raise RunFileRefused("it describes a run in another pid namespace (container): look there")
-        found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, _deadline(run, give_up_s))
-        if all(one.killed for one in found):
-            return _remove(name, here, fd, dry_run), found
-        return "kept", found
-    finally:
-        os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if dry_run or not _go_on(name, data, fd, give_up_s):
+            return "running", []
+        data = os.pread(fd, 1 << 20, 0)  # they may have noted more
+    if os.fstat(fd).st_nlink == 0:
+        raise FileNotFoundError(name)
+    run = parse_run_file(data, name)
+    if run.machine != machine_id():
+        raise RunFileRefused("it describes a run on another machine: look there")
+    if run.boot_id != boot_id():
+        # Its processes ended with their kernel; whoever has their pids now is somebody else.
+        return _remove(name, here, fd, dry_run), []
+    if run.pid_namespace != pid_namespace():
+        raise RunFileRefused("it describes a run in another pid namespace (container): look there")
+    found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, _deadline(run, give_up_s))
+    if all(one.killed for one in found):
+        return _remove(name, here, fd, dry_run), found
+    return "kept", found
 
 
 def _deadline(run: RunFile, give_up_s: float) -> float:
@@ -324,9 +300,3 @@ def living_processes(
     for pid in lineage(os.getpid()):
         living.pop(pid, None)
     return living
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"it cannot be read: {error.strerror}"
-    return str(error)

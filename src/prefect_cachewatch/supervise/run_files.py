@@ -13,9 +13,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory, state_directory
@@ -33,9 +33,12 @@ __all__ = [
     "open_runs_directory",
     "parse_run_file",
     "pid_namespace",
+    "read_each_file",
     "read_run_file",
     "runs_directory",
 ]
+
+T = TypeVar("T")
 
 SCHEMA = 1
 SUFFIX = ".run"
@@ -155,6 +158,47 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
                 os.unlink("." + name, dir_fd=here)
             os.close(fd)
             raise
+
+
+def read_each_file(
+    directory: str, suffix: str, read: Callable[[str, bytes, int, int], T]
+) -> tuple[list[T], list[tuple[str, str]]]:
+    """Read all files of one kind in a directory of state files; one that is not there is empty.
+
+    Args:
+        directory: of the files.
+        suffix: of their names.
+        read: gets name, content, descriptor, and the directory's; FileNotFoundError says that a run has ended meanwhile.
+
+    Returns:
+        What was read in order of their names, and path and reason of what is not to be trusted or cannot be read.
+    """
+    found: list[T] = []
+    refused: list[tuple[str, str]] = []
+
+    def note(path: str, error: Exception) -> None:
+        refused.append((path, f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)))
+
+    try:
+        here = open_runs_directory(directory)
+    except FileNotFoundError:
+        return found, refused
+    except (OSError, RunFileRefused) as error:
+        note(directory, error)
+        return found, refused
+    with Opened(here):
+        for name in sorted(os.listdir(here)):
+            if name.startswith(".") or not name.endswith(suffix):
+                continue
+            try:
+                fd, data = read_run_file(name, here)
+                with Opened(fd):
+                    found.append(read(name, data, fd, here))
+            except FileNotFoundError:
+                continue
+            except (OSError, RunFileRefused) as error:
+                note(os.path.join(directory, name), error)
+    return found, refused
 
 
 def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:

@@ -6,7 +6,6 @@ removed when the server has been stopped. It signals nobody: see `handover` and 
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from dataclasses import dataclass
@@ -26,9 +25,8 @@ from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.run_files import (
     RunFileRefused,
     machine_id,
-    open_runs_directory,
     pid_namespace,
-    read_run_file,
+    read_each_file,
 )
 from prefect_cachewatch.supervise.supervisor import RunningServer
 
@@ -199,17 +197,10 @@ def list_servers() -> list[FoundServer]:
     Returns:
         What was found; a container's state is `running`, since only its engine knows better.
     """
-    directory = servers_directory()
-    try:
-        here = open_runs_directory(str(directory))
-    except FileNotFoundError:
-        return []
-    except (OSError, RunFileRefused) as error:
-        return [FoundServer(directory, "refused", reason=_reason(error))]
-    with Opened(here):
-        names = [name for name in sorted(os.listdir(here)) if name.endswith(_SUFFIX) and not name.startswith(".")]
-        found = [one for name in names if (one := _read(directory / name, here)) is not None]
-    return sorted(found, key=lambda one: one.record.ready_at if one.record else 0.0)
+    records, refused = read_each_file(str(servers_directory()), _SUFFIX, _read)
+    found = [FoundServer(servers_directory() / name, _state_of(record), record) for name, record in records]
+    found.sort(key=lambda one: one.record.ready_at if one.record else 0.0)
+    return [*(FoundServer(Path(path), "refused", reason=why) for path, why in refused), *found]
 
 
 def find_server_on(path: str) -> ServerRecord | None:
@@ -236,18 +227,11 @@ def remove_record(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _read(path: Path, here: int) -> FoundServer | None:
+def _read(name: str, data: bytes, fd: int, here: int) -> tuple[str, ServerRecord]:
     try:
-        fd, data = read_run_file(path.name, here)
-        os.close(fd)
-        record = ServerRecord.model_validate_json(data)
-    except FileNotFoundError:
-        return None
+        return name, ServerRecord.model_validate_json(data)
     except ValidationError:
-        return FoundServer(path, "refused", reason="it is not the record of a server")
-    except (OSError, RunFileRefused) as error:
-        return FoundServer(path, "refused", reason=_reason(error))
-    return FoundServer(path, _state_of(record), record)
+        raise RunFileRefused("it is not the record of a server") from None
 
 
 def _state_of(record: ServerRecord) -> State:
@@ -270,7 +254,3 @@ def _prune_logs(directory: Path) -> None:
     for path in sorted(logs, key=lambda one: one.stat().st_mtime)[: max(0, len(logs) - _LOGS_MAX)]:
         for each in (path, path.with_name(path.name + ".1")):
             each.unlink(missing_ok=True)
-
-
-def _reason(error: Exception) -> str:
-    return f"it cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
