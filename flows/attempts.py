@@ -17,8 +17,7 @@ from prefect.blocks.system import Secret
 from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration

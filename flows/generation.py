@@ -44,7 +44,6 @@ from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.retry import decide_retry
@@ -56,7 +55,7 @@ from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.tasks.publication import deliver_build, find_cached
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
-from prefect_cachewatch.watching.sections import Readiness
+from prefect_cachewatch.watching.sections import Publication, Readiness
 from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [

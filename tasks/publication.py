@@ -23,11 +23,11 @@ from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.checks import Finding, refusals
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.run.delivery import Delivery, describe_publication, describe_refusal, growth_summary
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 from prefect_cachewatch.tasks.store import collect_surplus
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.sections import Publication
 
 __all__ = ["asset_key", "deliver_build", "event_payload", "find_cached", "publisher_of", "verify_build"]
 

@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Crashed, Pending
 
-from prefect_cachewatch.common.ahead import AHEAD_S
+from prefect_cachewatch.common.aside import AHEAD_S
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob

@@ -42,7 +42,6 @@ PURE = [
     "measure.folder",
     "measure.growth",
     "measure.ledger",
-    "measure.missing",
     "measure.numbers",
     "common.tuples",
     "metrics.destination",
@@ -55,7 +54,6 @@ HELPERS = ["supervise.guard", "measure.scan_process", "containers.warden", "watc
 # What every room may import, helper processes too: nothing of the package outside it.
 COMMON = [
     "errors",
-    "common.ahead",
     "common.bounded",
     "common.inputs",
     "common.lazy",

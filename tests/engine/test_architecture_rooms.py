@@ -18,7 +18,7 @@ ARROWS = {
     "containers": "errors common supervise measure config",
     "publish": "errors common supervise measure config",
     "watching": "errors common supervise measure config containers",
-    "postmortem": "errors common supervise measure publish watching",
+    "postmortem": "errors common supervise measure watching",
     "metrics": "errors common config watching postmortem",
     "run": "errors common supervise measure config containers publish watching postmortem metrics",
     "capacity": "errors common config",

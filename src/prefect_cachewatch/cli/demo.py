@@ -16,8 +16,7 @@ import click
 from prefect_cachewatch.cli import demo_generator
 from prefect_cachewatch.cli.generate import run_flow
 from prefect_cachewatch.cli.places import require_places
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy

@@ -19,8 +19,7 @@ from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.hostcheck import check_host

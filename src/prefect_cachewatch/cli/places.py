@@ -7,8 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal

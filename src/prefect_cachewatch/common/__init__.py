@@ -5,7 +5,6 @@ removes files (`removal`), the mount table (`mounts`), and `tuples`.
 """
 
 __all__ = [
-    "ahead",
     "aside",
     "bounded",
     "directories",

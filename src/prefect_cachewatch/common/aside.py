@@ -22,12 +22,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-__all__ = ["Aside", "AsideFile", "Files", "InPlace", "main"]
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import InputError
+
+__all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "look_ahead", "main"]
 
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
 _NO_ANSWER = "its file system does not answer"
+
+
+AHEAD_S = 10.0
 
 
 class Files(Protocol):
@@ -445,3 +451,30 @@ def _wait_for(reading: list[socket.socket], writing: list[socket.socket], end_s:
     left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
     if not any(select.select(reading, writing, [], left_s)):
         raise TimeoutError(errno.ETIMEDOUT, _NO_ANSWER)
+
+
+def look_ahead(
+    files: Files, what: str, function: Callable[..., Any], *arguments: Any, instead: str = "check the mount"
+) -> Any:
+    """Look at something by whoever may be left behind.
+
+    Args:
+        files: who looks.
+        what: is looked at, for the message.
+        function: looks, and returns or raises.
+        arguments: its.
+        instead: what to do where it does not answer.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        InputError: its file system does not answer in time.
+        Exception: whatever the function raises.
+    """
+    try:
+        return files.run(function, *arguments, timeout_s=AHEAD_S)
+    except TimeoutError as error:
+        raise InputError(
+            f"{for_terminal(what, 4096)} cannot be used: its file system does not answer within {AHEAD_S:.0f} s; {instead}"
+        ) from error

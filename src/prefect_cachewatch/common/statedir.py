@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.ahead import AHEAD_S
-from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.directories import make_own_directory, state_directory
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import slugify

@@ -21,8 +21,7 @@ from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused,
 from prefect_cachewatch.containers.run_records import RUN_LABEL
 from prefect_cachewatch.containers.stopping import RunningContainer, is_running, start_ticks_of
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.observer import Observer, Subject
-from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport
+from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, StopReport, Subject
 
 __all__ = ["AdoptedContainer", "host_path"]
 

@@ -34,10 +34,9 @@ from prefect_cachewatch.containers.run_records import (
 )
 from prefect_cachewatch.containers.stopping import RunningContainer, container_tree
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
-from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
 from prefect_cachewatch.supervise.proc import COOKIE
 from prefect_cachewatch.supervise.run_files import RunFileRefused
-from prefect_cachewatch.supervise.spawn import spawn_helper
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
 from prefect_cachewatch.supervise.tending import Tended
 

@@ -24,7 +24,7 @@ from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused,
 from prefect_cachewatch.containers.run_records import labels_of_run
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S, DirectoryScanner
-from prefect_cachewatch.supervise.spawn import package_parent
+from prefect_cachewatch.supervise.helper_client import package_parent
 
 __all__ = ["VolumeScanner"]
 

@@ -20,9 +20,9 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.history import history_path, past_runs
+from prefect_cachewatch.watching.sections import Publication
 
 __all__ = ["missing_caches", "whole_caches"]
 

@@ -13,9 +13,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 
-from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, read_facts, read_listing
+from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, Missing, read_facts, read_listing
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.measure.missing import Missing
 from prefect_cachewatch.measure.numbers import Numbers, Sightings, renumber_folder, renumber_listing
 
 TYPE_CHECKING = False

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.supervise.spawn import spawn_helper
+from prefect_cachewatch.supervise.helper_client import spawn_helper
 from prefect_cachewatch.supervise.tending import Tended
 
 __all__ = ["DirectoryScanner"]

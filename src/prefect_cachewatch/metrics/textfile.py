@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError

@@ -21,10 +21,9 @@ from prefect_cachewatch.common.text import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import exit_status
-from prefect_cachewatch.watching.sections import Attachment, Readiness
+from prefect_cachewatch.watching.sections import Attachment, Publication, Readiness
 from prefect_cachewatch.watching.stall import Suspicion
 
 __all__ = [

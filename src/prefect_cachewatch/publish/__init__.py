@@ -13,7 +13,6 @@ __all__ = [
     "manifest",
     "names",
     "policy",
-    "publication",
     "staging",
     "store",
     "target",

@@ -35,6 +35,7 @@ from prefect_cachewatch.measure.creation import (
 )
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, write_durably
 from prefect_cachewatch.publish.names import META_DIRECTORY
+from prefect_cachewatch.supervise.proc import boot_id
 
 __all__ = [
     "BEGUN",
@@ -261,7 +262,7 @@ def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str 
             alive_ns = look(meta_fd, RECORD).changed_ns
         except OSError:
             return (*begun.doubts, Doubt(begun.since_ns, None))
-        after_ns = _AFTER_NS if begun.boot_id == _boot_id() else _AFTER_CRASH_NS
+        after_ns = _AFTER_NS if begun.boot_id == boot_id() else _AFTER_CRASH_NS
         until_ns = max(alive_ns, begun.since_ns) + after_ns + int(begun.grace_s * 1e9)
     return (*begun.doubts, Doubt(begun.since_ns, until_ns))
 
@@ -293,18 +294,11 @@ def write_begun(meta_fd: int, build_fd: int, begun: Begun, *, ended: bool = Fals
         begun = replace(begun, until_ns=make_stamp(meta_fd).changed_ns)
     else:
         since_ns = _next_tick(meta_fd)
-        begun = replace(begun, since_ns=since_ns, boot_id=_boot_id(), directory=(top.inode, top.born_ns))
+        begun = replace(begun, since_ns=since_ns, boot_id=boot_id(), directory=(top.inode, top.born_ns))
     data = {"schema_version": 1, **asdict(begun)}
     data["doubts"] = [[doubt.since_ns, doubt.until_ns] for doubt in begun.doubts]
     write_durably(meta_fd, BEGUN, json.dumps(data).encode("ascii") + b"\n")
     return begun
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def begin_record(path: str | os.PathLike[str]) -> Creation:

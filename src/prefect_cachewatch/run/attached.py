@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.aside import Aside, Files, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal, redact_argv
@@ -25,9 +24,9 @@ from prefect_cachewatch.run.placement import Placement, place_job, require_direc
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AdoptedProcess
 from prefect_cachewatch.supervise.adoptee import Adoptee
-from prefect_cachewatch.supervise.observer import Observed
 from prefect_cachewatch.supervise.proc import descendants, read_memory_file
 from prefect_cachewatch.supervise.reading import argv_within, read_each
+from prefect_cachewatch.supervise.supervisor import Observed
 from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.emptiness import directories_written, writers_below

@@ -14,8 +14,7 @@ from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.common.units import format_bytes
@@ -27,11 +26,11 @@ from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_pl
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.aside import Files, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore

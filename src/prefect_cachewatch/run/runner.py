@@ -17,12 +17,11 @@ from prefect_cachewatch.common.secrets import LineRedactor
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import Examiner
 from prefect_cachewatch.postmortem.report import Report, build_report, write_report_within
-from prefect_cachewatch.publish.publication import Publication
 from prefect_cachewatch.run.placement import Placement
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
-from prefect_cachewatch.watching.sections import Attachment
+from prefect_cachewatch.watching.sections import Attachment, Publication
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
 

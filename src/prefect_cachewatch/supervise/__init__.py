@@ -1,10 +1,9 @@
-"""Who owns the tree: the guard process (`guard`), its client (`client`), what a watch needs of either (`supervisor`), what the clients share (`helper_client`), readings from /proc (`proc`).
+"""Who owns the tree: the guard process (`guard`), its client (`client`), what a watch needs of either (`supervisor`), what the clients share and how helper processes are started (`helper_client`), readings from /proc (`proc`).
 
-`adopted` is the supervisor of a process that somebody else started: `adoptee` pins it, `observer` has what
-it shares with an adopted container; `keeper` holds the output and the locks of a server that was handed over.
+`adopted` is the supervisor of a process that somebody else started: `adoptee` pins it; `keeper` holds the output and the locks of a server that was handed over.
 `stop_tree` is the one way to stop a tree, `tending` keeps helper processes going, `reading` reads of other processes what may never return.
 `run_files` and `run_updates` keep the state files of running guards, `janitor` clears up after runs whose guards have died.
-`spawn` starts helper processes, `guarded` runs a short command, `output` reads what a generator prints; `open_files`, `filelocks` and
+`guarded` runs a short command, `output` reads what a generator prints; `open_files`, `filelocks` and
 `survivors` say what is open, who holds a lock and who could not be killed.
 """
 
@@ -21,7 +20,6 @@ __all__ = [
     "reading",
     "run_files",
     "run_updates",
-    "spawn",
     "stop_tree",
     "supervisor",
     "survivors",

@@ -13,11 +13,10 @@ import time
 
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.supervise.adoptee import Adoptee
-from prefect_cachewatch.supervise.observer import Observer, Subject
 from prefect_cachewatch.supervise.proc import ProcessStat, descendants, is_alive, lineage, read_stat
 from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
-from prefect_cachewatch.supervise.supervisor import RunningServer, StopReport, exit_of
+from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, StopReport, Subject, exit_of
 
 __all__ = ["AdoptedProcess", "Family"]
 

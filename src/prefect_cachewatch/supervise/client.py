@@ -18,11 +18,10 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.supervise.helper_client import HelperClient
+from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants, read_status
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
-from prefect_cachewatch.supervise.spawn import spawn_helper
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport, exit_of
 from prefect_cachewatch.supervise.tending import Tended
 from prefect_cachewatch.supervise.turns import read_each

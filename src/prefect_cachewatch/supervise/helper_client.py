@@ -11,16 +11,18 @@ import json
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.supervise.supervisor import StopReport
 from prefect_cachewatch.supervise.tending import Tended
 
-__all__ = ["HelperClient", "running_clients"]
+__all__ = ["HelperClient", "package_parent", "running_clients", "spawn_helper"]
 
 _TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
 # How long a helper may stay stopped (a tracer may hold it where SIGCONT does not help); where a stop is wanted.
@@ -30,6 +32,15 @@ _SEND_S, _HANG_UP_S = 5.0, 2.0
 
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
 _made_lock = threading.Lock()  # a signal may look for them in its own thread while one is being made
+
+
+# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of it would take the
+# run with it. What a crash of its own sends stays, and what the caller blocks or ignores is not meant for it: it waits
+# for its children. `_signal` alone, since `signal` brings enum along.
+_DEAF = (
+    "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
+    "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
+)
 
 
 def running_clients() -> list[HelperClient]:
@@ -284,3 +295,36 @@ class HelperClient:
             for one in self._tended:
                 one.look(timeout_s / 2)
         self._process.returncode = self._process.returncode or 0
+
+
+def package_parent() -> str:
+    """Say which directory the package is imported from, for a helper started with `python -I -S`."""
+    return str(Path(__file__).resolve().parents[2])
+
+
+def spawn_helper(
+    module: str, fd: int, pass_fds: Sequence[int], title: str, *, own_session: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a standard-library-only helper process of this package, deaf to signals, in a session of its own.
+
+    Args:
+        module: dotted module whose `main(fd)` is run.
+        fd: descriptor of its control socket.
+        pass_fds: every descriptor it inherits, `fd` included; nothing else is.
+        title: a word for process listings.
+        own_session: if not, it gets a process group of its own in this process's session.
+
+    Returns:
+        The running process; its standard streams are /dev/null.
+    """
+    code = f"{_DEAF}import sys;sys.path.append({package_parent()!r});from {module} import main;main({fd})"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, title],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=tuple(pass_fds),
+        start_new_session=own_session,
+        process_group=None if own_session else 0,
+        env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
+    )

@@ -15,8 +15,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import ScanError
-from prefect_cachewatch.supervise.observer import Observed
-from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.supervisor import Observed, StopReport
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth

@@ -1,4 +1,4 @@
-"""What the report says of a process that cachewatch watched and did not start, and of a server. Pure."""
+"""What the report says of a build, of a server, and of a process that cachewatch watched and did not start. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.watching.servers.warmup import PhaseChange
 
-__all__ = ["Attachment", "Readiness", "ReportedStall"]
+__all__ = ["Attachment", "Publication", "Readiness", "ReportedStall"]
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,30 @@ class Readiness:
     last_answer: str | None
     #: The phases in order, at most 200.
     phases: list[PhaseChange]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What became of a build; the report has it as `publication`."""
+
+    #: published, cached, verification_failed, or unfinished.
+    status: str
+    #: staged or in_place.
+    mode: str
+    #: The digest of what the cache depends on.
+    key: str
+    build_id: str
+    #: The build's directory; for one in quarantine where it was written.
+    path: str
+    #: Its manifest; null where none was written.
+    manifest: str | None = None
+    #: Where a refused build lies.
+    quarantine: str | None = None
+    #: What consumers open: the link, or the cache directory in place; null where it does not lead to this build.
+    current: str | None = None
+    #: The build that was current before.
+    previous: str | None = None
+    total_bytes: int = 0
+    total_files: int = 0
+    #: Category, severity and message of everything the checks found.
+    findings: tuple[dict[str, str], ...] = ()

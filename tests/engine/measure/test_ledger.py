@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from prefect_cachewatch.measure import folder as folder_module
 from prefect_cachewatch.measure import ledger as ledger_module
-from prefect_cachewatch.measure import missing as missing_module
 from prefect_cachewatch.measure.ledger import Growth, Ledger
 
 
@@ -391,7 +391,7 @@ def test_what_has_been_missing_for_long_was_deleted(monkeypatch):
     for _ in range(11):
         disk.scan({})
     assert counters(disk.scan({"/c/b": File(1, 1000)})) == (1000, 1000)
-    monkeypatch.setattr(missing_module, "_FILES_MAX", 3)
+    monkeypatch.setattr(folder_module, "_FILES_MAX", 3)
     for n in range(10):
         disk.scan({f"/c/{n}": File(n + 1, 100, st_ctime_ns=n + 1)})
     assert disk.ledger._missing._files == 3

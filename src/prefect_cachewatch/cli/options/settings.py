@@ -14,8 +14,7 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.common.ahead import look_ahead
-from prefect_cachewatch.common.aside import Aside, InPlace
+from prefect_cachewatch.common.aside import Aside, InPlace, look_ahead
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError

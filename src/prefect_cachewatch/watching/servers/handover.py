@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_cachewatch.errors import GuardError
+from prefect_cachewatch.supervise.helper_client import spawn_helper
 from prefect_cachewatch.supervise.output import OutputPump
-from prefect_cachewatch.supervise.spawn import spawn_helper
 from prefect_cachewatch.supervise.supervisor import RunningServer, Supervisor
 from prefect_cachewatch.watching.servers.records import (
     LOG_MAX_BYTES,

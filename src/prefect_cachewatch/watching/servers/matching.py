@@ -14,7 +14,7 @@ import threading
 import time
 
 from prefect_cachewatch.common.text import for_terminal, redact
-from prefect_cachewatch.supervise.spawn import spawn_helper
+from prefect_cachewatch.supervise.helper_client import spawn_helper
 from prefect_cachewatch.watching.servers.match_process import FOUND, LATE
 
 __all__ = ["PatternMatcher"]
