@@ -16,9 +16,10 @@ from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["EngineAddress", "engine_candidates", "engine_errors", "find_engine", "open_client", "sdk"]
+__all__ = ["EngineAddress", "engine_candidates", "engine_errors", "find_engine", "open_client", "sdk", "whole_frames"]
 
 CALL_S = 20.0
+_HEADER_BYTES = 8
 _NEW_CONTAINER_S = 120.0
 
 
@@ -164,6 +165,29 @@ def engine_errors(address: EngineAddress, what: str) -> Iterator[None]:
         yield
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise InputError(f"the container engine at {address} could not {what}: {_reason(error)}") from error
+
+
+def whole_frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
+    """Take the whole frames out of what an attached stream has said.
+
+    Args:
+        buffer: frames of stream number, three zeros, length and payload; what is left of it is the beginning of one.
+
+    Returns:
+        Stream number (2 for standard error) and payload of each.
+
+    Example:
+        >>> buffer = bytearray(b"\\1\\0\\0\\0\\0\\0\\0\\2hi\\2")
+        >>> list(whole_frames(buffer)), bytes(buffer)
+        ([(1, b'hi')], b'\\x02')
+    """
+    while len(buffer) >= _HEADER_BYTES:
+        end = _HEADER_BYTES + int.from_bytes(buffer[4:_HEADER_BYTES])
+        if len(buffer) < end:
+            return
+        stream, payload = buffer[0], bytes(buffer[_HEADER_BYTES:end])
+        del buffer[:end]
+        yield stream, payload
 
 
 def _reason(error: BaseException) -> str:

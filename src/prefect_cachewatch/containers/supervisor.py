@@ -22,7 +22,7 @@ from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.text import for_terminal, redact, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
-from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk
+from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk, whole_frames
 from prefect_cachewatch.containers.engine_http import EngineHttp
 from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
 from prefect_cachewatch.containers.preflight import ContainerPlan
@@ -51,7 +51,6 @@ _KILLED = 137
 
 
 _CHUNK = 1 << 18
-_HEADER_BYTES = 8
 
 
 class ContainerSupervisor(HelperClient):
@@ -369,22 +368,11 @@ class LogStream:
                 if not chunk:
                     return
                 buffer += chunk
-                self._pass_on(buffer)
+                for stream, payload in whole_frames(buffer):
+                    write_all(self._targets[2 if stream == 2 else 1], payload)
         except OSError:
             return  # the engine went away, or the reader of our pipes did
         finally:
             for target in self._targets.values():  # whoever reads the pipes sees their end now
                 os.close(target)
             self.ended.set()
-
-    def _pass_on(self, buffer: bytearray) -> None:
-        """Write all whole frames (stream number, three zeros, length, payload) and take them out of the buffer."""
-        at = 0
-        while len(buffer) - at >= _HEADER_BYTES:
-            size = int.from_bytes(buffer[at + 4 : at + _HEADER_BYTES])
-            end = at + _HEADER_BYTES + size
-            if len(buffer) < end:
-                break
-            write_all(self._targets[2 if buffer[at] == 2 else 1], bytes(buffer[at + _HEADER_BYTES : end]))
-            at = end
-        del buffer[:at]

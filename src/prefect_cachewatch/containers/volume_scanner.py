@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, open_client
+from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, open_client, whole_frames
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import labels_of_run
 from prefect_cachewatch.errors import InputError, ScanError
@@ -30,7 +30,6 @@ __all__ = ["VolumeScanner"]
 
 _CALL_S = 30.0
 _CHUNK = 1 << 18
-_HEADER_BYTES = 8
 _NEEDED = (3, 11)
 _MAIN = (
     "import json,sys\n"
@@ -185,16 +184,11 @@ class VolumeScanner(DirectoryScanner):
                     self._problem = "the helper container ended" + (f": {last[:200]}" if last else "")
                     return
                 buffer += chunk
-                while len(buffer) >= _HEADER_BYTES:
-                    end = _HEADER_BYTES + int.from_bytes(buffer[4:_HEADER_BYTES])
-                    if len(buffer) < end:
-                        break
-                    payload = bytes(buffer[_HEADER_BYTES:end])
-                    if buffer[0] == 2:
+                for stream, payload in whole_frames(buffer):
+                    if stream == 2:
                         complaint = (complaint + payload)[-4096:]
                     else:
                         theirs.sendall(payload)
-                    del buffer[:end]
 
 
 def _write_all(fd: int, data: bytes) -> None:

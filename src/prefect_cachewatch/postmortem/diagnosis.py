@@ -70,9 +70,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         'stopped_by_signal'
     """
     view = View(evidence)
-    found = [_weigh(view, diagnosis) for rule in _RULES if (diagnosis := rule(view))]
+    found = [_weigh(view, replace(cause, category=rule.__name__)) for rule in _RULES if (cause := rule(view))]
     found.sort(key=lambda diagnosis: _SURENESS[diagnosis.confidence])  # stable: keeps the order of precedence
-    best = found[0] if found else process.unknown(view)
+    best = found[0] if found else replace(process.unknown(view), category="unknown")
     others = [
         f"also seen: {diagnosis.category}: {diagnosis.summary}"
         for diagnosis in found[1:4]

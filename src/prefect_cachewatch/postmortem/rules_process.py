@@ -1,18 +1,19 @@
 """Rules for causes that lie in the processes: stopped, locked, waiting, computing, killed; pure.
 
-Each takes the view of an evidence and returns a diagnosis, or None where it does not apply.
+Each takes the view of an evidence and returns a diagnosis without its category, which is the rule's name, or None where
+it does not apply.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.model import ProcessFacts
 from prefect_cachewatch.postmortem.report import Diagnosis
-from prefect_cachewatch.postmortem.view import View, hot_stack, shown, who
+from prefect_cachewatch.postmortem.view import View, cause, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
+from prefect_cachewatch.supervise.proc import signal_name
 
 __all__ = [
     "blocked_on_output_pipe",
@@ -60,8 +61,7 @@ def oom_killed(view: View) -> Diagnosis | None:
     ]
     if killed:
         lines.append("the generator was ended by SIGKILL")
-    return Diagnosis(
-        "oom_killed",
+    return cause(
         "the kernel killed the generator because memory ran out"
         if killed
         else "the kernel killed a process of the generator because memory ran out, and the rest waits for it",
@@ -79,14 +79,12 @@ def stopped_by_signal(view: View) -> Diagnosis | None:
     process = wait.process
     stopped = [p for p in view.alive if p.state in "Tt"]
     if process.tracer_pid:
-        return Diagnosis(
-            "stopped_by_signal",
+        return cause(
             f"{who(process)} is held by a debugger (pid {process.tracer_pid})",
             (f"state {process.state}, TracerPid {process.tracer_pid}",),
             f"End the debugger or strace that is attached (pid {process.tracer_pid}), then start again.",
         )
-    return Diagnosis(
-        "stopped_by_signal",
+    return cause(
         f"{who(process)} was stopped by a signal (state T) and never continued",
         (
             f"{len(stopped)} of {len(view.alive)} processes stopped",
@@ -111,8 +109,7 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
             else "a process that is not visible from here (another container or host)"
         )
         also = ", itself one of the generator's" if lock.holder_in_tree else ""
-        return Diagnosis(
-            "waiting_for_lock",
+        return cause(
             f"{who(waiter)} waits for a lock on {place}, held by {holder}{also}",
             (f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",),
             f"See what pid {lock.holder_pid} does; if it is left over from another run, end it. Two runs on one cache "
@@ -122,8 +119,7 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
         )
     wait = view.leaf(WaitKind.LOCK)
     if wait:
-        return Diagnosis(
-            "waiting_for_lock",
+        return cause(
             f"{who(wait.process)} waits for a lock on {shown(wait.target) or 'a file'}, held by a process not seen here",
             (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel}",),
             "Find the holder with lslocks, also on other hosts that mount the same directory.",
@@ -132,8 +128,7 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
         frames = [frame for thread in process.python_threads for frame in thread.frames[:6]]
         frame = next((f for f in frames if "filelock" in f and "acquire" in f.split(" ", 1)[0]), "")
         if frame:
-            return Diagnosis(
-                "waiting_for_lock",
+            return cause(
                 f"{who(process)} tries again and again for a lock file (filelock)",
                 (f"python: {frame}",),
                 "Find who holds the .lock file (lslocks, fuser); a left-over run or another host often does.",
@@ -167,8 +162,7 @@ def memory_pressure(view: View) -> Diagnosis | None:
         lines.append(
             f"{full_group.path}: {format_bytes(full_group.current_bytes or 0)} of {format_bytes(full_group.limit_bytes or 0)}"
         )
-    return Diagnosis(
-        "memory_pressure",
+    return cause(
         f"memory is too short: the generator waits for pages {faults:.0f} times a second",
         tuple(lines),
         "Give it more memory (the limit of its container or slice), convert fewer layers at a time, or run less beside it.",
@@ -193,8 +187,7 @@ def waiting_for_device(view: View) -> Diagnosis | None:
     if wait is None:
         return None
     thread = wait.thread
-    return Diagnosis(
-        "waiting_for_device",
+    return cause(
         f"{who(wait.process)} waits for the device {shown(wait.target)} ({thread.syscall or 'in the kernel'})",
         (
             f"thread {thread.tid}: state {thread.state}, {thread.syscall or '?'} on {shown(wait.target)}, "
@@ -224,8 +217,7 @@ def blocked_on_output_pipe(view: View) -> Diagnosis | None:
     stream = {1: "its standard output", 2: "its standard error"}.get(fd if fd is not None else -1, f"descriptor {fd}")
     reader = f"; the reader is {who(readers[0])}" if readers else ""
     kinds = {w.kind for w in view.waits if readers and w.process.pid == readers[0].pid}
-    return Diagnosis(
-        "blocked_on_output_pipe",
+    return cause(
         f"{who(wait.process)} cannot go on writing to {stream}: the pipe is full and nobody reads it{reader}",
         (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on {shown(wait.target)}",),
         "Make the reader of that pipe read on, or send the output to a file. subprocess.Popen(stdout=PIPE) with "
@@ -243,8 +235,7 @@ def waiting_for_input(view: View) -> Diagnosis | None:
     if wait is None:
         return None
     source = shown(wait.target) or "standard input"
-    return Diagnosis(
-        "waiting_for_input",
+    return cause(
         f"{who(wait.process)} waits for input from {source}",
         (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel} on descriptor "
          f"{wait.file.fd if wait.file else '?'} ({source})", *_python_line(wait)),
@@ -261,8 +252,7 @@ def waiting_for_network(view: View) -> Diagnosis | None:
     socket = wait.socket
     call = wait.thread.syscall or wait.thread.wait_channel
     if socket is None:
-        return Diagnosis(
-            "waiting_for_network",
+        return cause(
             f"{who(wait.process)} waits on a socket ({call})",
             (
                 f"thread {wait.thread.tid} is in {call} on {shown(wait.target) or 'a socket'}",
@@ -283,8 +273,7 @@ def waiting_for_network(view: View) -> Diagnosis | None:
             f"Check that {shown(socket.remote)} is reachable and answers; set a timeout in the generator, or download "
             "its input beforehand."
         )
-    return Diagnosis(
-        "waiting_for_network",
+    return cause(
         f"{who(wait.process)} {what}",
         (
             f"thread {wait.thread.tid} is in {call}: {socket.family} {shown(socket.local)} -> "
@@ -306,8 +295,7 @@ def compute_bound(view: View) -> Diagnosis | None:
     starved = wanted is not None and cores < 0.5 * wanted
     stack = hot_stack(hottest)
     place = f" in {shown(stack[0])}" if stack else ""
-    return Diagnosis(
-        "compute_bound",
+    return cause(
         f"{who(hottest)} computes{place}: {cores:.1f} cores busy for {format_duration(view.window_s)}, nothing written",
         (
             f"{hottest.cpu_in_window_s or 0:.1f} s of CPU in {view.window_s:.1f} s"
@@ -348,8 +336,7 @@ def deadlocked(view: View) -> Diagnosis | None:
         else f"the {len(view.waits)} processes wait for one another"
     )
     python = [line for wait in futexes[:2] for line in _python_line(wait)]
-    return Diagnosis(
-        "deadlocked",
+    return cause(
         f"{what}{'' if len(threads) == 1 else ' and use no CPU'}: a deadlock",
         (
             f"{len(threads)} {'thread' if len(threads) == 1 else 'threads'} in {len(futexes) or len(view.waits)} "
@@ -379,8 +366,7 @@ def waiting_for_child(view: View) -> Diagnosis | None:
         child = leaf.process
         argv = shown(" ".join(child.argv), 160)
         through = "".join(f", through {who(process)}" for process in above[:-1])
-        return Diagnosis(
-            "waiting_for_child",
+        return cause(
             f"{who(above[-1])} waits for its child {who(child)}{through}, which sleeps ({leaf.thread.syscall or leaf.kind.value})",
             (f"child: {argv or shown(child.name)}, alive for {format_duration(child.age_s)}",
              f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s", *_python_line(leaf)),
@@ -405,9 +391,9 @@ def generator_failed(view: View) -> Diagnosis | None:
         return None
     code = evidence.exit_code or 0
     how = (
-        f"was killed by {_signal_name(evidence.exit_signal)}"
+        f"was killed by {signal_name(evidence.exit_signal)}"
         if evidence.exit_signal
-        else f"ended by itself with exit code {code}" + (f" ({_signal_name(code - 128)})" if 128 < code <= 192 else "")
+        else f"ended by itself with exit code {code}" + (f" ({signal_name(code - 128)})" if 128 < code <= 192 else "")
     )
     lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
     explained = words is not None and words.category in ("generator_failed", "permission_denied")
@@ -415,8 +401,7 @@ def generator_failed(view: View) -> Diagnosis | None:
         last = f": {words.what}: {shown(words.line, 200)}"
     else:
         last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
-    return Diagnosis(
-        "generator_failed",
+    return cause(
         f"the generator {how}{last}",
         tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
         words.resolution
@@ -433,8 +418,7 @@ def never_started(view: View) -> Diagnosis | None:
         return None
     if growth.kind != "never_started" and (growth.first_write_s is not None or growth.bytes_written):
         return None
-    return Diagnosis(
-        "never_started",
+    return cause(
         "it never wrote a byte, and nothing shows what it waits for",
         _what_each_does(view),
         "Check that it writes to the watched directory at all (its options, TT_CACHE_PATH); if it loads for long, "
@@ -448,8 +432,7 @@ def never_ready(view: View) -> Diagnosis | None:
     growth = view.evidence.growth
     if growth.kind != "never_ready":
         return None
-    return Diagnosis(
-        "never_ready",
+    return cause(
         f"the server was silent for {format_duration(round(growth.pause_s))} and never became ready: "
         f"{shown(growth.unready or 'it did not answer', 300)}",
         _what_each_does(view),
@@ -461,20 +444,12 @@ def never_ready(view: View) -> Diagnosis | None:
 
 def unknown(view: View) -> Diagnosis:
     """No rule fits; says what each process does."""
-    return Diagnosis(
-        "unknown",
+    return cause(
         "the cause is not known: " + (_what_each_does(view)[:1] or ("no process of the generator is left",))[0],
         _what_each_does(view),
         "Look at the stacks and the end of the log in the bundle.",
         "low",
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _what_each_does(view: View) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Rules for causes that lie in the storage: full, read-only, hung, written in another way; pure.
 
-Each takes the view of an evidence and returns a diagnosis, or None where it does not apply.
+Each takes the view of an evidence and returns a diagnosis without its category, which is the rule's name, or None where
+it does not apply.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.report import Diagnosis
-from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, shown, who
+from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, cause, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.supervise.open_files import OpenFile
 
@@ -46,8 +47,7 @@ def filesystem_unresponsive(view: View) -> Diagnosis | None:
     if hung is None and kind != "filesystem_unresponsive":
         return None
     facts = hung or next(iter(view.evidence.filesystems), FilesystemFacts("the cache directory"))
-    return Diagnosis(
-        "filesystem_unresponsive",
+    return cause(
         f"the {facts.type or 'unknown'} file system under {shown(facts.path)} does not answer",
         (f"{_mount(facts)}: statvfs and stat {facts.error or 'did not return in time'}",),
         f"Check the server or daemon behind {shown(facts.source or facts.mount_point)} (dmesg, nfsstat, the FUSE "
@@ -63,8 +63,7 @@ def cache_directory_missing(view: View) -> Diagnosis | None:
     if gone is None and view.evidence.growth.kind != "cache_directory_missing":
         return None
     path = shown(gone.path if gone else next((f.path for f in view.evidence.filesystems), "the cache directory"))
-    return Diagnosis(
-        "cache_directory_missing",
+    return cause(
         f"{path} is gone: it was removed, renamed or unmounted during the run",
         (f"stat {path}: {gone.error if gone else 'missing'}",),
         "Find what removes or unmounts it (a clean-up job, tmpfiles, a second run), then start again.",
@@ -78,8 +77,7 @@ def read_only_filesystem(view: View) -> Diagnosis | None:
     if facts is None and not (line and view.names_cache(line)):
         return None
     path = shown(facts.path if facts else "the cache directory")
-    return Diagnosis(
-        "read_only_filesystem",
+    return cause(
         f"the file system under {path} is read-only",
         tuple(filter(None, [_mount(facts) if facts else "", _quoted(line)])),
         "A file system that turns read-only by itself has met an error: read dmesg, check the disk, remount it rw.",
@@ -91,8 +89,7 @@ def inodes_exhausted(view: View) -> Diagnosis | None:
     """No inode is free: no new file can be made, whatever space is left."""
     for facts in view.evidence.filesystems:
         if facts.total_inodes and facts.free_inodes is not None and facts.free_inodes < 2:
-            return Diagnosis(
-                "inodes_exhausted",
+            return cause(
                 f"no inode is free under {shown(facts.path)}: no new file can be made there",
                 (f"{_mount(facts)}: {facts.free_inodes} of {facts.total_inodes} inodes free", _space(facts)),
                 "Remove directories of many small files (df -i shows the file system), or move the cache to one with "
@@ -107,8 +104,7 @@ def disk_full(view: View) -> Diagnosis | None:
     least = max(_LITTLE_SPACE_BYTES, view.evidence.growth.min_growth_bytes)
     for facts in view.evidence.filesystems:
         if facts.free_bytes is not None and facts.free_bytes < least:
-            return Diagnosis(
-                "disk_full",
+            return cause(
                 f"the file system under {shown(facts.path)} is full ({format_bytes(facts.free_bytes)} free)",
                 tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
                 f"Free space on {shown(facts.mount_point)} (old caches first) or put the cache on a larger file system.",
@@ -120,15 +116,13 @@ def disk_full(view: View) -> Diagnosis | None:
         None,
     )
     if tight or view.names_cache(line):
-        return Diagnosis(
-            "disk_full",
+        return cause(
             "the generator ran out of space on its cache's file system",
             (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
             "Free space, or put the cache on a larger file system; it needs room for temporary files as well.",
             "medium" if view.alive else "high",
         )
-    return Diagnosis(
-        "disk_full",
+    return cause(
         "the generator's log says that a file system was full, and it is not the cache's",
         (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
         "Look at the file systems that it uses besides the cache: TMPDIR, /dev/shm, the home directory (df -h).",
@@ -142,8 +136,7 @@ def quota_exceeded(view: View) -> Diagnosis | None:
     for facts in view.evidence.filesystems:
         limit, used = facts.quota_limit_bytes, facts.quota_used_bytes
         if limit and used is not None and limit - used < least:
-            return Diagnosis(
-                "quota_exceeded",
+            return cause(
                 f"the disk quota under {shown(facts.path)} is used up ({format_bytes(limit)})",
                 (f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",),
                 "Remove old files of this user or have the quota raised (quota -s shows it).",
@@ -151,8 +144,7 @@ def quota_exceeded(view: View) -> Diagnosis | None:
     line = view.log_line(QUOTA)
     if not line:
         return None
-    return Diagnosis(
-        "quota_exceeded",
+    return cause(
         "the generator was told that its disk quota is exceeded",
         (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
         "Remove old files of this user or project, or have the quota raised (quota -s, lfs quota, btrfs qgroup show).",
@@ -166,8 +158,7 @@ def permission_denied(view: View) -> Diagnosis | None:
     for facts in view.evidence.filesystems:
         for process in view.alive:
             if _may_not_write(process, facts):
-                return Diagnosis(
-                    "permission_denied",
+                return cause(
                     f"{who(process)} runs as uid {process.uid} and may not write in {shown(facts.path)}",
                     tuple(
                         filter(
@@ -182,8 +173,7 @@ def permission_denied(view: View) -> Diagnosis | None:
                     "high" if line or view.evidence.growth.first_write_s is None else "medium",
                 )
     if line and view.names_cache(line):
-        return Diagnosis(
-            "permission_denied",
+        return cause(
             "the generator was refused access to a file of its cache",
             (_quoted(line),),
             "Look at owner and mode of the file that the log names; files of an earlier run as another user are common.",
@@ -203,8 +193,7 @@ def in_place_writes(view: View) -> Diagnosis | None:
     if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
         return None
     example = f", for example {shown(names[0])}" if names else ""
-    return Diagnosis(
-        "in_place_writes",
+    return cause(
         f"files of a fixed size are being filled{example}: they change and do not grow",
         (
             f"modified in the window, same size: {', '.join(shown(n, 60) for n in names[:5]) or 'names unknown'}",
@@ -223,8 +212,7 @@ def churning(view: View) -> Diagnosis | None:
     hidden = stirred and (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES and not _written_lately(view, in_cache=False)
     if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes and not hidden:
         return None
-    return Diagnosis(
-        "churning",
+    return cause(
         "files are written and deleted again, and nothing is kept",
         (
             f"{format_bytes(growth.discarded_bytes)} written in the window and gone again",
@@ -246,8 +234,7 @@ def writing_elsewhere(view: View) -> Diagnosis | None:
     if not files and device < _MUCH_WRITTEN_BYTES:
         return None  # what went to pipes and sockets is counted as written too
     names = [f"{shown(f.target)} ({format_bytes(f.size_bytes or 0)})" for f in files[:5]]
-    return Diagnosis(
-        "writing_elsewhere",
+    return cause(
         f"it writes to {shown(files[0].target)}, which is not in a watched directory"
         if files
         else "it writes to files outside the watched directories",
@@ -269,8 +256,7 @@ def reading_checkpoint(view: View) -> Diagnosis | None:
     largest = max(inputs, key=lambda f: f.size_bytes or 0, default=None)
     where = f" {shown(largest.target)}" if largest else ""
     early = view.evidence.growth.first_write_s is None
-    return Diagnosis(
-        "reading_checkpoint",
+    return cause(
         f"it is reading{where or ' its input'} at {format_bytes(rate)}/s and {'has not written yet' if early else 'does not write'}",
         tuple(
             filter(
@@ -293,8 +279,7 @@ def still_writing(view: View) -> Diagnosis | None:
     if growth.kind != "deadline_exceeded" or growth.pause_s > 0.5 * growth.window_s or not growth.bytes_written:
         return None
     rate = growth.bytes_written / growth.last_growth_s if growth.last_growth_s else 0.0
-    return Diagnosis(
-        "still_writing",
+    return cause(
         f"it was still writing when its time limit came ({format_bytes(rate)}/s on average)",
         (f"{format_bytes(growth.bytes_written)} written, the last {growth.pause_s:.1f} s before the limit",),
         "Raise --max-duration, or find out why it is slower than expected (storage, CPU, other generations beside it).",
@@ -311,8 +296,7 @@ def blocked_on_io(view: View) -> Diagnosis | None:
         return None
     target = f" on {shown(wait.target)}" if wait.target else ""
     call = wait.thread.syscall or "a kernel call"
-    return Diagnosis(
-        "blocked_on_io",
+    return cause(
         f"{who(wait.process)} waits in the kernel for storage ({call}{target})",
         (
             f"thread {wait.thread.tid} is in state {wait.thread.state} in {wait.thread.wait_channel or 'the kernel'}, "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 
 __all__ = [
@@ -17,11 +18,15 @@ __all__ = [
     "READ_ONLY",
     "LastWords",
     "View",
+    "cause",
     "find_last_words",
     "hot_stack",
     "shown",
     "who",
 ]
+
+# What a rule says. Its category is the rule's name: `diagnose` puts it in.
+cause = partial(Diagnosis, "")
 
 NO_SPACE = re.compile(r"No space left on device|ENOSPC|[Ee]rrno[ =:]*28\b")
 QUOTA = re.compile(r"[Qq]uota exceeded|EDQUOT|[Ee]rrno[ =:]*122\b")
