@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -18,8 +18,19 @@ __all__ = ["LABEL_PREFIX", "VOLUME_PREFIX", "ContainerMount", "ContainerSpec", "
 VOLUME_PREFIX = "volume:"
 LABEL_PREFIX = "cachewatch."
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*")
 _LIMIT = re.compile(r"-1|\d+(?::(?:-1|\d+))?")
+_IMAGE = (r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "is not the name of an image: write it like registry/name:tag")
+# What a field of the container may be, and what is said of anything else.
+_FORMS = {
+    "image": _IMAGE,
+    "measure_image": _IMAGE,
+    "gpus": (r"all|[1-9]\d{0,3}|device=[\w,.:-]+", "is not all, a number, or device=0,1"),
+    "workdir": (r"(?s)/.*", "is not an absolute path in the container"),
+    "engine": (
+        r"unix:///\S+|tcp://[\w.\[\]:-]+:\d+",
+        "is not an engine's URL: write unix:///path/to.sock or tcp://host:port",
+    ),
+}
 
 
 def _parse_memory(text: str) -> int:
@@ -170,19 +181,13 @@ class ContainerSpec(InputModel):
         "default the job's own image.",
     )
 
-    @field_validator("image", "measure_image")
+    @field_validator(*_FORMS)
     @classmethod
-    def _image_name(cls, image: str | None) -> str | None:
-        if image is not None and not _IMAGE.fullmatch(image):
-            raise ValueError(f"{image!r} is not the name of an image: write it like registry/name:tag")
-        return image
-
-    @field_validator("gpus")
-    @classmethod
-    def _gpus(cls, gpus: str | None) -> str | None:
-        if gpus is not None and not re.fullmatch(r"all|[1-9]\d{0,3}|device=[\w,.:-]+", gpus):
-            raise ValueError(f"{gpus!r} is not all, a number, or device=0,1")
-        return gpus
+    def _well_formed(cls, text: str | None, info: ValidationInfo) -> str | None:
+        pattern, complaint = _FORMS[str(info.field_name)]
+        if text is not None and not re.fullmatch(pattern, text):
+            raise ValueError(f"{text!r} {complaint}")
+        return text
 
     @field_validator("ulimits")
     @classmethod
@@ -208,20 +213,6 @@ class ContainerSpec(InputModel):
             if name.startswith(LABEL_PREFIX) or not name:
                 raise ValueError(f"label {name!r} is cachewatch's own: choose another name")
         return labels
-
-    @field_validator("workdir")
-    @classmethod
-    def _absolute(cls, workdir: str | None) -> str | None:
-        if workdir is not None and not workdir.startswith("/"):
-            raise ValueError(f"{workdir!r} is not an absolute path in the container")
-        return workdir
-
-    @field_validator("engine")
-    @classmethod
-    def _engine_url(cls, url: str | None) -> str | None:
-        if url is not None and not re.fullmatch(r"unix:///\S+|tcp://[\w.\[\]:-]+:\d+", url):
-            raise ValueError(f"{url!r} is not an engine's URL: write unix:///path/to.sock or tcp://host:port")
-        return url
 
     @model_validator(mode="after")
     def _fits_together(self) -> ContainerSpec:
