@@ -4,20 +4,4 @@ Files and directories of ours (`files`, `directories`), who touches them while a
 removes files (`removal`), the mount table (`mounts`), and `tuples`.
 """
 
-__all__ = [
-    "aside",
-    "bounded",
-    "directories",
-    "files",
-    "inputs",
-    "mounts",
-    "pinned",
-    "removal",
-    "statedir",
-    "svg",
-    "temporary",
-    "text",
-    "tuples",
-    "units",
-    "yamlfile",
-]
+__all__: list[str] = []

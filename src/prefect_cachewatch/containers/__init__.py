@@ -1,14 +1,3 @@
 """Generators in containers: an engine's API, the run's container, and the warden that outlives the flow."""
 
-__all__ = [
-    "adopted",
-    "creation",
-    "engine",
-    "engine_http",
-    "janitor",
-    "preflight",
-    "run_records",
-    "stopping",
-    "supervisor",
-    "warden",
-]
+__all__: list[str] = []

@@ -1,3 +1,3 @@
 """How big is it: one scan (`snapshot`), growth accounting (`ledger`), a scan process with a deadline (`scanner`)."""
 
-__all__ = ["ledger", "scanner", "snapshot"]
+__all__: list[str] = []

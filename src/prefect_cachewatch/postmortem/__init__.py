@@ -5,4 +5,4 @@ judges with `rules_storage` and `rules_process`, through `view` and `waits`; `bu
 `chart` and `html`; `bundlestore` finds bundles again. `examination` does all of it for one attempt, and `report` is what is kept of it.
 """
 
-__all__ = ["bundle", "bundlestore", "chart", "diagnosis", "evidence", "html", "listing", "model", "readings"]
+__all__: list[str] = []

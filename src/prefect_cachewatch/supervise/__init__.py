@@ -7,21 +7,4 @@
 `survivors` say what is open, who holds a lock and who could not be killed.
 """
 
-__all__ = [
-    "client",
-    "filelocks",
-    "guard",
-    "guarded",
-    "helper_client",
-    "janitor",
-    "open_files",
-    "output",
-    "proc",
-    "reading",
-    "run_files",
-    "run_updates",
-    "stop_tree",
-    "supervisor",
-    "survivors",
-    "tending",
-]
+__all__: list[str] = []

@@ -4,15 +4,4 @@
 `emptiness` an end without a cache, `marking` the job's marker files, `sections` parts of the report. Servers, which are done when they are ready, are in `servers`.
 """
 
-__all__ = [
-    "attached",
-    "attempt",
-    "emptiness",
-    "marking",
-    "monitor",
-    "outcomes",
-    "sections",
-    "servers",
-    "site",
-    "stall",
-]
+__all__: list[str] = []

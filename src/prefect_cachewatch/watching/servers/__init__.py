@@ -4,4 +4,4 @@
 `stopping` ends it. `matching` searches its output, by `match_process`.
 """
 
-__all__ = ["checks", "handover", "match_process", "matching", "records", "serving", "stopping", "warmup"]
+__all__: list[str] = []
