@@ -47,7 +47,7 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import Delivery
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.retry import decide_retry
-from prefect_cachewatch.supervise.survivors import await_survivors, describe_survivors, still_there
+from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.prefect_api.admission import Admission
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers

@@ -3,8 +3,8 @@
 `adopted` is the supervisor of a process that somebody else started: `adoptee` pins it; `keeper` holds the output and the locks of a server that was handed over.
 `stop_tree` is the one way to stop a tree, `tending` keeps helper processes going, `reading` reads of other processes what may never return.
 `run_files` and `run_updates` keep the state files of running guards, `janitor` clears up after runs whose guards have died.
-`guarded` runs a short command, `output` reads what a generator prints; `open_files`, `filelocks` and
-`survivors` say what is open, who holds a lock and who could not be killed.
+`guarded` runs a short command, `output` reads what a generator prints; `open_files` and
+`filelocks` say what is open and who holds a lock.
 """
 
 __all__: list[str] = []

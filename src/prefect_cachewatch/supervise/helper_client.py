@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.supervisor import StopReport, Supervised
 from prefect_cachewatch.supervise.tending import Tended
 
 __all__ = ["HelperClient", "package_parent", "running_clients", "spawn_helper"]
@@ -50,7 +50,7 @@ def running_clients() -> list[HelperClient]:
     return [client for client in made if not client.gone.is_set()]
 
 
-class HelperClient:
+class HelperClient(Supervised):
     """Base of the supervisors that keep the generator in a helper process; a thread of its own takes what that one says.
 
     Args:
@@ -59,18 +59,11 @@ class HelperClient:
         grace_s: between SIGTERM and SIGKILL, unless `stop` says otherwise.
     """
 
-    includes_roots = True
-
     stop_takes_s = 30.0  # at most, beyond the grace period
 
     def __init__(self, helper: str, cookie: str, grace_s: float = 0.0) -> None:
+        super().__init__()
         self.cookie = cookie
-        self.pid: int | None = None
-        self.root_pids: list[int] = []
-        self.leader_exit: tuple[int | None, int | None] | None = None
-        self.gone = threading.Event()
-        self.report: StopReport | None = None
-        self.notes: list[str] = []
         self._helper = helper
         self._start_ticks = 0
         self._socket: socket.socket | None = None
@@ -91,17 +84,6 @@ class HelperClient:
         self._given_up = False
         with _made_lock:  # last: whoever finds it finds it whole
             _made.add(self)
-
-    def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until nothing is left.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            How it ended, or None if it has not yet.
-        """
-        return self.report if self.gone.wait(timeout_s) else None
 
     def stop(self, grace_s: float | None = None) -> None:
         """Ask for all of it to be stopped; returns at once, `wait` says when it is gone.

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.errors import GuardError
+from prefect_cachewatch.supervise.proc import is_alive, read_stat
 
 __all__ = [
     "Launch",
@@ -23,10 +25,17 @@ __all__ = [
     "RunningServer",
     "StopReport",
     "Subject",
+    "Supervised",
     "Supervisor",
+    "await_survivors",
+    "describe_survivors",
     "exit_of",
+    "still_there",
     "wait_for_report",
 ]
+
+_LOOK_EVERY_S = 0.5
+_NAMED_MAX = 5
 
 
 @dataclass(frozen=True)
@@ -215,7 +224,32 @@ class Observed(Supervisor, Protocol):
         """End the observation and leave alone whom it observes; without effect once it is being stopped."""
 
 
-class Observer:
+class Supervised:
+    """What supervisors that wait in a thread of their own have in common; see `Supervisor`."""
+
+    includes_roots = True
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.root_pids: list[int] = []
+        self.leader_exit: tuple[int | None, int | None] | None = None
+        self.gone = threading.Event()
+        self.report: StopReport | None = None
+        self.notes: list[str] = []
+
+    def wait(self, timeout_s: float) -> StopReport | None:
+        """Wait until nothing is left, or it was let go.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            How it ended, or None if it has not yet.
+        """
+        return self.report if self.gone.wait(timeout_s) else None
+
+
+class Observer(Supervised):
     """Base of the supervisors of what somebody else started; a thread of its own runs `_observe`.
 
     Args:
@@ -223,31 +257,13 @@ class Observer:
         grace_s: seconds between SIGTERM and SIGKILL.
     """
 
-    includes_roots = True
-
     def __init__(self, what: str, grace_s: float) -> None:
-        self.pid: int | None = None
-        self.root_pids: list[int] = []
-        self.leader_exit: tuple[int | None, int | None] | None = None
-        self.gone = threading.Event()
-        self.report: StopReport | None = None
-        self.notes: list[str] = []
+        super().__init__()
         self._what, self._grace_s = what, grace_s
         self._lock = threading.RLock()  # a signal handler may ask while its own thread does
         self._asked, self._kill_by_s = "", float("inf")
         self._wake = -1
         self._thread = threading.Thread(target=self._run, name="cachewatch-adopted", daemon=True)
-
-    def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until it has ended or was let go, at most so long.
-
-        Args:
-            timeout_s: the longest wait.
-
-        Returns:
-            How it ended (`why` is exited, stop or released), or None.
-        """
-        return self.report if self.gone.wait(timeout_s) else None
 
     def stop(self, grace_s: float | None = None) -> None:
         """Ask for all of it to be stopped; returns at once, and a further call may only shorten the grace period.
@@ -314,3 +330,71 @@ class Observer:
 
     def _observe(self) -> StopReport:
         raise NotImplementedError
+
+
+def still_there(survivors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Look again at processes that could not be killed.
+
+    Args:
+        survivors: of a `StopReport`: pid, start_ticks, state and argv.
+
+    Returns:
+        Those that have not ended, with their state now. One that cannot be seen from here counts as one of them.
+
+    Example:
+        >>> still_there([{"pid": 1, "start_ticks": 123456789012, "state": "D", "argv": []}])
+        []
+    """
+    left = []
+    for one in survivors:
+        if not one["pid"] or not one["start_ticks"]:
+            left.append(dict(one))  # of a container on another host
+        elif is_alive(one["pid"], one["start_ticks"]):
+            now = read_stat(one["pid"])
+            left.append({**one, "state": now.state if now else one["state"]})
+    return left
+
+
+def await_survivors(
+    survivors: Sequence[Mapping[str, Any]],
+    timeout_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[dict[str, Any]]:
+    """Wait until none of them is left.
+
+    Args:
+        survivors: of a `StopReport`.
+        timeout_s: the longest wait.
+        clock: monotonic seconds.
+        sleep: waits.
+
+    Returns:
+        Those that are still there.
+    """
+    end_s = clock() + timeout_s
+    while (left := still_there(survivors)) and (rest_s := end_s - clock()) > 0:
+        sleep(min(_LOOK_EVERY_S, rest_s))
+    return left
+
+
+def describe_survivors(left: Sequence[Mapping[str, Any]]) -> str:
+    """Name processes that could not be killed, for a message.
+
+    Args:
+        left: of `still_there`, at least one.
+
+    Returns:
+        A clause, harmless for a terminal.
+
+    Example:
+        >>> describe_survivors([{"pid": 7, "state": "D", "argv": ["gen", "--token", "abc"]}])
+        'pid 7 (gen --token ***, state D)'
+    """
+    named = (
+        f"pid {one['pid']} ({for_terminal(' '.join(redact_argv(one['argv'])), 80)}, state {one['state']})"
+        for one in left[:_NAMED_MAX]
+    )
+    more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
+    return ", ".join(named) + more

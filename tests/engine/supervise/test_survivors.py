@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from prefect_cachewatch.supervise.proc import read_stat
-from prefect_cachewatch.supervise.survivors import await_survivors, describe_survivors, still_there
+from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 
 
 def entry(pid: int, ticks: int, state: str = "D") -> dict[str, object]:

@@ -26,11 +26,11 @@ from prefect_cachewatch.watching.servers.checks import (
     FileCheck,
     HttpCheck,
     LogSearch,
+    PatternMatcher,
     TcpCheck,
     describe_wanted,
     make_check,
 )
-from prefect_cachewatch.watching.servers.matching import PatternMatcher
 from prefect_cachewatch.watching.servers.serving import ReadyWatch, Serving
 
 
