@@ -6,9 +6,12 @@ TYPES := .venv-types
 DOCS := .venv-docs
 PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
-APART := generators or faults or slow or ui or deployments or fleet or containers or scale or peers
+APART := generators or faults or slow or ui or deployments or campaign or server or fleet or containers or scale or peers
+# Directories of which all tests are apart: several workers need not import them.
+NOTHING_HERE := tests/faults tests/containers tests/processes/peers
+WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -37,8 +40,10 @@ hooks: install ## Let git run the quick checks before each commit.
 demo: $(VENV)/.installed ## Show a healthy and a frozen generation through the real flow.
 	$(BIN)/cachewatch demo
 
+# Half of a test's time is waiting: five of them keep two cores busy. The many commands find our modules compiled.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.test ## Run the tests; ARGS="-k word" picks some.
-	$(BIN)/pytest -n 4 --dist worksteal -m 'not ($(APART))' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(NOTHING_HERE:%=--ignore=%) -m 'not ($(APART))' $(ARGS)
 
 lint: $(VENV)/.lint ## Check style and format (ruff).
 	$(BIN)/ruff check .
@@ -115,6 +120,14 @@ test-capacity: $(VENV)/.peers ## Check the planner against octave and other simu
 
 test-generators: $(VENV)/.test ## Test with real cache generators, each in an environment of its own.
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
+
+# Kills at every call, signals one by one, deadlines that are waited for: what repeats the paths of `make test` at length.
+test-campaigns: $(VENV)/.test ## Test with every kill, signal and hung reader, one by one.
+	$(BIN)/pytest -n 4 --dist worksteal -m campaign tests/engine tests/processes tests/orchestration $(ARGS)
+
+# Flows as people start them: deployments, a worker, serve(), `cachewatch generate`, and every block of the README.
+test-server: $(VENV)/.test ## Test workers, commands and the README's blocks on a real Prefect server.
+	$(BIN)/pytest -n 2 --dist worksteal -m server tests/orchestration $(ARGS)
 
 # Many generations as one, on a Prefect server with a worker: deaths, limits, cancellation, resuming.
 test-fleet: $(VENV)/.test ## Test fleets on a real Prefect server with a worker.

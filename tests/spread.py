@@ -7,10 +7,7 @@ from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
-SERVERS = (
-    "server",
-    "prefect_harness",
-)  # fixtures that start a Prefect server: 8 s of CPU for each worker that needs it
+SERVERS = ("server", "prefect_harness")  # fixtures that start a Prefect server: 6 s of CPU for each worker
 
 
 def kind_of(path: str, fixtures: Sequence[str]) -> str:
@@ -36,9 +33,10 @@ def spread(tests: Sequence[T], kind: Callable[[T], str], workers: int) -> list[T
         return list(tests)
     kinds = {name: [test for test in tests if kind(test) == name] for name in (*SERVERS, "other", "fast")}
     parts: list[list[T]] = [[] for _ in range(workers)]
-    for place, name in enumerate(SERVERS):
+    wanted = [name for name in SERVERS if kinds[name]]
+    for place, name in enumerate(wanted):
         parts[place % workers] += kinds[name]
-    free = parts[len(SERVERS) :] or parts
+    free = parts[len(wanted) :] or parts
     for place, part in enumerate(free):
         part.extend(_share(kinds["other"], place, len(free)))
     fast, left = iter(kinds["fast"]), len(tests)

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -138,6 +138,12 @@ def running(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
             if stream is not None:
                 stream.close()
         process.wait(PATIENCE_S)
+
+
+def mostly_apart(values: Iterable[T], here: Iterable[T]) -> list[Any]:
+    """Make parameters of which `make test` tries only those named here, and `make test-campaigns` the others."""
+    kept = [*here]
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.campaign) for value in values]
 
 
 def needs_root(what: str) -> None:

@@ -16,12 +16,12 @@ import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_cachewatch.config import CacheJob, ContainerSpec, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
 from prefect_cachewatch.publish.policy import PublishPolicy
 from tests.containers.engine import SHELL_IMAGE
+from tests.prefect_database import harness as prefect_harness
 from tests.support import eventually
 
 FAST = {
@@ -33,7 +33,7 @@ FAST = {
 
 @pytest.fixture(scope="module")
 def harness():
-    with prefect_test_harness(server_startup_timeout=180):
+    with prefect_harness():
         yield
 
 

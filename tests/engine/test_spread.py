@@ -17,6 +17,10 @@ def test_each_part_begins_with_what_waits_and_ends_with_fast_tests() -> None:
     assert spread(tests, kind, 2) == ["s1", "o1", "f1", "f2", "f3", "f4", "h1", "h2", "o2", "f5", "f6", "f7"]
 
 
+def test_no_part_is_kept_for_a_server_that_no_test_asks_for() -> None:
+    assert spread(["f1", "f2", "h1", "o1", "o2", "o3"], kind, 2) == ["h1", "f1", "f2", "o1", "o2", "o3"]
+
+
 def test_where_all_tests_wait_their_order_stays() -> None:
     assert spread(["o1", "s1", "h1"], kind, 3) == ["o1", "s1", "h1"]
 

@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from tests.faults.harness import living, until
+from tests.prefect_database import fresh_home
 
 BIN = Path(sys.executable).parent
 
@@ -75,6 +76,7 @@ def free_port() -> int:
 
 def start_server(home: Path, environ: dict[str, str]) -> tuple[subprocess.Popen[bytes], dict[str, str]]:
     """Start `prefect server start` on a free loopback port with a database of its own; returns it and its clients' env."""
+    fresh_home(home)
     port = free_port()
     env = {name: value for name, value in environ.items() if not name.startswith("PREFECT")} | {
         "PREFECT_HOME": str(home),

@@ -59,6 +59,7 @@ def test_a_missing_program_is_said_before_anything_is_built(tmp_path: Path, monk
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.generators
 def test_an_environment_is_built_once_and_built_anew_when_it_was_cut_off(tmp_path: Path) -> None:
     plain = Environment("plain", ("pip",), (HERE,))
     python = environments.build(plain, tmp_path)

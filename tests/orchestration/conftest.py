@@ -15,9 +15,17 @@ from typing import Any
 
 import httpx
 import pytest
-from prefect.testing.utilities import prefect_test_harness
+from tests.prefect_database import fresh_home, harness
 
 BIN = Path(sys.executable).parent
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What asks for the real server is of `make test-server`, as far as it is of no other target."""
+    for item in items:
+        if HERE in item.path.parents and "server" in item.fixturenames and not item.get_closest_marker("fleet"):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.server)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,7 +44,7 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def prefect_harness() -> Iterator[None]:
     """A temporary database and server for flows that run in this process."""
-    with prefect_test_harness(server_startup_timeout=120):
+    with harness():
         yield
 
 
@@ -139,13 +147,14 @@ def end(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Server]:
     """`prefect server start` with a database of its own."""
-    home = tmp_path_factory.mktemp("prefect")
+    home = fresh_home(tmp_path_factory.mktemp("prefect"))
     port = free_port()
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT")},
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_ENABLED": "false",
         "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "2",
         "PREFECT_SERVER_SERVICES_SCHEDULER_DEPLOYMENT_BATCH_SIZE": "10",
         "PREFECT_WORKER_QUERY_SECONDS": "2",

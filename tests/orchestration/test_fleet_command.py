@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.orchestration.conftest import Server, alive, wait_until_gone
 from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, until, write_jobs
+from tests.prefect_database import fresh_home
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
 
@@ -119,7 +120,7 @@ def test_without_a_server_a_temporary_one_serves_all_jobs(tmp_path: Path, state_
     tag = new_tag()
     path = write_jobs(tmp_path, tag, [job(f"m{n}", tag, tmp_path) for n in range(2)])
     env: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    env |= {"PREFECT_HOME": str(tmp_path / "home"), "CACHEWATCH_STATE": str(state_directory)}
+    env |= {"PREFECT_HOME": str(fresh_home(tmp_path / "home")), "CACHEWATCH_STATE": str(state_directory)}
     done = subprocess.run([*FLEET, path], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "starting a temporary Prefect server" in done.stderr

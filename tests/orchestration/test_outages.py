@@ -136,6 +136,7 @@ def run_named(name: str) -> dict[str, Any]:
     return dict(found.raise_for_status().json()[0])
 
 
+@pytest.mark.campaign
 def test_a_run_whose_worker_no_longer_reads_its_output_goes_on_to_its_own_end(tmp_path: Path) -> None:
     name, cache = f"unread-{uuid.uuid4().hex[:8]}", tmp_path / "cache"
     argv = [sys.executable, "-c", GENERATES, name, str(cache), sys.executable, "-c", GROWS, str(cache)]

@@ -32,10 +32,18 @@ FLOWS = {
     for name, value in vars(module).items()
     if isinstance(value, Flow) and value.fn.__module__ == module.__name__
 }
+# Prefect is imported once, and each call is loaded in a child of its own: nothing of ours is there before it.
 LOADS = """
-import pickle, sys, cloudpickle
-fn, args, options = cloudpickle.loads(pickle.load(sys.stdin.buffer).args[0])
-print(options["flow"].name, sorted(options["flow"].parameters.properties)[0])
+import os, pickle, sys, cloudpickle, prefect, prefect.flow_engine
+assert not [name for name in sys.modules if name.startswith("prefect_cachewatch")]
+for call in pickle.load(sys.stdin.buffer):
+    child = os.fork()
+    if not child:
+        fn, args, options = cloudpickle.loads(pickle.loads(call).args[0])
+        print(options["flow"].name, sorted(options["flow"].parameters.properties)[0], flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print("failed", flush=True)
 """
 
 
@@ -46,21 +54,35 @@ def test_all_flows_are_looked_at() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("by_value", [False, True])
-@pytest.mark.parametrize("name", FLOWS)
-def test_a_flow_is_pickled_for_the_process_of_a_run(name: str, by_value: bool) -> None:
+def pickled(flow: Any, by_value: bool) -> bytes:
     """By value is how Prefect takes along modules which are not installed: a checkout's, or a copy of ours."""
-    flow: Any = FLOWS[name]
     for module in MODULES if by_value else []:
         cloudpickle.register_pickle_by_value(module)
     try:
-        call = pickle.dumps(cloudpickle_wrapped_call(run_flow, flow=flow))
+        return pickle.dumps(cloudpickle_wrapped_call(run_flow, flow=flow))
     finally:
         for module in MODULES if by_value else []:
             cloudpickle.unregister_pickle_by_value(module)
-    done = subprocess.run([sys.executable, "-c", LOADS], input=call, capture_output=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[tuple[str, bool], str]:
+    """What a process says of each flow that it has loaded."""
+    calls = {(name, by_value): pickled(flow, by_value) for name, flow in FLOWS.items() for by_value in (False, True)}
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS], input=pickle.dumps([*calls.values()]), capture_output=True, timeout=150
+    )
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().split() == [flow.name, min(flow.parameters.properties)]
+    return dict(zip(calls, done.stdout.decode().splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("by_value", [False, True])
+@pytest.mark.parametrize("name", FLOWS)
+def test_a_flow_is_pickled_for_the_process_of_a_run(
+    name: str, by_value: bool, loaded: dict[tuple[str, bool], str]
+) -> None:
+    flow = FLOWS[name]
+    assert loaded[name, by_value].split() == [flow.name, min(flow.parameters.properties)]
 
 
 @pytest.mark.fleet

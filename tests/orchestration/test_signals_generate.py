@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.orchestration.conftest import Server
+from tests.prefect_database import fresh_home
 from tests.support import CACHEWATCH, PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
 
 LISTENER = """
@@ -110,12 +111,13 @@ def test_ctrl_c_before_the_generator_exists_cancels_the_run_and_starts_nothing(t
     assert run["state_type"] == "CANCELLED"
 
 
+@pytest.mark.server
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_ctrl_c_that_takes_the_temporary_server_along_is_a_cancellation(tmp_path: Path, name: str):
     tag, heard, number = new_tag(), tmp_path / "heard", getattr(signal, f"SIG{name}")
     env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    env |= {"PREFECT_HOME": str(tmp_path / "prefect"), "CACHEWATCH_STATE": str(tmp_path / "state")}
+    env |= {"PREFECT_HOME": str(fresh_home(tmp_path / "prefect")), "CACHEWATCH_STATE": str(tmp_path / "state")}
     said = tmp_path / "said"
     with (
         said.open("w") as stderr,

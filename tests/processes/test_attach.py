@@ -422,6 +422,7 @@ def test_a_pid_that_is_another_processs_by_now_is_no_member(started):
     assert process.poll() is None
 
 
+@pytest.mark.campaign
 def test_a_process_that_may_not_be_signalled_is_named_as_survivor(of_another_user):
     process = of_another_user()
     source = f"""

@@ -6,6 +6,7 @@ import pytest
 from tests.benchmarks.many import watch_many
 
 
+@pytest.mark.campaign
 @pytest.mark.footprint
 def test_some_watches_side_by_side_are_bounded_and_decide_each_for_itself():
     rows = {row["name"].partition(": ")[2]: row["ours"] for row in watch_many(4, poll_s=1.0, stall_s=3.0, steady_s=3.0)}

@@ -113,6 +113,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         log.close()
 
 
+@pytest.mark.campaign
 def test_prometheus_sees_a_run_grow_stall_and_end_and_the_rule_fires_with_its_cause(prometheus, tmp_path):
     cache = tmp_path / "cache"
     argv = exec_argv(
@@ -141,6 +142,7 @@ def test_prometheus_sees_a_run_grow_stall_and_end_and_the_rule_fires_with_its_ca
     assert prometheus.query("up{job='cachewatch'} == 0")
 
 
+@pytest.mark.campaign
 def test_node_exporter_takes_the_files_of_many_runs_however_short(prometheus, tmp_path):
     names = ["one", 'b "quoted" \\ name', "ünïcode"]
     for name in names:
@@ -167,6 +169,7 @@ def test_node_exporter_takes_the_files_of_many_runs_however_short(prometheus, tm
     prometheus.wait_for('ALERTS{alertname="CachewatchGeneratorFailed", cache="one", alertstate="firing"}')
 
 
+@pytest.mark.campaign
 def test_every_expression_of_the_dashboard_and_the_rules_is_one_that_prometheus_answers(prometheus, tmp_path):
     for ending in ("exit 0", "exit 3"):
         run_exec(

@@ -13,7 +13,7 @@ import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
 from prefect_cachewatch.supervise.proc import read_stat
-from support import Ran, assert_none_left, eventually, exec_argv, program, run_exec, running, tagged
+from support import Ran, assert_none_left, eventually, exec_argv, mostly_apart, program, run_exec, running, tagged
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_where_all_three_are_killed_at_once_the_next_run_finds_the_server_and_ki
     assert bench.records() == []
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("delay_s", mostly_apart([0.0, 0.05, 0.1, 0.2], [0.05]))
 def test_whenever_the_flow_process_is_killed_around_the_hand_over_the_server_is_dead_or_on_record(bench, delay_s):
     argv = exec_argv(bench.cache, *bench.options("tcp=127.0.0.1:" + str(bench.port)), command=bench.command(warm_s=0.3))
     with running(argv, env=bench.env) as process:

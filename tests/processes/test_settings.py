@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from support import CACHEWATCH, run
 
 
@@ -30,6 +32,7 @@ def test_a_command_below_another_one_does_not_write_its_report(tmp_path: Path):
     assert (tmp_path / "log.txt").read_text() == "inside\n"
 
 
+@pytest.mark.campaign
 def test_a_settings_file_that_does_not_answer_is_one_sentence_and_starts_nothing(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     options = ["--config", str(tmp_path / "fifo"), "--cache-dir", str(tmp_path / "c")]

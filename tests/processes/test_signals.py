@@ -17,7 +17,18 @@ from typing import Any
 
 import pytest
 
-from support import PATIENCE_S, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, running, tagged
+from support import (
+    PATIENCE_S,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    mostly_apart,
+    new_tag,
+    program,
+    run_exec,
+    running,
+    tagged,
+)
 
 WELL = (
     "--allow-empty",
@@ -186,7 +197,7 @@ def test_a_signal_that_comes_before_the_command_is_started_waits_for_it(tmp_path
 # What ends the run
 
 
-@pytest.mark.parametrize("name", ENDING)
+@pytest.mark.parametrize("name", mostly_apart(ENDING, ["INT", "QUIT", "TERM"]))
 def test_every_other_signal_that_ends_a_process_cancels_with_a_report(tmp_path, name):
     number = getattr(signal, f"SIG{name}")
     with listening(tmp_path) as run:
@@ -335,6 +346,7 @@ def test_ctrl_z_stops_the_tree_with_us_and_fg_continues_it(tmp_path, name):
         assert run.end() == 0
 
 
+@pytest.mark.campaign
 def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
     with listening(tmp_path, "--first-write-within", "5s", "--max-duration", "60s", "--poll", "0.5s") as run:
         for _ in range(3):
@@ -347,7 +359,7 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
         assert run.end() == 0, run.process.stderr.read()
 
 
-@pytest.mark.parametrize("poll", ["0.2s", "1s"])
+@pytest.mark.parametrize("poll", mostly_apart(["0.2s", "1s"], ["0.2s"]))
 def test_a_watcher_that_was_stopped_by_force_makes_no_stall_of_the_gap(tmp_path, poll):
     with listening(tmp_path, "--first-write-within", "5s", "--poll", poll) as run:
         for _ in range(2):
@@ -396,7 +408,9 @@ def test_a_suspended_run_that_is_killed_leaves_nobody(tmp_path):
 # What the guards get
 
 
-@pytest.mark.parametrize("name", ["USR1", "USR2", "ALRM", "QUIT", "TSTP", "PIPE", "PROF", "RTMIN"])
+@pytest.mark.parametrize(
+    "name", mostly_apart(["USR1", "USR2", "ALRM", "QUIT", "TSTP", "PIPE", "PROF", "RTMIN"], ["USR1", "TSTP"])
+)
 def test_a_signal_to_every_process_of_a_job_ends_no_helper(tmp_path, name):
     number = getattr(signal, f"SIG{name}")
     with listening(tmp_path) as run:
@@ -411,7 +425,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_helper(tmp_path, name):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
+@pytest.mark.parametrize("name", mostly_apart(["TERM", "INT", "HUP"], ["TERM"]))
 def test_an_ending_signal_to_a_guard_is_told(tmp_path, name, which):
     with listening(tmp_path) as run:
         os.kill(guards(run.process.pid)[which], getattr(signal, f"SIG{name}"))

@@ -74,6 +74,7 @@ def ended(cache: Path, command: list[str], stdout: int, stderr: int) -> tuple[in
     return status, json.loads(report.read_text())
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
 @pytest.mark.parametrize("streams", ["error", "both"])
 def test_a_stall_is_decided_ended_and_reported_though_nobody_reads_what_is_said(cache, where, streams):
@@ -86,6 +87,7 @@ def test_a_stall_is_decided_ended_and_reported_though_nobody_reads_what_is_said(
     assert tagged(tag) == []
 
 
+@pytest.mark.campaign
 def test_a_generator_whose_output_nobody_reads_is_stopped_in_time_all_the_same(cache):
     tag = new_tag()
     flood = "import os, threading\nthreading.Thread(target=lambda: os.write(1, b'x' * (8 << 20)), daemon=True).start()"
@@ -96,6 +98,7 @@ def test_a_generator_whose_output_nobody_reads_is_stopped_in_time_all_the_same(c
     assert tagged(tag) == []
 
 
+@pytest.mark.campaign
 def test_a_note_that_nobody_reads_does_not_hold_up_output_that_is_read(cache):
     tag = new_tag()
     source = f"""

@@ -113,6 +113,7 @@ def test_output_is_a_command_s(cache):
         watch(AttachJob(pid=1, cache_dirs=[cache]), show_output=True)
 
 
+@pytest.mark.campaign
 def test_the_example_of_the_page_runs(tmp_path):
     (code,) = [
         block

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.prefect_database import fresh_home
 
 pytestmark = [pytest.mark.ui, pytest.mark.timeout(400)]
 
@@ -54,7 +55,7 @@ def site():
     binaries = Path(sys.executable).parent
     env = {
         **os.environ,
-        "PREFECT_HOME": str(root / "home"),
+        "PREFECT_HOME": str(fresh_home(root / "home")),
         "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "CACHEWATCH_STATE": str(root / "state"),

@@ -298,6 +298,7 @@ def test_an_engines_refusal_has_its_own_words(short_path):
         assert engine.pause("x", 5.0) is False
 
 
+@pytest.mark.campaign
 def test_a_container_that_nobody_can_say_anything_of_is_a_survivor_after_a_bounded_time(short_path):
     with fake_engine(short_path, b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n") as engine:
         began_s = time.monotonic()

@@ -89,6 +89,7 @@ def root():
         yield path
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_whatever_call_the_storage_refuses_nothing_is_lost_and_nothing_partial_current(

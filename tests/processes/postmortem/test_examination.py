@@ -131,6 +131,7 @@ def test_no_secret_reaches_any_output(env, tmp_path):
     assert f"{tmp_path}/of-***/***" in [entry["path"] for entry in report["listing"]["entries"]]
 
 
+@pytest.mark.campaign
 def test_the_stop_comes_in_time_though_the_file_system_hangs(hang_with_mounts, fuse, tmp_path):
     # In a mount namespace: the generator's cache hangs once it has written, evidence and stop go on.
     script = tmp_path / "hung.py"

@@ -55,6 +55,7 @@ def small_tmpfs(tmp_path):
         subprocess.run(["umount", "-l", point], check=True)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_phase_is_measured_at_every_concurrency_and_nothing_is_left(tmp_path, engine):
     saved = []
@@ -346,6 +347,7 @@ def test_on_a_terminal_a_bar_shows_how_far_it_is(place):
     assert b"Traceback" not in seen
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_keeps_what_was_measured_marked_as_partial(place, engine, number, status):
@@ -410,6 +412,7 @@ def test_fio_does_not_outlive_a_probe_that_was_killed(tmp_path):
     assert alive == []
 
 
+@pytest.mark.campaign
 def test_even_a_killed_probe_leaves_the_concurrencies_it_had_measured(place):
     run = cachewatch(
         "probe", "../disk", "--size", "16MiB", "--time", "60s", "--max-concurrency", "64", "--keep-free", "0",

@@ -163,6 +163,7 @@ lines = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(900)
 @settings(max_examples=100)
 @given(lines, st.sampled_from(["", "exited", "stopped"]), st.one_of(st.none(), st.floats(0, 800)), st.booleans())

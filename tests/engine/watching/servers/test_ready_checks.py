@@ -321,6 +321,7 @@ def test_a_line_that_is_waited_for_is_found_beside_one_that_takes_too_long(log_s
     assert search.look() is None
 
 
+@pytest.mark.campaign
 def test_a_pattern_that_is_always_too_dear_is_given_up_in_bounded_time(log_search):
     search = log_search(COSTLY)
     for _ in range(40):
