@@ -26,11 +26,13 @@ asyncio.run(provide_database_interface().create_db())
 @contextlib.contextmanager
 def harness() -> Iterator[None]:
     """Have Prefect's test harness with such a database, for flows that run in this process."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
     from prefect.testing import utilities  # 2 s of CPU, for those who want it
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilities, "mkdtemp", lambda: str(fresh_home(Path(tempfile.mkdtemp()), "prefect-test.db")))
-        with utilities.prefect_test_harness(server_startup_timeout=180):
+        # A flow's end waits a second for its heartbeat thread, and no test here needs it.
+        with utilities.prefect_test_harness(180), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
             yield
 
 

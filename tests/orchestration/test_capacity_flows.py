@@ -15,7 +15,6 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 from prefect.concurrency.sync import concurrency
 from prefect.runtime import flow_run
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.variables import Variable
 
 from prefect_cachewatch.capacity.history import RunRecord
@@ -30,13 +29,6 @@ from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, stor
 pytestmark = [pytest.mark.usefixtures("prefect_harness"), pytest.mark.timeout(180)]
 
 LOGGER = logging.getLogger("tests.capacity")
-
-
-@pytest.fixture(autouse=True)
-def _no_heartbeats():
-    """A flow's end waits a second for its heartbeat thread, and no test here needs it."""
-    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
 
 
 CACHES = WorkloadClass(name="caches", burst_bytes=2e9, think_s=10, bursts_per_job=5, jobs=20)

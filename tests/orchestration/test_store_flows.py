@@ -19,6 +19,7 @@ import pytest
 from prefect import State
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
+from tests.support import mostly_apart
 
 from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.deployment import deploy_cache
@@ -239,7 +240,7 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
 
 
-@pytest.mark.parametrize("code", [CUTS, LIES], ids=["cuts", "lies"])
+@pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
 def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
     state = run(job(code, str(mark)), policy(store, suspect_window_s=0), retry=AGAIN)
@@ -257,6 +258,7 @@ def test_cut_files_are_published_only_where_the_user_insists_on_keeping_them(sto
     assert state.name == "VerificationFailed", "the danger is real: only the size told"
 
 
+@pytest.mark.campaign
 def test_a_clean_retry_keeps_nothing(store: CacheStore, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     clean = AGAIN.model_copy(update={"on_retry": "clean"})
@@ -329,7 +331,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
             subprocess.run(["chattr", "-i", cut], check=True)
 
 
-@pytest.mark.parametrize("code", [CUTS, LIES], ids=["cuts", "lies"])
+@pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
 def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
     report = tmp_path / "report.json"

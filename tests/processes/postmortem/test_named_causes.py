@@ -398,6 +398,7 @@ def test_reading_the_output_of_ones_own_child_is_not_waiting_for_input(hang, tmp
     assert found["category"] == "waiting_for_child"
 
 
+@pytest.mark.campaign
 def test_more_mapped_pages_than_memory_is_memory_pressure(hang, python, tmp_path, limited):
     code = (
         f"f = open('{tmp_path}/big', 'w+b'); [f.write(bytes(1 << 20)) for _ in range(96)]; f.flush(); os.fsync(f.fileno())\n"

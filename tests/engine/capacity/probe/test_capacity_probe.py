@@ -71,6 +71,7 @@ def test_every_phase_is_measured_at_every_concurrency_and_nothing_is_left(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_probe_that_is_stopped_ends_soon_keeps_its_figures_and_cleans_up(tmp_path, engine):
     stop = Event()
@@ -95,6 +96,7 @@ def test_a_probe_that_is_stopped_ends_soon_keeps_its_figures_and_cleans_up(tmp_p
     assert not [child for child in psutil.Process().children(recursive=True) if child.name() == "fio"]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_whatever_ends_the_probe_its_directory_goes(tmp_path, engine, error):

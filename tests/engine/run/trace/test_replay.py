@@ -248,6 +248,7 @@ def test_a_stall_is_said_exactly_one_window_after_a_growth(waits, poll_s, window
         assert any(b - a == window_s for a, b in itertools.pairwise(times[1:]))
 
 
+@pytest.mark.campaign
 @settings(max_examples=100, deadline=None)
 @given(gaps, st.sampled_from([0.5, 3.0, 15.0]))
 def test_windows_that_are_called_enough_stop_nothing_and_are_no_longer_than_needed(waits, poll_s):

@@ -130,6 +130,7 @@ def test_a_body_that_never_ends_takes_no_longer_than_a_look_may(address: str):
     assert time.monotonic() - began_s < 20
 
 
+@pytest.mark.campaign
 def test_headers_that_never_end_take_no_longer_than_a_look_may(address: str):
     check = HttpCheck(ReadyOnHttp(url=f"{address}/drip-headers", timeout_s=0.5))
     for _ in range(6):  # what was asked before is cut, so that the next look is a new one
