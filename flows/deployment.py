@@ -8,12 +8,13 @@ current before becomes so again, and the run ends Failed with both reasons.
 # annotations that are strings find no names to mean, and every run fails.
 
 import os
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed, Failed
 
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
+from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.generation import GenerationSummary, final_state, generate_cache
 from prefect_cachewatch.metrics.settings import Metrics
@@ -35,13 +36,13 @@ _NOT_STAGED = "deploy_cache needs staged publishing into a store: in place there
 def deploy_cache(
     job: CacheJob,
     publish: PublishPolicy,
-    health: HealthCheck | None = None,
+    health: Annotated[HealthCheck | None, OFF] = None,
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
     stop: StopPolicy = StopPolicy(),  # noqa: B008
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
     outputs: Outputs = Outputs(),  # noqa: B008
-    storage: Storage | None = None,
-    metrics: Metrics | None = None,
+    storage: Annotated[Storage | None, OFF] = None,
+    metrics: Annotated[Metrics | None, OFF] = None,
 ) -> State[Any]:
     """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
 

@@ -15,7 +15,7 @@ import contextlib
 import random
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
@@ -28,6 +28,7 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
+from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import complete_job
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
@@ -102,11 +103,11 @@ def generate_cache(
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
     stop: StopPolicy = StopPolicy(),  # noqa: B008
     retry: RetryPolicy = RetryPolicy(),  # noqa: B008
-    publish: PublishPolicy | None = None,
+    publish: Annotated[PublishPolicy | None, OFF] = None,
     outputs: Outputs = Outputs(),  # noqa: B008
-    storage: Storage | None = None,
-    metrics: Metrics | None = None,
-    profile: dict[str, Any] | None = None,
+    storage: Annotated[Storage | None, OFF] = None,
+    metrics: Annotated[Metrics | None, OFF] = None,
+    profile: Annotated[dict[str, Any] | None, OFF] = None,
 ) -> State[Any]:
     """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
 

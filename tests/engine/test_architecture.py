@@ -23,6 +23,7 @@ PURE = [
     "config",
     "config.attach",
     "config.container",
+    "config.forms",
     "config.job",
     "config.outputs",
     "config.policies",

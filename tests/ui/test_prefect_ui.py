@@ -287,3 +287,49 @@ def test_the_block_has_a_form_whose_fields_explain_themselves(site, browser, pic
     for words in ("Cache Generation", "Name of the cache, for example", "Working directory of the generator"):
         browser.wait_for(f"document.body.innerText.includes({words!r})", 60)
     browser.screenshot(pictures / f"block-{ui}.png")
+
+
+FORM = """
+from prefect import get_client
+from prefect.utilities.callables import parameter_schema
+from prefect_cachewatch.flows.generation import generate_cache
+with get_client(sync_client=True) as client:
+    print(client.create_deployment(
+        flow_id=client.create_flow(generate_cache), name="form", path="/",
+        entrypoint="prefect_cachewatch.flows.generation.generate_cache", pull_steps=[],
+        parameter_openapi_schema=parameter_schema(generate_cache.fn).model_dump(), enforce_parameter_schema=True,
+    ))
+"""
+
+
+@pytest.mark.parametrize("ui", ["v1", "v2"])
+def test_the_run_form_opens_without_a_null_and_is_taken_as_it_opens(site, browser, pictures, ui):
+    import httpx
+
+    from prefect_cachewatch.config import CacheJob, RetryPolicy, StallPolicy
+
+    address = f"http://127.0.0.1:{site['port']}"
+    env = {**os.environ, "PREFECT_API_URL": f"{address}/api"}
+    made = subprocess.run(
+        [sys.executable, "-c", FORM], env=env, check=True, timeout=120, capture_output=True, text=True
+    )
+    deployment = made.stdout.split()[-1]
+    browser.open(f"{address}{'/v2' if ui == 'v2' else ''}/deployments/deployment/{deployment}/run", 1400, 4400)
+    for words in ("Stall after (seconds, or 5m)", "Advanced: churn after", "Container"):
+        browser.wait_for(f"document.body.innerText.includes({words!r})", 60)
+    browser.wait_for("document.querySelector('textarea')")
+    browser.screenshot(pictures / f"form-{ui}.png")
+    assert 'type "None"' not in browser.text()
+    browser.write("textarea", name := f"formed-{ui}")
+    browser.click("Submit")
+
+    def parameters() -> list[dict[str, Any]]:
+        body = {"deployments": {"id": {"any_": [deployment]}}, "limit": 50}
+        runs = httpx.post(f"{address}/api/flow_runs/filter", json=body, timeout=10).json()
+        return [run["parameters"] for run in runs if run["parameters"]["job"]["name"] == name]
+
+    _wait(parameters, 60)
+    (sent,) = parameters()
+    assert CacheJob(**{**sent["job"], "command": ["true"]}) == CacheJob(name=name, command=["true"])
+    assert StallPolicy(**sent["stall"]) == StallPolicy() and RetryPolicy(**sent["retry"]) == RetryPolicy()
+    assert [sent[name] for name in ("publish", "storage", "metrics", "profile")] == [None] * 4

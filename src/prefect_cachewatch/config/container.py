@@ -118,6 +118,16 @@ class DeviceMapping(_Shorthand):
 class ContainerSpec(InputModel):
     """The container that a job's generator runs in; `privileged` and the host's pid namespace are not offered."""
 
+    ADVANCED = (
+        "ulimits",
+        "group_add",
+        "labels",
+        "init",
+        "pull_idle_s",
+        "engine",
+        "measure_image",
+    )
+
     # The command hands it to the process that runs it as it is, with its methods, not as plain values.
     stays_a_model: ClassVar[bool] = True
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
+from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
 from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, prefer_any_of
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
@@ -39,6 +40,14 @@ class MarkerFiles(InputModel):
 
 class CacheJob(InputModel):
     """One tensor-cache generation: what to run, and which directories to watch grow."""
+
+    ADVANCED = (
+        "strict_secrets",
+        "ignore",
+        "wait_for",
+        "allow_empty",
+        "markers",
+    )
 
     name: str = Field(
         min_length=1,
@@ -95,10 +104,10 @@ class CacheJob(InputModel):
         json_schema_extra=prefer_any_of,
         description="When the job is done: its exit, or for a server the moment at which it is ready.",
     )
-    markers: MarkerFiles | None = Field(
+    markers: Annotated[MarkerFiles | None, OFF] = Field(
         default=None, description="Marker files that are written at the start and at the end; default none."
     )
-    container: ContainerSpec | None = Field(
+    container: Annotated[ContainerSpec | None, OFF] = Field(
         default=None, description="Run the generator in a container of this image, through Docker's or podman's API."
     )
 

@@ -14,6 +14,16 @@ __all__ = ["RetryPolicy", "StallPolicy", "StopPolicy"]
 class StallPolicy(InputModel):
     """When silence is a stall. All times in seconds."""
 
+    ADVANCED = (
+        "warmup_within_s",
+        "min_growth_bytes",
+        "progress",
+        "churn_after_s",
+        "adaptive",
+        "unresponsive_after_s",
+        "attribute_cache_s",
+    )
+
     stall_after_s: Duration = Field(
         default=300,
         ge=0.2,
@@ -95,6 +105,14 @@ class StopPolicy(InputModel):
 
 class RetryPolicy(InputModel):
     """Whether and when a failed attempt is made again; bad input never is."""
+
+    ADVANCED = (
+        "factor",
+        "max_backoff_s",
+        "jitter",
+        "no_progress_attempts",
+        "retry_exit_codes",
+    )
 
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all, the first included.")
     backoff_s: Duration = Field(default=30, ge=0, le=86400, description="Pause before the second attempt.")

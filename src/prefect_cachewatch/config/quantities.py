@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -30,6 +30,7 @@ from prefect_cachewatch.common.units import (
     parse_bytes,
     parse_duration,
 )
+from prefect_cachewatch.config.forms import draw_fields
 
 __all__ = [
     "DURATION",
@@ -73,9 +74,9 @@ class Quantity:
         number = handler(schema)
         if handler.mode == "serialization":
             return number
-        text = {"type": "string", "pattern": self.pattern, "maxLength": QUANTITY_CHARACTERS}
+        text = {"title": "text", "type": "string", "pattern": self.pattern, "maxLength": QUANTITY_CHARACTERS}
         first, *others = number.get("anyOf", [number])
-        return {"anyOf": [first, text, *others]}
+        return {"anyOf": [{"title": "number", **first}, text, *others]}
 
     def read(self, value: Any) -> Any:
         """Make a number of a text; whatever is no text is left to the field's own check."""
@@ -111,9 +112,23 @@ def quantity_of(field: FieldInfo) -> Quantity | None:
 
 
 class InputModel(BaseModel):
-    """A model that people write: frozen, and unknown fields are errors."""
+    """A model that people write: frozen, and unknown fields are errors.
+
+    Attributes:
+        ADVANCED: fields that few people set; a run form shows them last.
+    """
+
+    ADVANCED: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        written = handler(schema)
+        own = handler.resolve_ref_schema(written)
+        if handler.mode == "validation" and "properties" in own:
+            own["properties"] = draw_fields(own["properties"], cls.ADVANCED)
+        return written
 
 
 def check_absolute(paths: Iterable[Path]) -> None:

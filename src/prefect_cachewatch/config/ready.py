@@ -105,6 +105,13 @@ class ReadyOnExit(InputModel):
 class _Server(InputModel):
     """What all jobs that start a server have in common."""
 
+    ADVANCED = (
+        "check_every_s",
+        "timeout_s",
+        "warmup_begins_log",
+        "warmup_begins_file",
+    )
+
     then: Literal["leave_running", "stop"] = Field(
         default="leave_running",
         description="When ready - leave_running: hand the server over, it goes on without its guard until "

@@ -25,6 +25,24 @@ _Globs = Annotated[list[_Glob], Field(max_length=1000)]
 class PublishPolicy(InputModel):
     """How a generated cache becomes the one that is used: key, checks, activation, clean-up."""
 
+    ADVANCED = (
+        "temporary",
+        "ignore",
+        "allow_empty",
+        "min_size_ratio",
+        "max_size_ratio",
+        "on_size_change",
+        "check_timeout_s",
+        "verify",
+        "suspects",
+        "accept",
+        "suspect_window_s",
+        "adopt_abandoned",
+        "keep_quarantined",
+        "quarantine_max_bytes",
+        "gc_grace_s",
+    )
+
     store: Path | None = Field(
         default=None,
         description="Root of the store to publish into; an absolute path, needed in staged mode.",

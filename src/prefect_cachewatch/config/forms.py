@@ -1,0 +1,83 @@
+"""How the fields of input models look in the run forms of Prefect's two UIs.
+
+Both draw one tab for each alternative of a field that may be several things, and for a null that is chosen the sentence
+`Property is type "None"`. An enumeration of null alone lets the server admit null, and no form chooses it by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+__all__ = ["OFF", "draw_fields", "field_title"]
+
+_NULL = {"enum": [None], "title": "default"}
+_UNITS = {"_s": " (seconds, or 5m)", "_bytes": " (bytes, or 4GiB)"}
+
+
+class _Off:
+    """A field that is a model or null: the form opens on `off`, and the empty object that this sends means null."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda given: None if given == {} else given, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        field = handler(schema)
+        if handler.mode == "serialization":
+            return field
+        off = {"title": "off", "type": "object", "properties": {}, "maxProperties": 0}
+        return {"anyOf": [off, *_without_null(field), _NULL]}
+
+
+OFF = _Off()
+
+
+def field_title(name: str) -> str:
+    """Make a field's title of its name, with the unit of a number.
+
+    Example:
+        >>> field_title("stall_after_s")
+        'Stall after (seconds, or 5m)'
+    """
+    unit = next((ending for ending in _UNITS if name.endswith(ending)), "")
+    words = name.removesuffix(unit).replace("_", " ")
+    return words[:1].upper() + words[1:] + _UNITS.get(unit, "")
+
+
+def draw_fields(fields: dict[str, JsonSchemaValue], advanced: Collection[str]) -> dict[str, JsonSchemaValue]:
+    """Give the fields of a model's JSON schema their titles, and no field a null that a form would show.
+
+    Args:
+        fields: by name.
+        advanced: names of those that stand last, and say so.
+
+    Returns:
+        The fields in the order of the form.
+    """
+    drawn = {name: _draw(name, fields[name]) for name in sorted(fields, key=lambda name: name in advanced)}
+    for name in advanced:
+        drawn[name]["title"] = f"Advanced: {drawn[name]['title'][:1].lower()}{drawn[name]['title'][1:]}"
+    return drawn
+
+
+def _draw(name: str, field: JsonSchemaValue) -> JsonSchemaValue:
+    field = {**field, "title": field_title(name)}
+    if field.get("default", ...) is not None or any("$ref" in each for each in field.get("anyOf", [])):
+        return field
+    del field["default"]
+    kinds = _without_null(field)
+    if len(kinds) == 1:
+        # Prefect's server admits null for what has a type and no default.
+        del field["anyOf"]
+        return {**kinds[0], **field}
+    return {**field, "anyOf": [*kinds, _NULL]}
+
+
+def _without_null(field: JsonSchemaValue) -> list[JsonSchemaValue]:
+    return [each for each in field["anyOf"] if each.get("type") != "null"]
