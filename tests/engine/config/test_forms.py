@@ -67,9 +67,9 @@ def test_the_server_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
 
 
 def test_off_is_null() -> None:
-    assert CacheJob(name="llama", container={}, markers={}) == CacheJob(name="llama")  # type: ignore[arg-type]
-    found = generate_cache.validate_parameters({"job": {"name": "llama"}, "publish": {}, "storage": {}, "profile": {}})
+    job = {"name": "llama", "command": ["true"], "cache_dirs": ["/mnt/cache"]}
+    assert CacheJob.model_validate({**job, "container": {}, "markers": {}}) == CacheJob.model_validate(job)
+    found = generate_cache.validate_parameters({"job": job, "publish": {}, "storage": {}, "profile": {}})
     assert [found[name] for name in ("publish", "storage", "profile")] == [None] * 3
-    assert generate_cache.validate_parameters({"job": {"name": "x"}, "storage": "nfs"})["storage"] == Storage(
-        name="nfs"
-    )
+    found = generate_cache.validate_parameters({"job": job, "storage": "nfs"})
+    assert found["storage"] == Storage(name="nfs")
