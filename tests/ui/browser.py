@@ -92,7 +92,7 @@ class Browser:
         place = self.evaluate(
             "(() => { const found = [...document.querySelectorAll('body *')].filter((e) => e.innerText !== undefined &&"
             f" e.innerText.trim() === {json.dumps(words)} && e.getClientRects().length).pop();"
-            " if (!found) return null; found.scrollIntoView({block: 'center'});"
+            " if (!found) return null; found.scrollIntoView({block: 'center', behavior: 'instant'});"
             " const r = found.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         assert place is not None, f"nothing shows {words!r}\n{self.text()[:2000]}"
