@@ -322,7 +322,7 @@ class Observer(Supervised):
 
     def _run(self) -> None:
         try:
-            self.report = self._observe()
+            self.report: StopReport | None = self._observe()
         except Exception as error:  # noqa: BLE001 - whoever waits must not wait for ever
             self.notes.append(f"the {self._what} is no longer observed: {type(error).__name__}: {error}")
         finally:
