@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.options.profile_choice import complete_profile, split_parameters
+from prefect_cachewatch.cli.options.profile_choice import complete_profile, split_profile
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
@@ -33,13 +33,11 @@ def command(profile: str | None, values: tuple[str, ...], as_json: bool) -> int:
             )
         _list(as_json)
         return 0
-    name, _, rest = profile.partition(",")
-    pairs = [*(rest.split(",") if rest else ()), *values]
-    kind = find_profile(name)
-    if pairs:
-        _show_settings(make_profile(name, split_parameters(pairs)).resolve(), as_json)
+    name, parameters = split_profile(profile, values)
+    if parameters:
+        _show_settings(make_profile(name, parameters).resolve(), as_json)
     else:
-        _show_parameters(kind, as_json)
+        _show_parameters(find_profile(name), as_json)
     return 0
 
 

@@ -42,7 +42,7 @@ def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, publis
     if trace is not None:
         from prefect_cachewatch.run.trace.recorder import trace_path  # noqa: PLC0415 - most runs are not recorded
 
-        trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job)
+        trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job.name)
     if (log, report, trace) != (None, None, None):
         check = functools.partial(
             check_outputs,
@@ -79,7 +79,11 @@ def check_outputs(
     Raises:
         InputError: two are one regular file; or one lies in a cache directory where it must not.
     """
-    named = [(what, path) for what, path in (("log", log), ("report", report), ("trace", record)) if path is not None]
+    named = [
+        (what, path)
+        for what, path in (("log file", log), ("report file", report), ("trace", record))
+        if path is not None
+    ]
     seen: dict[object, tuple[str, Path]] = {}
     for what, path in named:
         if (key := _identity(path)) is None:
@@ -87,11 +91,11 @@ def check_outputs(
         other, first = seen.setdefault(key, (what, path))
         if other != what:
             raise InputError(
-                f"{other} file {for_terminal(str(first))} and {what} file {for_terminal(str(path))} are one and the same "
+                f"{other} {for_terminal(str(first))} and {what} {for_terminal(str(path))} are one and the same "
                 "file: name another one for each"
             )
     for what, path in named:
-        if what == "log" or published:
+        if what != "report file" or published:
             _require_outside(what, path, cache_dirs, ignore)
 
 
@@ -111,10 +115,11 @@ def _require_outside(what: str, path: Path, cache_dirs: Sequence[Path], ignore: 
         root = Path(os.path.realpath(directory))
         if where.is_relative_to(root):
             below = os.path.join("", *where.parent.relative_to(root).parts, "")
-            if what == "log" and ignored is not None and ignored(path.name, below):
+            if what == "log file" and ignored is not None and ignored(path.name, below):
                 continue
-            why, name = ("count as growth", ", or name it *.log") if what == "log" else ("be a part of it", "")
+            why = "be a part of it" if what == "report file" else "count as growth"
+            name = ", or name it *.log" if what == "log file" else ""
             raise InputError(
-                f"{what} file {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
+                f"{what} {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
                 f"would {why}: put it elsewhere{name}"
             )

@@ -14,7 +14,7 @@ from prefect_cachewatch.errors import InputError
 if TYPE_CHECKING:
     from prefect_cachewatch.config.profiles.base import ProfileSettings
 
-__all__ = ["PROFILE_OPTIONS", "complete_profile", "profile_from", "split_parameters"]
+__all__ = ["PROFILE_OPTIONS", "complete_profile", "profile_from", "split_profile"]
 
 
 def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -54,29 +54,29 @@ def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
         return None
     from prefect_cachewatch.config.profiles.registry import make_profile  # noqa: PLC0415 - most runs have none
 
-    name, _, rest = options["profile"].partition(",")
-    pairs = [*(rest.split(",") if rest else ()), *values]
-    return make_profile(name, split_parameters(pairs)).resolve()
+    return make_profile(*split_profile(options["profile"], values)).resolve()
 
 
-def split_parameters(pairs: Sequence[str]) -> dict[str, str]:
-    """Split the parameters of a profile.
+def split_profile(profile: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Split a profile as it is written.
 
     Args:
-        pairs: KEY=VALUE each; `-` in a key stands for `_`.
+        profile: NAME, or NAME,KEY=VALUE,...; `-` in a key stands for `_`.
+        values: further KEY=VALUE.
 
     Returns:
-        Values by key.
+        The name, and values by key.
 
     Raises:
-        InputError: one is none, or a key comes twice.
+        InputError: one is no parameter, or a key comes twice.
 
     Example:
-        >>> split_parameters(["model=x", "host-volume=/mnt/a=b"])
-        {'model': 'x', 'host_volume': '/mnt/a=b'}
+        >>> split_profile("vllm,model=x", ["host-volume=/mnt/a=b"])
+        ('vllm', {'model': 'x', 'host_volume': '/mnt/a=b'})
     """
+    name, _, rest = profile.partition(",")
     found: dict[str, str] = {}
-    for pair in pairs:
+    for pair in [*(rest.split(",") if rest else ()), *values]:
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:
@@ -86,4 +86,4 @@ def split_parameters(pairs: Sequence[str]) -> dict[str, str]:
         if key in found:
             raise InputError(f"the profile's parameter {for_terminal(key, 60)} is given twice: leave one out")
         found[key] = value
-    return found
+    return name, found

@@ -12,7 +12,6 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import file_stem, for_terminal
@@ -21,9 +20,6 @@ from prefect_cachewatch.run.trace.files import TraceWriter, check_trace_path, fo
 from prefect_cachewatch.run.trace.rows import Event, TraceRow
 from prefect_cachewatch.watching.attempt import Watch
 
-if TYPE_CHECKING:
-    from prefect_cachewatch.config import CacheJob
-
 __all__ = ["TraceRecorder", "attempt_path", "trace_path"]
 
 _OPEN_S = 10.0
@@ -31,30 +27,23 @@ _CLOSE_S = 11.0  # the last row and the end of the file may each be waited for
 _WAITING_MAX = 10_000
 
 
-def trace_path(path: Path, job: CacheJob) -> Path:
+def trace_path(path: Path, name: str) -> Path:
     """Say which file a run is recorded to, and see that it can be.
 
     Args:
         path: a file that does not exist, or a directory, in which the file is named by job and time.
-        job: with its cache directories.
+        name: of the job.
 
     Returns:
         The file, absolute.
 
     Raises:
-        InputError: it exists, cannot be written, or lies in a cache directory.
+        InputError: it exists, or cannot be written.
     """
     if path.is_dir():
-        path = path / f"{file_stem(job.name)}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.csv"
+        path = path / f"{file_stem(name)}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}.csv"
     check_trace_path(path)
-    where = Path(os.path.realpath(path.parent), path.name)
-    for directory in job.cache_dirs:
-        if where.is_relative_to(os.path.realpath(directory)):
-            raise InputError(
-                f"trace {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it would "
-                "count as growth: put it elsewhere"
-            )
-    return where
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def attempt_path(path: Path, attempt: int) -> Path:
