@@ -295,7 +295,7 @@ def test_a_pause_within_the_window_is_suspected_and_forgiven(cache):
         (["--grace", "2h"], "--grace 2 h is out of range: give at most 1 h"),
         (["--max-duration", "0s"], "--max-duration 0 s is out of range: give at least 0.2 s"),
         (["--min-growth", "lots"], "Invalid value for '--min-growth': 'lots' is not a size: write it like 4096, 4KiB or 10MB"),
-        (["--min-growth", "0"], "--min-growth: input should be greater than or equal to 1"),
+        (["--min-growth", "0"], "--min-growth 0 B is out of range: give at least 1 B"),
         (["--progress", "hope"], "Invalid value for '--progress': 'hope' is not one of 'bytes', 'any'."),
         (["--env", "NOVALUE"], "--env 'NOVALUE' is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"),
         (["--env", "1A=x"], "--env: string should match pattern"),
