@@ -1,7 +1,7 @@
-"""What every room needs: text and units, files and directories of ours, what people write and how it is refused.
+"""Shared by every package: text and units, cachewatch's own files and directories, and errors about user input.
 
-Files and directories of ours (`files`, `directories`), who touches them while a generator runs (`aside`, `pinned`), what
-removes files (`removal`), the mount table (`mounts`), and `tuples`.
+`files` and `directories` write cachewatch's own files. `aside` and `pinned` keep file access safe while a generator
+runs. `removal` removes files, `mounts` reads the mount table, and `tuples` makes named tuples.
 """
 
 __all__: list[str] = []

@@ -1,14 +1,15 @@
-"""Access to files that may hang, in processes that can be left behind: the one rule for what this package reads and writes.
+"""Access to files that may hang, in child processes that can be abandoned. All file access of this package goes here.
 
-While a generator runs, the process that decides opens, stats, writes and removes nothing itself: a call into a file
-system that has stopped answering never returns, and neither a thread nor a signal gets anybody out of it. A server is
-made before the start, single-threaded and with all that it needs in memory; each request gets a fork of it, which does
-the access and answers. Whoever asked waits so long and no longer. Standard library only.
+While a generator runs, the supervising process opens, stats, writes and removes nothing itself. A call into a file
+system that has stopped answering never returns, and neither a thread nor a signal can interrupt it. So a server is made
+before the start, while the process is single-threaded, with everything it needs in memory. Each request gets a fork of
+the server, which accesses the file and answers. The caller waits until its deadline and no longer. Standard library
+only.
 """
 
 from __future__ import annotations
 
-import _pickle as pickle  # without the one in Python: a quarter of a megabyte in each of two processes
+import _pickle as pickle  # the Python version of pickle would cost a quarter of a megabyte in each of two processes
 import errno
 import gc
 import os
@@ -37,25 +38,25 @@ AHEAD_S = 10.0
 
 
 class Files(Protocol):
-    """Who does the access to files."""
+    """Runs functions that access files."""
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-        """Run a function and return what it returns; raises what it raises, TimeoutError after the time."""
+        """Run a function and return its result. Raises what the function raises, or TimeoutError at the deadline."""
 
     def open(self, opener: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-        """Run a function that opens something with `write` and `close`, and return such a thing."""
+        """Run a function that opens an object with `write` and `close`, and return such an object."""
 
     def consult(
         self, function: Callable[..., Any], *arguments: Any, answer: Callable[[], object], timeout_s: float
     ) -> Any:
-        """As `run`; the function gets `ask` as a keyword, which has `answer` called in this process and waits for it."""
+        """As `run`; the function gets a keyword `ask`, which runs `answer` in this process and waits for it."""
 
     def close(self) -> None:
-        """End; what is under way is left behind."""
+        """End the server; a call that is still running is abandoned."""
 
 
 class InPlace:
-    """Does it here and now, for whoever has nothing to fear: no process, no deadline.
+    """Calls the function in this process, for callers that need no protection: no second process, no deadline.
 
     Example:
         >>> InPlace().run(os.path.basename, "/a/b", timeout_s=1)
@@ -77,15 +78,15 @@ class InPlace:
         return function(*arguments, ask=answer)
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to end."""
 
 
 class Aside:
-    """Does it in a process of its own, for as long as it is waited for.
+    """Calls each function in a separate process and abandons it at the deadline.
 
     Args:
-        control: connected to a server (`Aside.fork`, `Aside.spawn`).
-        process: the server, if it is to be waited for at the end; a pid or a `Popen`.
+        control: a socket connected to a server (`Aside.fork`, `Aside.spawn`).
+        process: the server as a pid or a `Popen`, if `close` must wait for it.
 
     Example:
         >>> aside = Aside.spawn()
@@ -100,14 +101,14 @@ class Aside:
 
     @classmethod
     def fork(cls) -> Aside:
-        """Make the server as a fork of this process, which must have no other thread.
+        """Make the server by forking this process, which must have no other thread.
 
         Returns:
             Its client.
         """
         ours, theirs = socket.socketpair()
         gc.collect()
-        gc.freeze()  # what is common stays common: a collection would write to all of it
+        gc.freeze()  # keep these pages shared: a collection would write to all of them
         pid = os.fork()
         if pid == 0:
             try:
@@ -120,10 +121,10 @@ class Aside:
 
     @classmethod
     def spawn(cls, modules: Sequence[str] = ()) -> Aside:
-        """Make the server as a new interpreter, for a process that has threads.
+        """Start the server as a new interpreter, for a process that has threads.
 
         Args:
-            modules: what it imports before it is of use.
+            modules: imported by the server before its first request.
 
         Returns:
             Its client; the server may still be starting.
@@ -147,18 +148,15 @@ class Aside:
         return cls(ours, process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
-        """Run a function in a process of its own.
+        """Run a function in a separate process.
 
         Args:
-            function: of a module, found by its name there.
-            arguments: which can be pickled, as can its result.
-            timeout_s: the longest wait.
-
-        Returns:
-            What it returns.
+            function: a module-level function, found there by its name.
+            arguments: must be picklable, as must the result.
+            timeout_s: the longest wait, in seconds.
 
         Raises:
-            TimeoutError: it has not ended by then, and is left behind.
+            TimeoutError: the function has not returned by then; its process is abandoned.
             OSError: the process cannot be made, or died.
             Exception: whatever the function raises.
         """
@@ -169,31 +167,28 @@ class Aside:
     def consult(
         self, function: Callable[..., Any], *arguments: Any, answer: Callable[[], object], timeout_s: float
     ) -> Any:
-        """Run a function that may have something done in this process meanwhile; see `run`.
+        """Run a function that may call back into this process while it runs; see `run`.
 
         Args:
-            function: gets `ask` as a keyword, which waits until `answer` has returned.
+            function: gets a keyword `ask`, which waits until `answer` has returned.
             arguments: as for `run`.
             answer: called in this thread.
-            timeout_s: the longest wait.
-
-        Returns:
-            What it returns.
+            timeout_s: the longest wait, in seconds.
         """
         end_s = time.monotonic() + timeout_s
         with self._begin(function, arguments, "consult", timeout_s) as connection:
             return _result_of(connection, end_s, answer)
 
     def open(self, opener: Callable[..., Any], *arguments: Any, timeout_s: float) -> AsideFile:
-        """Open something to be written to over a long time.
+        """Open an object that is written to over a long time.
 
         Args:
-            opener: of a module; returns an object with `write(bytes)` and `close()`.
-            arguments: which can be pickled.
-            timeout_s: the longest wait until it is open.
+            opener: a module-level function; returns an object with `write(bytes)` and `close()`.
+            arguments: must be picklable.
+            timeout_s: the longest wait for the open, in seconds.
 
         Returns:
-            What passes all that is written on to it.
+            A file that passes everything written on to that object.
 
         Raises:
             TimeoutError: it could not be opened by then.
@@ -208,9 +203,9 @@ class Aside:
         return AsideFile(connection)
 
     def close(self) -> None:
-        """Let the server end; what it has under way is left behind."""
+        """Let the server end; a call that is still running is abandoned."""
         self._control.close()
-        for number in (signal.SIGCONT, signal.SIGKILL):  # it has no file open: only who stopped it can keep it
+        for number in (signal.SIGCONT, signal.SIGKILL):  # only the process that stopped it can keep it now
             self._signal(number)
             for _ in range(100):
                 if self._is_gone():
@@ -230,10 +225,10 @@ class Aside:
             try:
                 os.kill(self._process if isinstance(self._process, int) else self._process.pid, number)
             except ProcessLookupError:
-                return  # it has just ended, in a program that ignores SIGCHLD: nobody keeps what ends there
+                return  # it has just ended, and this program ignores SIGCHLD: its status is already gone
 
     def _hand_over(self, fd: int) -> None:
-        """Give the server a connection; one that was stopped is continued, one that was killed gets a successor."""
+        """Give the server a connection. A stopped server is continued; a killed one is replaced."""
         self._signal(signal.SIGCONT)
         try:
             socket.send_fds(self._control, [b"r"], [fd])
@@ -260,39 +255,39 @@ class Aside:
 
 
 class AsideFile:
-    """A file that is written to by another process, in order.
+    """A file that another process writes, in order.
 
     Args:
-        connection: with that process.
+        connection: to that process.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def write(self, data: bytes | bytearray | memoryview, timeout_s: float = 5.0) -> None:
-        """Pass bytes on; that they were written is known after `close`.
+        """Pass bytes on. Only `close` confirms that they were written.
 
         Args:
-            data: what is to be written.
-            timeout_s: the longest wait for room.
+            data: the bytes.
+            timeout_s: the longest wait for room in the socket, in seconds.
 
         Raises:
-            TimeoutError: there is none, since nothing is being written.
-            OSError: what was passed on before could not be written.
+            TimeoutError: there is no room, since the other process is not writing.
+            OSError: bytes passed on earlier could not be written.
         """
         if select.select([self._connection], [], [], 0)[0]:
             _result_of(self._connection, time.monotonic() + 1.0)
         _send_all(self._connection, memoryview(data), time.monotonic() + timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Wait until all has been written and the file is closed.
+        """Wait until everything has been written and the file is closed.
 
         Args:
-            timeout_s: the longest wait.
+            timeout_s: the longest wait, in seconds.
 
         Raises:
-            TimeoutError: it has not been by then.
-            OSError: not all could be written.
+            TimeoutError: the file is not closed by then.
+            OSError: some bytes could not be written.
         """
         with self._connection as connection:
             connection.shutdown(socket.SHUT_WR)
@@ -300,13 +295,13 @@ class AsideFile:
 
 
 def main(control: int, modules: Sequence[str]) -> NoReturn:
-    """Be a server that was spawned.
+    """Run as a spawned server.
 
     Args:
         control: descriptor of its socket.
         modules: imported before the first request.
     """
-    import importlib  # noqa: PLC0415 - a fork has it all
+    import importlib  # noqa: PLC0415 - noqa: PLC0415 - a fork has already imported it
 
     for module in modules:
         importlib.import_module(module)
@@ -315,24 +310,24 @@ def main(control: int, modules: Sequence[str]) -> NoReturn:
 
 
 def _absolute_state() -> dict[str, str]:
-    """The one variable of ours whose value may be relative to where this process stands, and the server stands elsewhere."""
+    """Make CACHEWATCH_STATE absolute: it may be relative, and the server runs in another directory."""
     own = os.environ.get("CACHEWATCH_STATE", "")
     try:
         return {"CACHEWATCH_STATE": os.path.abspath(own)} if own else {}
-    except FileNotFoundError:  # where it stands has been removed
+    except FileNotFoundError:  # the working directory has been removed
         return {}
 
 
 def _serve(control: socket.socket) -> NoReturn:
-    """Give each request a fork of its own, until the client has gone. Nothing here touches a file system."""
+    """Fork for each request until the client has gone. Nothing here touches a file system."""
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # whoever reads our command's output must see its end, whatever is left behind
+    for fd in (0, 1, 2):  # a reader of the command's output must see its end even if a fork is abandoned
         os.dup2(null, fd)
     os.environ.update(_absolute_state())
     os.chdir("/")
     if os.getsid(0) != os.getpid():
         os.setsid()
-    # What ends a terminal, a worker or every process of a job is meant for the client, whose end is ours too.
+    # Signals that end a terminal, a worker or every process of a job are meant for the client. The server ends with it.
     kept = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD, signal.SIGABRT}
     for number in signal.valid_signals() - kept - {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}:
         signal.signal(number, signal.SIG_IGN)
@@ -350,7 +345,7 @@ def _serve(control: socket.socket) -> NoReturn:
             pid = -1  # the client sees its connection end
         if pid == 0:
             try:
-                for number in (signal.SIGCHLD, signal.SIGALRM):  # the second one ends what is left behind
+                for number in (signal.SIGCHLD, signal.SIGALRM):  # SIGALRM ends a fork that is abandoned
                     signal.signal(number, signal.SIG_DFL)
                 control.close()
                 _answer(socket.socket(fileno=fds[0]))
@@ -362,7 +357,7 @@ def _serve(control: socket.socket) -> NoReturn:
 
 def _answer(connection: socket.socket) -> None:
     how, timeout_s, function, arguments = pickle.loads(_receive(connection, None))
-    if how != "open":  # nobody waits any more, and what can be killed need not stay
+    if how != "open":  # the client no longer waits, and a process that can be killed need not stay
         signal.setitimer(signal.ITIMER_REAL, timeout_s + _LEFT_BEHIND_S)
 
     def ask() -> None:
@@ -376,7 +371,7 @@ def _answer(connection: socket.socket) -> None:
             _write_on(connection, result)
             return
         reply = pickle.dumps(("ok", result))
-    except Exception as error:  # noqa: BLE001 - told to whoever asked
+    except Exception as error:  # noqa: BLE001 - noqa: BLE001 - passed on to the caller
         reply = _failure(error)
     _send(connection, reply, None)
 
@@ -387,7 +382,7 @@ def _write_on(connection: socket.socket, file: Any) -> None:
         if not failed:
             try:
                 file.write(data)
-            except OSError as error:  # told once; the rest is taken and dropped, so that nobody waits
+            except OSError as error:  # reported once; the rest is read and dropped, so that no writer blocks
                 failed = True
                 _send(connection, _failure(error), None)
     file.close()
@@ -398,7 +393,7 @@ def _failure(error: Exception) -> bytes:
     try:
         reply = pickle.dumps(("error", error))
         pickle.loads(reply)
-    except Exception:  # noqa: BLE001 - an exception that cannot travel
+    except Exception:  # noqa: BLE001 - noqa: BLE001 - an exception that cannot be pickled
         reply = pickle.dumps(("error", OSError(errno.EIO, f"{type(error).__name__}: {error}")))
     return reply
 
@@ -456,17 +451,14 @@ def _wait_for(reading: list[socket.socket], writing: list[socket.socket], end_s:
 def look_ahead(
     files: Files, what: str, function: Callable[..., Any], *arguments: Any, instead: str = "check the mount"
 ) -> Any:
-    """Look at something by whoever may be left behind.
+    """Look at a path in a process that can be abandoned.
 
     Args:
-        files: who looks.
-        what: is looked at, for the message.
+        files: runs the function.
+        what: the thing looked at, for the message.
         function: looks, and returns or raises.
-        arguments: its.
-        instead: what to do where it does not answer.
-
-    Returns:
-        What the function returns.
+        arguments: for the function.
+        instead: what the user can do if the file system does not answer.
 
     Raises:
         InputError: its file system does not answer in time.

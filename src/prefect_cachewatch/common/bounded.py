@@ -1,6 +1,6 @@
-"""Requests to servers of others that end in time, whatever these do: late ones are cut, or left behind.
+"""Requests to other servers with a firm deadline: a late request is cut off or abandoned.
 
-For the network only: what asks a file system, or computes, belongs in a process that can be killed.
+For the network only. File access and computation belong in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SLACK_S = 0.5
 
 
 class Bounded:
-    """Calls something in a thread of its own and leaves it behind when it is late; never many at once.
+    """Calls a function in a separate thread and abandons the thread at the deadline; limits how many are abandoned.
 
     Example:
         >>> Bounded().call(lambda: 1 + 1, 10)
@@ -37,18 +37,11 @@ class Bounded:
         self._left_behind: list[threading.Thread] = []
 
     def call(self, ask: Callable[[], T], timeout_s: float) -> T:
-        """Call once.
-
-        Args:
-            ask: what is called.
-            timeout_s: the longest wait.
-
-        Returns:
-            What it returned.
+        """Call the function once.
 
         Raises:
-            TimeoutError: it did not in time, or too many before it have not returned yet.
-            BaseException: what it raised.
+            TimeoutError: it did not return in time, or too many earlier calls have not returned yet.
+            BaseException: whatever it raised.
         """
         self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
         if len(self._left_behind) >= _LEFT_BEHIND_MAX:
@@ -59,7 +52,7 @@ class Bounded:
         def run() -> None:
             try:
                 answers.append(ask())
-            except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+            except BaseException as error:  # noqa: BLE001 - noqa: BLE001 - raised again in the calling thread
                 failures.append(error)
 
         thread = threading.Thread(target=run, name="cachewatch-ask", daemon=True)
@@ -74,7 +67,7 @@ class Bounded:
 
 
 class HttpAddress:
-    """An address that is asked again and again; a redirect is an answer, not a way to somewhere else.
+    """An HTTP address that is polled. A redirect counts as the answer and is not followed.
 
     Args:
         url: http or https.
@@ -89,29 +82,29 @@ class HttpAddress:
         self._bounded, self._links = Bounded(), _Links()
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect(), _Plain(self._links), _Secure(self._links)]
         if _is_loopback(urllib.parse.urlsplit(url).hostname or ""):
-            # A proxy that the environment names would look at its own loopback interface.
+            # A proxy named by the environment would connect to its own loopback interface.
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
     def ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
-        """Ask once.
+        """Send one request.
 
         Args:
-            judge: says of a status and a body what is wrong with them; None for nothing.
-            timeout_s: of the whole.
+            judge: gets status and body; returns what is wrong with them, or None.
+            timeout_s: for the whole request, in seconds.
 
         Returns:
-            What `judge` says, or why there is no answer, in a few words.
+            What `judge` returned, or in a few words why there is no answer.
         """
         try:
-            # The socket's own timeout bounds each read; headers that come drop by drop, only this does.
+            # The socket's own timeout bounds each read. Only this deadline bounds headers that arrive a byte at a time.
             return self._bounded.call(lambda: self._ask(judge, timeout_s), timeout_s + _SLACK_S)
         except TimeoutError:
             self._links.cut()
             return "no answer in time"
 
     def close(self) -> None:
-        """Cut the connections: who reads from one goes on with an error."""
+        """Cut the connections; a thread that reads from one continues with an error."""
         self._links.cut()
 
     def _ask(self, judge: Callable[[int, IO[bytes]], str | None], timeout_s: float) -> str | None:
@@ -153,11 +146,11 @@ def _is_loopback(host: str) -> bool:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
-        """Follow none: a login page that answers 200 is no server that is ready."""
+        """Follow no redirect: a login page that answers 200 does not mean that the server is ready."""
 
 
 class _Links:
-    """The connection of an opener of `urllib.request`, which can be cut from another thread."""
+    """The connection of a `urllib.request` opener, which another thread can cut."""
 
     def __init__(self) -> None:
         self._links: list[socket.socket] = []
@@ -168,7 +161,7 @@ class _Links:
                 self._links.pop().shutdown(socket.SHUT_RDWR)
 
     def kept(self, connection: http.client.HTTPConnection) -> http.client.HTTPConnection:
-        """Keep hold of a connection's socket as soon as it has one."""
+        """Keep a reference to a connection's socket as soon as it has one."""
         connect = connection.connect
 
         def connect_and_keep() -> None:

@@ -1,10 +1,10 @@
-"""What is closed at the end of a `with` block, said once. Standard library only."""
+"""Base classes for objects that a `with` block closes. Standard library only."""
 
 from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False  # typing costs the helper processes a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the helper processes a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Self
 
@@ -12,7 +12,7 @@ __all__ = ["Closing", "Opened"]
 
 
 class Closing:
-    """Closed by the end of a `with` block, however it ends.
+    """Closes itself at the end of a `with` block, however the block ends.
 
     Example:
         >>> class Door(Closing):
@@ -25,7 +25,7 @@ class Closing:
     """
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release what it holds."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -1,8 +1,9 @@
-"""Standard output and error of a command that watches: written by threads of their own, so that nobody who decides waits.
+"""Standard output and error of a command that supervises a run, written by separate threads so that it never blocks.
 
-A pipe that nobody reads, a terminal stopped with Ctrl-S: a write to it never returns. Here it holds up its own thread
-alone; what does not fit meanwhile is dropped, and at the end whoever does not read is given up. Standard library only.
-The generator's own output is not written here: that a reader who stops reading holds it up is what a pipe is for.
+A write to a pipe without a reader, or to a terminal stopped with Ctrl-S, never returns. Here such a write blocks only
+its own thread. Output that does not fit meanwhile is dropped, and at the end a reader that does not read is given up.
+The generator's own output is not written here: blocking the writer of a full pipe is normal there. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _CLOSE_S = 2.0
 
 
 class ConsoleWriter:
-    """Writes to one descriptor in the order in which it was told to.
+    """Writes to one descriptor in the order of the calls.
 
     Args:
-        fd: the descriptor, which may block for ever.
+        fd: the descriptor, which may block indefinitely.
 
     Example:
         >>> reading, writing = os.pipe()
@@ -47,18 +48,18 @@ class ConsoleWriter:
         self._gone = self._stuck = False
         self._thread: threading.Thread | None = None
         self._begin_anew()
-        # A fork has the lock as it was, and nobody who would give it back.
+        # A fork copies the lock in its current state, and the thread that would release it does not exist there.
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def put(self, data: bytes, wait_s: float = 0.0) -> bool:
-        """Have something written.
+        """Queue bytes for writing.
 
         Args:
-            data: what.
-            wait_s: how long to wait for room, before it is dropped; no time at all where the last wait was in vain.
+            data: the bytes.
+            wait_s: how long to wait for room before they are dropped; not at all if the last wait was in vain.
 
         Returns:
-            Whether it will be written.
+            Whether they will be written.
         """
         with self._changed:
             if self._size and self._size + len(data) > _HELD_MAX and not self._wait(wait_s, len(data)):
@@ -74,13 +75,13 @@ class ConsoleWriter:
         return True
 
     def flush(self, wait_s: float = _PATIENCE_S) -> bool:
-        """Wait until all has been written; not again where the last wait was in vain and nothing has been read since.
+        """Wait until everything has been written; do not wait if the last wait was in vain and nothing was read since.
 
         Args:
-            wait_s: the longest wait.
+            wait_s: the longest wait, in seconds.
 
         Returns:
-            Whether it has.
+            Whether everything has been written.
         """
         with self._changed:
             return self._wait(wait_s, _HELD_MAX)
@@ -97,14 +98,15 @@ class ConsoleWriter:
         return enough()
 
     def _begin_anew(self) -> None:
-        self._changed = threading.Condition(threading.RLock())  # a signal handler may say something too
+        self._changed = threading.Condition(threading.RLock())  # a signal handler may write a message too
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._gone = self._stuck = False
         self._thread = None
 
     def _write(self) -> None:
-        # In the background of a terminal with `tostop` a write stops the whole process, unless its thread blocks that.
+        # In the background of a terminal with `tostop`, a write stops the whole process unless its thread blocks
+        # SIGTTOU.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             with self._changed:
@@ -117,7 +119,7 @@ class ConsoleWriter:
                     left = left[self._write_some(left[:_PIECE]) :]
                     self._stuck = False
             except OSError:
-                with self._changed:  # nobody reads any more; that ends nothing and is no exit status
+                with self._changed:  # the reader has gone; that ends nothing and is no exit status
                     self._gone, self._size = True, 0
                     self._waiting.clear()
                     self._changed.notify_all()
@@ -131,7 +133,7 @@ class ConsoleWriter:
         while True:
             try:
                 return os.write(self.fd, data)
-            except BlockingIOError:  # somebody made it non-blocking
+            except BlockingIOError:  # another process made it non-blocking
                 poll = select.poll()
                 poll.register(self.fd, select.POLLOUT)
                 poll.poll(1000)
@@ -163,12 +165,12 @@ _output, _error = ConsoleWriter(1), ConsoleWriter(2)
 
 
 def standard_error() -> ConsoleWriter:
-    """Say who writes to standard error."""
+    """Return the writer for standard error."""
     return _error
 
 
 def install_console() -> None:
-    """Have all that Python writes to standard output and error written by threads of their own."""
+    """Make Python's standard output and error go through separate threads."""
     for name in ("stdout", "stderr"):
         old = getattr(sys, name)
         with contextlib.suppress(OSError, ValueError):
@@ -177,13 +179,10 @@ def install_console() -> None:
 
 
 def unblocked(stream: TextIO) -> TextIO:
-    """Say what to write to instead of a stream, so that nobody waits for its reader.
-
-    Args:
-        stream: any.
+    """Return a stream to write to in place of a given one, so that the caller never waits for its reader.
 
     Returns:
-        For standard output and error a stream that a thread of its own writes on; for any other the same.
+        For standard output and error, a stream that a separate thread writes; for any other stream, that stream itself.
     """
     try:
         writer = {1: _output, 2: _error}[stream.fileno()]
@@ -201,7 +200,7 @@ def unblocked(stream: TextIO) -> TextIO:
 
 @contextlib.contextmanager
 def lent_streams() -> Iterator[None]:
-    """Give children that are started meanwhile pipes as standard output and error, which are read on into ours."""
+    """Give children that are started in the block pipes as standard output and error, and copy these to ours."""
     kept = []
     for writer in (_output, _error):
         read, write = os.pipe2(os.O_CLOEXEC)
@@ -224,7 +223,7 @@ def _pass_on(read: int, writer: ConsoleWriter) -> None:
 
 
 def close_console() -> None:
-    """Give those who read what was written a last while to take it; to be called when all has been said."""
+    """Give readers a last chance to take the output; call it when all output has been written."""
     end_s = time.monotonic() + _CLOSE_S
     for writer in (_output, _error):
         writer.flush(max(0.0, end_s - time.monotonic()))

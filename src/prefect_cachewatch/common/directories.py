@@ -1,7 +1,8 @@
-"""The way to a file: each directory opened below the one before, and no link followed that another user planted.
+"""Opens the path to a file, directory by directory, and follows no link that another user planted.
 
-A directory of ours is ours: this user's, writable by nobody else, no link, and where everybody may write on the way,
-what follows is this user's or root's. Standard library only, cheap to import; what is written is `files`.
+A directory of ours belongs to this user, is not writable for others, and is no link. Below a directory on the way that
+everybody may write to, the next entry must belong to this user or root. Standard library only and cheap to import.
+`files` does the writing.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ __all__ = [
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LINKS_MAX = 40  # as the kernel's
+_LINKS_MAX = 40  # the kernel's limit
 
 
 class FileRefused(OSError):
-    """A path that is not to be trusted; `strerror` says why, as a part of a sentence that begins with the path."""
+    """A path that is not trusted; `strerror` gives the reason, as part of a sentence that begins with the path."""
 
     def __init__(self, why: str, path: str = "") -> None:
         super().__init__(errno.EPERM, why, path)
 
     def __str__(self) -> str:
-        """The reason alone: who shows it names the path."""
+        """The reason alone, since the message that shows it names the path."""
         return str(self.strerror)
 
     def __reduce__(self) -> tuple[type[FileRefused], tuple[str, str]]:
@@ -41,28 +42,28 @@ class FileRefused(OSError):
 
 
 def open_directory_entry(path: str | os.PathLike[str], *, follow: bool = True, make: bool = False) -> tuple[int, str]:
-    """Open the directory in which a path's last part stands, links resolved step by step.
+    """Open the directory that holds a path's last part, resolving links step by step.
 
-    A link is followed as the kernel's protected_symlinks has it, whatever the kernel is set to: not one that another
-    user made in a sticky directory where everybody may write.
+    A link is followed by the rule of the kernel's protected_symlinks, whatever the kernel's setting: a link that
+    another user made in a sticky directory where everybody may write is refused.
 
     Args:
-        path: absolute, or from the working directory.
-        follow: resolve the last part too, if it is a link; one of /proc is never resolved, it is no text.
+        path: absolute, or relative to the working directory.
+        follow: resolve the last part too if it is a link; a link in /proc is not, since its text is not a path.
         make: make the directories that are missing, for this user only.
 
     Returns:
-        A descriptor of the directory (O_PATH, for the calls that take `dir_fd`) and the name in it, which need not
-        be there.
+        A descriptor of the directory (O_PATH, for the calls that take `dir_fd`) and the name in it, which may not
+        exist.
 
     Raises:
-        FileRefused: somebody else planted a link.
-        OSError: there is no such way, or the path names a directory by its form.
+        FileRefused: another user planted a link.
+        OSError: there is no such directory, or the path's form names a directory (`/`, `..`, a trailing slash).
     """
     text = os.fsdecode(os.fspath(path))
     if not text:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
-    # What resolves magic links (/proc/self/fd/1 -> "pipe:[7]") by their text writes a file of that name.
+    # Resolving magic links (/proc/self/fd/1 -> "pipe:[7]") by their text would write a file of that name.
     proc = _device("/proc")
     here = os.open("/" if text.startswith("/") else ".", _WAY)
     todo = _parts(text)
@@ -110,16 +111,16 @@ def open_directory_entry(path: str | os.PathLike[str], *, follow: bool = True, m
 
 
 def refuse_planted(entry: os.stat_result, directory: os.stat_result, what: str, path: str) -> None:
-    """Refuse what another user made in a sticky directory where everybody may write.
+    """Refuse an entry that another user made in a sticky directory where everybody may write.
 
     Args:
         entry: status of the file or link.
-        directory: of the directory that holds it.
-        what: the entry is, for the message.
+        directory: status of the directory that holds it.
+        what: kind of entry, for the message.
         path: for the error.
 
     Raises:
-        FileRefused: it is such a one.
+        FileRefused: another user made it.
     """
     shared = stat.S_ISVTX | stat.S_IWOTH
     if directory.st_mode & shared == shared and entry.st_uid not in (os.geteuid(), directory.st_uid):
@@ -129,32 +130,26 @@ def refuse_planted(entry: os.stat_result, directory: os.stat_result, what: str, 
 
 
 def open_own_directory(path: str | os.PathLike[str]) -> int:
-    """Open a directory of ours, if nobody else could have written into it or put it there.
-
-    Args:
-        path: the directory.
+    """Open a directory of ours, provided that no other user could have written into it or put it there.
 
     Returns:
-        A descriptor, for reading too.
+        A descriptor, which can be read from too.
 
     Raises:
-        FileRefused: a link, no directory, somebody else's, or others may write into it or on the way to it.
-        OSError: it is not there, or cannot be opened.
+        FileRefused: it is a link, no directory, or another user's, or others may write into it or on the way to it.
+        OSError: it does not exist, or cannot be opened.
     """
     return _open_own(os.fspath(path), make=False)
 
 
 def make_own_directory(path: str | os.PathLike[str]) -> int:
-    """Open a directory of ours as `open_own_directory`; made if it is missing, with all on the way, for us alone.
-
-    Args:
-        path: the directory.
+    """Open a directory of ours as `open_own_directory` does; make it and its parents, private, if they are missing.
 
     Returns:
-        A descriptor, for reading too.
+        A descriptor, which can be read from too.
 
     Raises:
-        FileRefused: it is not to be trusted.
+        FileRefused: it is not trusted.
         OSError: it cannot be made or opened.
     """
     return _open_own(os.fspath(path), make=True)
@@ -164,7 +159,7 @@ def _open_own(path: str, make: bool) -> int:
     path = os.path.abspath(path)
     _refuse_shared_way(path)
     if make:
-        # As if for a file below it, so that the directory itself is made, by the rule of those on the way.
+        # Pretend to open a file below it, so that the directory itself is made by the rule for its parents.
         os.close(open_directory_entry(os.path.join(path, "x"), follow=False, make=True)[0])
         _refuse_shared_way(path)
     here, name = open_directory_entry(path, follow=False)
@@ -191,16 +186,16 @@ def _open_own(path: str, make: bool) -> int:
 
 
 def _refuse_shared_way(path: str) -> None:
-    """Refuse a way on which another user has made a directory, in one where everybody may write.
+    """Refuse a path on which another user has made a directory inside one where everybody may write.
 
-    A home of another user (sudo with the caller's HOME, a container's) is that user's matter and stays usable.
+    A home directory of another user (sudo with the caller's HOME, a container's home) stays usable.
     """
     at, shared = "/", False
     for part in [*reversed(_parts(os.path.realpath(os.path.dirname(path)))), ""]:
         try:
             status = os.stat(at, follow_symlinks=False)
         except FileNotFoundError:
-            return  # what is not there is made by us
+            return  # we make what does not exist
         if shared and status.st_uid not in (0, os.geteuid()):
             raise FileRefused(f"it lies below {at}, which uid {status.st_uid} made where everybody may write", path)
         shared = bool(status.st_mode & stat.S_IWOTH)
@@ -211,23 +206,23 @@ def _make_below(here: int, name: str) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=here)
     except FileExistsError:
-        return  # another process of ours was quicker, or it is judged like any other
+        return  # another process of ours made it first, or it is judged like any other entry
 
 
 def _step(here: int, name: str, follow: int = os.O_NOFOLLOW) -> int:
-    """Open a directory below; the one before is closed. No link that took its place meanwhile is followed."""
+    """Open a directory below and close the one before; a link that took its place meanwhile is not followed."""
     below = os.open(name, _WAY | follow, dir_fd=here)
     os.close(here)
     return below
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path, the first one last."""
+    """Split a path into its parts, in reverse order."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _is_text(here: int, name: str) -> bool:
-    """Say whether a link in /proc is a path like any other: /proc/self, thread-self, mounts, net."""
+    """Say whether a link in /proc is an ordinary path: /proc/self, thread-self, mounts, net."""
     return name in ("self", "thread-self", "mounts", "net") and not os.readlink(name, dir_fd=here).startswith("/")
 
 
@@ -239,11 +234,13 @@ def _device(path: str) -> int | None:
 
 
 def state_directory(name: str = "", environ: Mapping[str, str] | None = None) -> str:
-    """Say where this user's state lies: in `$CACHEWATCH_STATE`, `$XDG_STATE_HOME/cachewatch` or `~/.local/state/cachewatch`.
+    """Return this user's state directory.
+
+    It is `$CACHEWATCH_STATE`, `$XDG_STATE_HOME/cachewatch` or `~/.local/state/cachewatch`.
 
     Args:
-        name: of a directory in it.
-        environ: default `os.environ`; XDG_STATE_HOME counts where it is absolute.
+        name: a subdirectory of it.
+        environ: default `os.environ`; XDG_STATE_HOME counts only if it is absolute.
 
     Returns:
         The path.

@@ -1,9 +1,9 @@
-"""What writes files of ours: whole or not at all beside the target, and straight into what is no regular file.
+"""Writes cachewatch's own files: a regular file whole or not at all, any other kind of file directly.
 
-A regular file is written under an unpredictable name, opened exclusively in the directory where it will lie, and
-renamed; its mode is 0600 unless it had one. A device, a FIFO, a socket, /dev/stdout or a link to one is written as it
-is, never replaced, and not waited for without end. Standard library only and cheap to import: helper processes use it.
-The way to the file and directories of ours are `directories`.
+A regular file is written under an unpredictable name, which is opened exclusively in the target directory, and is then
+renamed. Its mode is 0600 unless the file existed with another mode. A device, FIFO, socket, /dev/stdout or a link to
+one is written directly, is never replaced, and is waited for only until a deadline. Standard library only and cheap to
+import, since helper processes use it. `directories` opens the path to the file.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ __all__ = [
     "write_within",
 ]
 
-#: Stands for a cache directory's own lock where that cannot be taken (NFS, a reader's lock).
+#: Name of the lock file used where the cache directory itself cannot be locked (NFS, another process's read lock).
 LOCK_FILE = ".cachewatch.lock"
 
-#: Mode of a new file that others must not read.
+#: Mode of a new file that other users must not read.
 PRIVATE = 0o600
-#: Mode of a new file that is no secret, as the umask has it.
+#: Mode of a new file that is not secret; the umask applies.
 PUBLIC = 0o666
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: a FIFO without a reader, and a terminal without its carrier, hold whoever opens them.
+# O_NONBLOCK: opening a FIFO without a reader, or a terminal without a carrier, would block.
 _STRAIGHT = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_PIECE = 4096  # what a pipe takes at once when it takes anything (PIPE_BUF)
+_PIECE = 4096  # a pipe takes at least this much at once if it takes anything (PIPE_BUF)
 
 
 def write_file(
     path: str | os.PathLike[str], data: bytes, *, mode: int = PRIVATE, sync: bool = False, timeout_s: float = 10.0
 ) -> None:
-    """Write a file that the user named: a regular one whole or not at all, anything else straight.
+    """Write a file that the user named: a regular file whole or not at all, any other kind directly.
 
     A link is written through, unless another user planted it (see `directories`).
 
     Args:
-        path: of the file; its directory must be there.
-        data: all of the contents.
-        mode: of a new file, less the umask; one that is there keeps its own.
-        sync: put it on disk before it gets its name.
-        timeout_s: the longest that a reader of a pipe, socket or terminal may take, in seconds.
+        path: of the file; its directory must exist.
+        data: the whole contents.
+        mode: of a new file, before the umask; an existing file keeps its own.
+        sync: sync it to disk before the rename.
+        timeout_s: the longest wait for the reader of a pipe, socket or terminal.
 
     Raises:
-        FileRefused: it is not to be written; `strerror` says why.
+        FileRefused: it must not be written; `strerror` says why.
         OSError: it could not be written; a regular file is unchanged then.
     """
     here, name = open_directory_entry(path)
@@ -74,7 +74,7 @@ def write_file(
             except OSError as error:
                 if error.errno != errno.EBUSY or status is None:
                     raise
-                # A file that is a mount point, as in a container, cannot be renamed over.
+                # A file that is itself a mount point, as in a container, cannot be renamed over.
                 _write_straight(here, name, data, timeout_s, os.O_TRUNC | os.O_NOFOLLOW)
         else:
             _write_special(here, name, status, data, timeout_s, os.fspath(path))
@@ -90,16 +90,17 @@ def write_entry(
     sync: bool = False,
     prefix: str = ".cachewatch-new-",
 ) -> None:
-    """Write a regular file of a directory whole or not at all; a link of that name is replaced, not followed.
+    """Write a regular file in a directory, whole or not at all; a link of that name is replaced, not followed.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name in it.
-        data: all of the contents.
-        mode: of a new file, less the umask; a regular one that is there keeps its own, and its owner if we may.
-        exact: it has this mode whatever was there and the umask is, since another user must read it.
-        sync: put it on disk before it gets its name.
-        prefix: of the name that it has until it is whole.
+        data: the whole contents.
+        mode: of a new file, before the umask; an existing regular file keeps its mode, and its owner if that is
+            permitted.
+        exact: set this mode despite the umask and an existing file's mode, since another user must read it.
+        sync: sync it to disk before the rename.
+        prefix: of its temporary name.
 
     Raises:
         OSError: it could not be written; the old file is unchanged then.
@@ -120,7 +121,7 @@ def write_entry(
             if sync:
                 os.fsync(fd)
         finally:
-            os.close(fd)  # a network file system may report only here that there was no room
+            os.close(fd)  # a network file system may report a full disk only here
         rename_entry(directory_fd, temporary, directory_fd, name)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -129,12 +130,12 @@ def write_entry(
 
 
 def create_file(path: str | os.PathLike[str], *, mode: int = PRIVATE, append: bool = False) -> int:
-    """Make a regular file that must not exist yet, to be written piece by piece.
+    """Create a regular file that must not exist yet, for writing piece by piece.
 
     Args:
-        path: of the file; a link of that name is one that exists.
-        mode: of the file, less the umask.
-        append: let each write go to the end.
+        path: of the file; a link of that name counts as existing.
+        mode: of the file, before the umask.
+        append: make each write go to the end.
 
     Returns:
         A descriptor for writing.
@@ -149,19 +150,19 @@ def create_file(path: str | os.PathLike[str], *, mode: int = PRIVATE, append: bo
 
 
 def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> int:
-    """Open what the user named for a stream: a regular file is made or emptied, anything else is opened as it is.
+    """Open a path that the user named for a stream: create or empty a regular file, open any other kind as it is.
 
     Args:
         path: of the file; a link is followed, unless another user planted it.
-        mode: of a new file, less the umask.
+        mode: of a new file, before the umask.
 
     Returns:
-        A descriptor for writing; that of a pipe, terminal or device does not block (EAGAIN), one of this process's own
-        descriptors (/dev/stdout, /dev/fd/3) is a copy of it.
+        A descriptor for writing. That of a pipe, terminal or device does not block (EAGAIN). For one of this process's
+        own descriptors (/dev/stdout, /dev/fd/3) it is a copy.
 
     Raises:
-        FileRefused: it is not to be written; `strerror` says why.
-        OSError: it cannot be opened, as a FIFO that nobody reads.
+        FileRefused: it must not be written; `strerror` says why.
+        OSError: it cannot be opened, for example a FIFO without a reader.
     """
     here, name = open_directory_entry(path)
     with Opened(here):
@@ -171,7 +172,7 @@ def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> in
         if not stat.S_ISREG(status.st_mode):
             return _open_special(here, name, status, os.fspath(path))
         refuse_planted(status, os.fstat(here), "it", os.fspath(path))
-        # O_NONBLOCK: what took its place meanwhile must not hold us either.
+        # O_NONBLOCK: another kind of file that took its place meanwhile must not block us either.
         fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
         if stat.S_ISREG(os.fstat(fd).st_mode):
             os.ftruncate(fd, 0)
@@ -179,24 +180,24 @@ def open_for_writing(path: str | os.PathLike[str], *, mode: int = PRIVATE) -> in
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all to a descriptor, however much it takes at once; raises OSError."""
+    """Write all bytes to a descriptor, in as many calls as it needs; raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def write_within(fd: int, data: bytes | memoryview, timeout_s: float) -> None:
-    """Write all to a descriptor that may block, waiting no longer than so long for whoever reads it.
+    """Write all bytes to a descriptor that may block, with a deadline for its reader.
 
     Args:
         fd: of a file, pipe, socket, terminal or device; its flags, which others may share, are left as they are.
-        data: all of it.
+        data: the bytes.
         timeout_s: the longest wait, in seconds.
 
     Raises:
-        OSError: it could not be written; TimeoutError if it was not taken.
+        OSError: it could not be written; TimeoutError if the reader did not take it in time.
     """
-    # In pieces that a pipe takes at once if it takes anything.
+    # In pieces that a pipe takes at once if it takes anything at all.
     view, end_s = memoryview(data), time.monotonic() + timeout_s
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -209,7 +210,7 @@ def write_within(fd: int, data: bytes | memoryview, timeout_s: float) -> None:
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
-    """Say whether a path leads to something that is no regular file: it is neither read first, nor has it a neighbour."""
+    """Say whether a path leads to something other than a regular file: not read first, no temporary file beside it."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -217,7 +218,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
 
 
 def rename_entry(source_fd: int, source: str, target_fd: int, target: str) -> None:
-    """Rename within or between directories; on NFS, an answer that was lost is no failure.
+    """Rename within or between directories; on NFS, a lost answer does not count as a failure.
 
     Args:
         source_fd: descriptor of the directory it leaves.
@@ -232,8 +233,8 @@ def rename_entry(source_fd: int, source: str, target_fd: int, target: str) -> No
     try:
         os.rename(source, target, src_dir_fd=source_fd, dst_dir_fd=target_fd)
     except FileNotFoundError:
-        # The answer got lost, the client asked again, and the second time the source was gone.
-        # It worked if what stands under the new name is what we renamed.
+        # The answer got lost, the client asked again, and the second time the source was gone. The rename worked if the
+        # entry under the new name is the one that we renamed.
         after = _look(target_fd, target)
         if after is None or (after.st_dev, after.st_ino) != (before.st_dev, before.st_ino):
             raise
@@ -247,7 +248,7 @@ def _look(here: int, name: str) -> os.stat_result | None:
 
 
 def _take_over(fd: int, old: os.stat_result) -> None:
-    """Give a new file the mode of the old one; its group's bits only where the group is the same."""
+    """Give a new file the old one's mode; the group's bits only if the group is the same."""
     mine, mode = os.fstat(fd), old.st_mode & 0o777
     if (mine.st_uid, mine.st_gid) != (old.st_uid, old.st_gid):
         try:
@@ -275,16 +276,16 @@ def _write_straight(here: int, name: str, data: bytes, timeout_s: float, flags: 
 
 
 def _open_special(here: int, name: str, status: os.stat_result, path: str) -> int:
-    """Open what is no regular file, never waiting for its other end."""
+    """Open a file that is not regular, without waiting for its other end."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if stat.S_ISBLK(status.st_mode):
         raise FileRefused("it is a block device, and what is on it would be lost", path)
-    if stat.S_ISLNK(status.st_mode):  # one of /proc/PID/fd: the others were resolved
+    if stat.S_ISLNK(status.st_mode):  # a link in /proc/PID/fd: all other links were resolved
         found = os.stat(name, dir_fd=here)
         if stat.S_ISDIR(found.st_mode) or stat.S_ISBLK(found.st_mode):
             return _open_special(here, name, found, path)
-        # Our own descriptor is written where it stands, and a socket cannot be opened anew.
+        # Our own descriptor is written at its current position, and a socket cannot be opened again.
         own = _own_descriptor(name, found)
         if own is not None and not (stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode)):
             return os.dup(own)
@@ -293,7 +294,7 @@ def _open_special(here: int, name: str, status: os.stat_result, path: str) -> in
         except OSError:
             if own is None:
                 raise
-            return os.dup(own)  # a terminal of the user before `su`: it was given to us open
+            return os.dup(own)  # it may belong to the user who ran `su`, but we got it open
     refuse_planted(status, os.fstat(here), "it", path)
     try:
         return os.open(name, _STRAIGHT | os.O_NOFOLLOW, dir_fd=here)
@@ -304,7 +305,7 @@ def _open_special(here: int, name: str, status: os.stat_result, path: str) -> in
 
 
 def _own_descriptor(name: str, found: os.stat_result) -> int | None:
-    """Say which open descriptor of this process an entry of some /proc/PID/fd means."""
+    """Return which open descriptor of this process an entry of a /proc/PID/fd means."""
     try:
         mine = os.fstat(int(name))
     except (ValueError, OSError):
@@ -313,9 +314,9 @@ def _own_descriptor(name: str, found: os.stat_result) -> int | None:
 
 
 def _send(here: int, name: str, data: bytes, timeout_s: float) -> None:
-    import socket  # noqa: PLC0415 - seldom, and helper processes do without
+    import socket  # noqa: PLC0415 - noqa: PLC0415 - seldom needed, and helper processes do without it
 
-    where = f"/proc/self/fd/{here}/{name}"  # an address holds 107 bytes
+    where = f"/proc/self/fd/{here}/{name}"  # a socket address holds 107 bytes
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
         with socket.socket(socket.AF_UNIX, kind) as sock:
             sock.settimeout(timeout_s)

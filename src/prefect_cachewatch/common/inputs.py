@@ -1,4 +1,4 @@
-"""Sentences about what people wrote: an unknown name, a value that does not fit. Reads no file."""
+"""Error messages about user input: an unknown name, a value that does not fit. Reads no file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them.
+    """End a sentence about an unknown name with the nearest known name, or with all of them.
 
     Args:
-        name: what was written.
-        known: what could have been.
+        name: as the user wrote it.
+        known: the valid names.
 
     Returns:
         `: did you mean x?` or `: use one of a, b, c`.
@@ -43,28 +43,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def validate(
     model: type[_Model], data: Any, file: str, field: str, line_of: Callable[[Location], int | None] | None = None
 ) -> _Model:
-    """Build a model from data, with one sentence for the first thing that is wrong.
+    """Build a model from data; an error message names the first thing that is wrong.
 
     Args:
         model: the pydantic model.
-        data: what was read.
+        data: as it was read.
         file: the file's name for the sentence.
         field: where in the file, "" at its top.
-        line_of: says in which line of the file a part of the data stands.
+        line_of: returns the line of the file in which a part of the data stands.
 
     Returns:
         The model.
 
     Raises:
-        InputError: if the data do not fit; the sentence names the field, and the nearest one to
-            an unknown key.
+        InputError: the data do not fit; the message names the field, and for an unknown key the nearest known one.
     """
     try:
         return model.model_validate(data)
     except (ValidationError, RecursionError) as error:
         if isinstance(error, RecursionError):
             raise InputError(f"{file}: {field or 'it'} refers to itself: write it out") from None
-        # An unknown key comes first: the field missed by a typing error is then only its consequence.
+        # Report an unknown key first: a missing field is then only a consequence of the typing error.
         problems = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
         line = line_of(problems[0]["loc"]) if line_of else None
         where = file if line is None else f"{file}, line {line}"
@@ -85,7 +84,7 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
     message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
     if problem["type"] == "value_error":
         return f"{file}: {name}: {for_terminal(message, 400)}{more}"
-    # A few lines of YAML with aliases can stand for gigabytes: it is never written out whole.
+    # A few lines of YAML with aliases can stand for gigabytes, so the value is never written out whole.
     shown = for_terminal(reprlib.repr(problem.get("input")), 60)
     if problem["type"] == "model_type" and (fields := _fields(model, (*problem["loc"], ""))):
         message = f"it is a mapping: write `name: value` lines below it, of {', '.join(fields)}"
@@ -93,7 +92,7 @@ def _sentence(model: type[BaseModel], problem: Any, count: int, file: str, field
 
 
 def _models(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | None:
-    """The model that the last part of a location belongs to."""
+    """Return the model that the last part of a location belongs to."""
     found = [model]
     for part in loc[:-1]:
         if isinstance(part, int):
@@ -101,7 +100,7 @@ def _models(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel] | N
         holder = next((entry for entry in found if str(part) in entry.model_fields), None)
         if holder is not None:
             found = _models_in(holder.model_fields[str(part)].annotation)
-        else:  # of a value that may be of several kinds, pydantic names the kind
+        else:  # if a value may be of several kinds, pydantic names the kind
             found = [entry for entry in found if part in (entry.__name__, _kind(entry))]
     return found[0] if found else None
 

@@ -1,7 +1,7 @@
-"""Names of a package that are imported when they are first asked for (PEP 562).
+"""Names of a package that are imported on first use (PEP 562).
 
-A package calls `resolve` from its `__getattr__`, and imports this module only there: helper processes start through packages
-that have such names.
+A package calls `resolve` from its `__getattr__` and imports this module only there, since helper processes start
+through packages that have such names.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ __all__ = ["resolve"]
 
 
 def resolve(namespace: dict[str, Any], places: Mapping[str, str], name: str) -> Any:
-    """Import a name of a package and keep it there; to be called by its `__getattr__` alone.
+    """Import a name of a package and store it in its namespace; to be called only by its `__getattr__`.
 
     Args:
         namespace: the package's `globals()`.
-        places: module below the package to the names that it has for it, with spaces between.
+        places: maps a module below the package to the names it provides, separated by spaces.
         name: what was asked for.
 
     Returns:
-        What it names.
+        The object of that name.
 
     Raises:
-        AttributeError: there is no such name; the message has the nearest one.
-        ImportError: the same, of a `from` import.
+        AttributeError: there is no such name; the message suggests the nearest one.
+        ImportError: the same, for a `from` import.
 
     Example:
         >>> resolve({"__name__": "prefect_cachewatch", "__all__": []}, {"common.units": "format_bytes"}, "format_bytes")(2048)
@@ -38,7 +38,7 @@ def resolve(namespace: dict[str, Any], places: Mapping[str, str], name: str) -> 
         if name in names.split():
             value = namespace[name] = getattr(importlib.import_module(f"{package}.{module}"), name)
             return value
-    # `from package import name` asks here first, and says nothing of what an AttributeError says.
+    # `from package import name` asks here first, and drops the message of an AttributeError.
     is_from = sys._getframe(2).f_globals.get("__name__") == "importlib._bootstrap"
     if name.startswith("__") or (is_from and importlib.util.find_spec(f"{package}.{name}") is not None):
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

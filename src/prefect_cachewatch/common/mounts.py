@@ -1,4 +1,7 @@
-"""The mount table from /proc/self/mountinfo, which never blocks, whatever the file systems do. Standard library only."""
+"""Reads the mount table from /proc/self/mountinfo, which never blocks, even if a file system hangs.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ __all__ = ["MOUNT_TABLE", "Mount", "is_network_type", "mount_of", "parse_mountin
 
 MOUNT_TABLE = "/proc/self/mountinfo"
 _LIMIT_BYTES = 4 << 20
-# By their beginning: nfs4, smb3, fuse.sshfs. `fuseblk` is a disk of this machine.
+# Prefixes: they match nfs4, smb3 and fuse.sshfs too. `fuseblk` is a disk of this machine.
 _NETWORK = (
     "9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "gluster", "gpfs", "lustre", "nfs", "ocfs2", "orangefs",
     "pvfs2", "smb", "virtiofs", "wekafs",
@@ -30,12 +33,12 @@ class Mount(NamedTuple):
     mount_point: str
     type: str
     source: str
-    #: Of the mount, then of the file system below it; without `rw` where either is read-only.
+    #: Options of the mount, then of the file system below it; without `rw` if either is read-only.
     options: tuple[str, ...]
 
     @property
     def is_network(self) -> bool:
-        """Whether other machines share its files, and may stamp them with another clock than ours."""
+        """Whether other machines share its files, and may stamp them with a different clock."""
         return is_network_type(self.type)
 
     @property
@@ -45,7 +48,7 @@ class Mount(NamedTuple):
 
 
 def is_network_type(name: str) -> bool:
-    """Say whether a type of file system is one that other machines share.
+    """Say whether a file system type is one that other machines share.
 
     Example:
         >>> is_network_type("fuse.sshfs"), is_network_type("fuseblk")
@@ -81,7 +84,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def read_mounts(path: str | os.PathLike[str] = MOUNT_TABLE) -> list[Mount]:
-    """Read a mount table, by default this process's; empty where there is none."""
+    """Read a mount table, by default this process's; empty if there is none."""
     try:
         with open(path, "rb") as file:
             return parse_mountinfo(file.read(_LIMIT_BYTES).decode("utf-8", "surrogateescape"))
@@ -90,14 +93,14 @@ def read_mounts(path: str | os.PathLike[str] = MOUNT_TABLE) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
-    """Find the mount that an absolute path lies on, by its name alone.
+    """Find the mount that an absolute path lies on, by its name alone; the file system is not asked.
 
     Args:
         path: absolute, without symbolic links.
         mounts: the table, in mount order.
 
     Returns:
-        The mount with the longest matching point, the latest of equals.
+        The mount with the longest matching mount point; of equal ones the latest.
     """
     best: Mount | None = None
     for mount in mounts:

@@ -1,9 +1,9 @@
-"""Files that stay open, and locked, without a descriptor: in flight in a socket, whose own descriptor is held instead.
+"""Keeps a file open, and locked, by a socket: the file is in flight in it, and only the socket has a descriptor.
 
-Whoever closes a file on a FUSE file system waits for its server's answer, and where that hangs nothing ends the wait. Each
-child that is started closes what it inherits: its parent waits with it, and within an exec it holds up every reader
-of its /proc/PID/stat. A socket is closed without a question, and the file that waits in it for a receiver stays open,
-with its locks, until the last copy of the socket has been closed. Standard library only.
+Closing a file on a FUSE file system waits for its server's answer, and if the server hangs nothing ends the wait. Each
+child that is started closes the descriptors it inherits, and its parent waits with it. A close during exec also blocks
+every reader of /proc/PID/stat. Closing a socket asks no file system. The file that is in flight in it stays open, with
+its locks, until the last copy of the socket is closed. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["park", "taken"]
 
 
 def park(fd: int) -> int:
-    """Put an open file, or what holds a lock, into a socket, and close the descriptor.
+    """Put an open file, or a descriptor that holds a lock, into a socket, and close the descriptor.
 
     Args:
         fd: of the file; closed here, while its file system still answers.
 
     Returns:
-        The socket's descriptor, not inheritable: to be inherited, closed or passed on in the file's place. Where the
-        kernel takes no more files in flight of this user (as many as RLIMIT_NOFILE), the file's own.
+        The socket's descriptor, not inheritable. Inherit, close or pass it on in the file's place. If the kernel allows
+        this user no more files in flight (the limit is RLIMIT_NOFILE), the file's own descriptor.
 
     Raises:
-        OSError: there is no socket to be had; the file is still open.
+        OSError: no socket can be made; the file is still open.
 
     Example:
         >>> with open("/proc/self/stat") as file:
@@ -52,17 +52,17 @@ def park(fd: int) -> int:
 
 
 def taken(parked: int) -> int:
-    """Get a descriptor of a parked file, which stays parked.
+    """Return a descriptor of a parked file; the file stays parked.
 
     Args:
-        parked: of `park`.
+        parked: the result of `park`.
 
     Returns:
-        The descriptor, not inheritable; it is the caller's to close.
+        The descriptor, not inheritable; the caller closes it.
     """
     try:
         keeper = _socket.socket(fileno=parked)
-    except OSError:  # the file's own
+    except OSError:  # parked is the file's own descriptor
         return os.dup(parked)
     try:
         rights = keeper.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_PEEK | _socket.MSG_CMSG_CLOEXEC)[1]

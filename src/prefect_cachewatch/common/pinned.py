@@ -1,8 +1,8 @@
-"""Modules that are imported late, from memory: their compiled code is held, compressed, from the start on.
+"""Imports modules late, from memory: their compiled code is held, compressed, from the start of the run.
 
-A package that lies on the file system that hangs cannot be read any more at the moment when it is needed most. To have
-all of it imported would take megabytes for as long as a generator runs; its code, compressed, takes a tenth of that.
-A fork imports the modules, says which they were, and is gone. Standard library only.
+If the package lies on the file system that hangs, it cannot be read at the moment when it is needed most. Importing all
+of it early would take megabytes for as long as a generator runs; its compressed code takes a tenth of that. A fork
+imports the modules, reports which ones were loaded, and ends. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PinnedModules"]
 
 
 class PinnedModules:
-    """Holds the code of modules, and of all that they import; made before any thread is started.
+    """Holds the code of modules and of everything that they import; made before any thread is started.
 
     Args:
         names: of the modules.
@@ -48,7 +48,7 @@ class PinnedModules:
         os.close(writing)
 
     def hold(self) -> None:
-        """Wait for the code, and have it used from now on; where the fork failed, imports go the usual way."""
+        """Wait for the code and import from it from now on; if the fork failed, imports work as usual."""
         with open(self._reading, "rb") as file:
             data = file.read()
         with contextlib.suppress(ChildProcessError):
@@ -58,13 +58,13 @@ class PinnedModules:
         held, native, absent = marshal.loads(data)  # noqa: S302 - from our own fork
         self._held = {name: found for name, found in held.items() if name not in sys.modules}
         self._absent = frozenset(absent)
-        for name in native:  # a shared object cannot be held: it is loaded now
+        for name in native:  # a shared object cannot be held in memory: it is loaded now
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         sys.meta_path.insert(0, self)
 
     def release(self) -> None:
-        """Have imports go the usual way again."""
+        """Return to normal imports."""
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self)
 
@@ -75,14 +75,14 @@ class PinnedModules:
         if name not in self._held:
             return None
         origin, locations, _ = self._held[name]
-        loader: Any = self  # a loader by its methods alone: importlib.abc costs more than all of this
+        loader: Any = self  # a loader by duck typing: importlib.abc costs more than this whole module
         spec = ModuleSpec(name, loader, origin=origin, is_package=locations is not None)
         spec.submodule_search_locations = locations
         spec.has_location = True
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave the making to importlib."""
+        """Use importlib's default."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Run a held module."""
@@ -90,7 +90,7 @@ class PinnedModules:
 
 
 class _Missed:
-    """The last finder: whoever comes here is found nowhere, and need not be looked for again."""
+    """The last finder: a module that reaches it does not exist, and is not looked for on disk."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -1,4 +1,4 @@
-"""Private keys in a log: the body between `-----BEGIN ... PRIVATE KEY-----` and its end, whatever part of it is there."""
+"""Hides the body of private keys in a log, between `-----BEGIN ... PRIVATE KEY-----` and its end, even if cut."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _END = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----")
 _BODY = re.compile(r"[A-Za-z0-9+/]{30,}={0,2}(?=[\"'\s\\]*$)")
 _ONLY = re.compile(r"\s*[A-Za-z0-9+/]+={0,2}\s*")
 _WORD = re.compile(r"(?:^|\s)[a-z]{1,20}$")
-_LONGEST = 400  # lines; of 16,384 bits
-# The middle of one, of which neither end is there: three lines of Base64 that are no hexadecimal digests.
+_LONGEST = 400  # lines; a key of 16,384 bits
+# The middle of a key whose ends are both missing: three lines of Base64 that are not hexadecimal digests.
 _MIDDLE = re.compile(r"(?m)(?:^(?![0-9a-fA-F]+\s*$)[ \t]*+[A-Za-z0-9+/]{60,76}+={0,2}[ \t]*\r?$\n?){3,}")
 
 
 def hide_private_keys(text: str) -> str:
-    """Take the bodies of private keys out of a text; as many lines stay as there were.
+    """Take the bodies of private keys out of a text; the number of lines stays the same.
 
     Args:
-        text: one line or several, the beginning or the end of a key perhaps cut off; each line may have a prefix.
+        text: one or more lines; a key's beginning or end may be cut off, and each line may have a prefix.
 
     Returns:
         The text.
@@ -78,11 +78,11 @@ def _hide_before(lines: list[str], end: int) -> None:
 
 
 def _hide_last(lines: list[str], end: int) -> None:
-    """Hide the last line of a body, which may be short, and have a prefix."""
+    """Hide the last line of a body, which may be short and may have a prefix."""
     if end > 0 and not _WORD.search(lines[end - 1]):
         lines[end - 1] = re.sub(r"[A-Za-z0-9+/]+={0,2}(?=[\"'\s\\]*$)", _HIDDEN, lines[end - 1])
 
 
 def _is_body(line: str) -> bool:
-    """Say whether a line is Base64 alone, and no word."""
+    """Say whether a line consists of Base64 alone and is not a word."""
     return bool(_ONLY.fullmatch(line)) and not _WORD.fullmatch(line.strip())

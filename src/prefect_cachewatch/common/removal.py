@@ -1,12 +1,12 @@
-"""What removes files: by descriptor, the very file that is meant, never across a mount or through a link.
+"""Removes files: by descriptor, exactly the file that was examined, never across a mount or through a link.
 
-Standard library only, since it runs in the scan process too. It knows who a file is (`look`), walks below an open
-directory (`walk`), and removes one entry, a tree that is ours as a whole, or what a judge names. Who made a file is
-not its question: see `measure.creation` and `publish.begun`.
+Standard library only, since it runs in the scan process too. It identifies a file (`look`), walks below an open
+directory (`walk`), and removes one entry, a whole tree of ours, or what a judge selects. Which process made a file is
+decided elsewhere: see `measure.creation` and `publish.begun`.
 
-Between the last look at an entry and its removal another may be put in its place under the same name: the kernel has
-no call that removes a file by descriptor. That moment is a few microseconds, and a directory that may be written to
-by strangers is no place for a cache.
+Between the last look at an entry and its removal, another process may put a different file in its place under the same
+name: the kernel has no call that removes a file by descriptor. That gap is a few microseconds, and a cache does not
+belong in a directory that untrusted users may write to.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 
 from prefect_cachewatch.common.closing import Opened
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -36,24 +36,24 @@ OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT, _AT_EMPTY_PATH = -100, 0x100, 0x800, 0x1000
 _STATX_BASIC, _STATX_BTIME, _STATX_MNT_ID = 0x7FF, 0x800, 0x1000
 _STATX = struct.Struct("=IIQIIIHHQQQQqIiqIiqIiqIiIIIIQ")
-_NAMED = 20  # paths that are kept for messages
-_HELD = 64  # levels of a walk whose directories stay open; higher ones are found again by `..`
+_NAMED = 20  # paths kept for messages
+_HELD = 64  # levels of a walk whose directories stay open; higher ones are opened again by `..`
 
 
 class Entry(NamedTuple):
-    """Who a file is and what it looks like; times in nanoseconds of the file system's clock."""
+    """A file's identity and status; times in nanoseconds of the file system's clock."""
 
     device: int
     inode: int
     mount: int | None
-    """The kernel's number of the mount it was seen through; None where it tells none."""
+    """The kernel's number of the mount it was seen through; None if the kernel gives none."""
     mode: int
     owner: int
     links: int
     size_bytes: int
     blocks: int
     born_ns: int | None
-    """None where the file system does not keep it."""
+    """Birth time; None if the file system does not record it."""
     changed_ns: int
     modified_ns: int
 
@@ -71,9 +71,9 @@ class Entry(NamedTuple):
         return stat.S_ISREG(self.mode)
 
     def is_same(self, other: Entry) -> bool:
-        """Whether two looks saw one file: by device, inode and birth; unchanged, where no birth is kept.
+        """Whether two looks saw the same file, by device, inode and birth; without a birth time it must be unchanged.
 
-        A directory without a birth time goes by its inode, since it changes with what is removed from it.
+        Without a birth time a directory is compared by its inode, since removing entries changes its status.
         """
         if (self.device, self.inode, stat.S_IFMT(self.mode)) != (other.device, other.inode, stat.S_IFMT(other.mode)):
             return False
@@ -82,9 +82,10 @@ class Entry(NamedTuple):
         return self.is_directory or self.changed_ns == other.changed_ns
 
     def is_beside(self, top: Entry) -> bool:
-        """Whether it lies on the mount of a directory above it.
+        """Whether it lies on the same mount as a directory above it.
 
-        Not by the device alone: a bind mount has the same, and files of an overlay may have another than its directories.
+        The device alone does not tell: a bind mount has the same device, and files of an overlay may have another than
+        its directories.
         """
         if self.mount != top.mount:
             return False
@@ -92,18 +93,22 @@ class Entry(NamedTuple):
 
 
 class Removed:
-    """What a removal did: regular files, directories and others (links, pipes) that went, what was kept, and what could not be removed."""
+    """The result of a removal.
+
+    It counts the regular files, directories and others (links, pipes) that were removed, the files that were kept, and
+    the failures.
+    """
 
     def __init__(self) -> None:
         self.files = self.directories = self.others = self.freed_bytes = 0
         self.kept = 0
         self.kept_paths: list[str] = []
-        """The first of them."""
+        """The first kept paths."""
         self.unread: list[str] = []
-        """Directories that could not be gone through, the first of them: unreadable, on another mount, moved."""
+        """The first directories that could not be walked: unreadable, on another mount, or moved."""
         self.failed = 0
         self.problems: list[str] = []
-        """Path and reason of the first that could not be removed."""
+        """Path and reason of the first entries that could not be removed."""
 
     def keep(self, path: str) -> None:
         self.kept += 1
@@ -131,7 +136,7 @@ class Removed:
                 self.freed_bytes += entry.blocks * 512
 
 
-# (path of the directory with a trailing slash, or "" for the top; name; the entry): whether it may go
+# (path of the directory with a trailing slash, or "" for the top; name; entry) -> whether to remove it
 Judge = Callable[[str, str, Entry], bool]
 
 
@@ -140,7 +145,7 @@ def look(directory_fd: int, name: str = "") -> Entry:
 
     Args:
         directory_fd: descriptor of the directory.
-        name: a bare name in it; default what the descriptor itself is of.
+        name: a bare name in it; default the directory itself.
 
     Returns:
         The entry.
@@ -152,7 +157,7 @@ def look(directory_fd: int, name: str = "") -> Entry:
     flags = _AT_SYMLINK_NOFOLLOW | _AT_NO_AUTOMOUNT | (0 if name else _AT_EMPTY_PATH)
     mask = _STATX_BASIC | _STATX_BTIME | _STATX_MNT_ID
     statx = getattr(_libc, "statx", None)
-    if statx is None:  # a C library without it
+    if statx is None:  # the C library has no statx
         return _look_without_statx(directory_fd, name)
     if statx(directory_fd, os.fsencode(name), flags, mask, buffer):
         number = ctypes.get_errno()
@@ -167,30 +172,30 @@ def look(directory_fd: int, name: str = "") -> Entry:
     return Entry(
         os.makedev(major, minor), inode, mount if got & _STATX_MNT_ID else _mount_of(directory_fd, name),
         mode, owner, links, size, blocks,
-        # Some file systems say that they keep it, and give 0.
+        # Some file systems claim to record the birth time and give 0.
         (born_s * 10**9 + born_ns or None) if got & _STATX_BTIME else None,
         changed_s * 10**9 + changed_ns, modified_s * 10**9 + modified_ns,
     )  # fmt: skip
 
 
 def look_path(path: str | os.PathLike[str]) -> Entry:
-    """Look at an entry by its path, following links on the way but not itself; raises OSError as `look` does."""
+    """Look at an entry by its path, following links on the way but not the last one; raises OSError as `look` does."""
     return look(_AT_FDCWD, os.fspath(path))
 
 
 def make_stamp(directory_fd: int) -> Entry:
-    """Make a file in a directory and take it away again: it shows the file system's clock, and whom it takes us for.
+    """Create a file in a directory and remove it again, to learn the file system's clock and its owner for our files.
 
     Args:
         directory_fd: descriptor of the directory.
 
     Returns:
-        The file as it was: its birth, where one is kept, its change time and its owner.
+        The file's entry: its birth if one is recorded, its change time and its owner.
 
     Raises:
-        OSError: none can be made there.
+        OSError: no file can be created there.
     """
-    try:  # one without a name, which nobody sees and which leaves the directory's dates alone
+    try:  # a file without a name is invisible to others and leaves the directory's dates unchanged
         fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
     except OSError:
         name = f".cachewatch-new-{os.urandom(8).hex()}"
@@ -206,15 +211,16 @@ def make_stamp(directory_fd: int) -> Entry:
 
 
 def walk(top_fd: int, unread: Callable[[str], None] = lambda path: None) -> Iterator[tuple[int, str, Entry]]:
-    """Go through an open directory and all below it on its mount, what is below first, however deep.
+    """Walk an open directory and everything below it on its mount, depth first and to any depth.
 
     Args:
         top_fd: descriptor of the directory, which stays open.
-        unread: told the path of a directory that cannot be entered: unreadable, another mount, moved meanwhile.
+        unread: called with the path of a directory that cannot be entered: unreadable, on another mount, or moved
+            meanwhile.
 
     Yields:
-        A directory's descriptor, which is good until the next step, its path relative to the top with a trailing slash
-        (`""` for the top), and its entry. Links are never entered.
+        A directory's descriptor, valid until the next step, its path relative to the top with a trailing slash (`""`
+        for the top), and its entry. Links are never entered.
     """
     levels = [_Level("", look(top_fd), os.open(".", OPEN_DIRECTORY, dir_fd=top_fd))]
     top = levels[0].entry
@@ -238,7 +244,7 @@ def walk(top_fd: int, unread: Callable[[str], None] = lambda path: None) -> Iter
             levels.pop()
             try:
                 if levels and levels[-1].fd < 0 and not levels[-1].reopen(level.fd):
-                    unread(_path_of(levels))  # it was moved while we were below it, and its parents are not known
+                    unread(_path_of(levels))  # it was moved while we were below it, so its parents are unknown
                     return
             finally:
                 level.close()
@@ -248,11 +254,11 @@ def walk(top_fd: int, unread: Callable[[str], None] = lambda path: None) -> Iter
 
 
 def list_entries(fd: int, unread: Callable[[str], None] = lambda name: None) -> Iterator[tuple[str, Entry]]:
-    """Look at all that is in an open directory.
+    """Look at every entry of an open directory.
 
     Args:
         fd: descriptor of the directory.
-        unread: told the name of what cannot be looked at; an empty one, if the directory cannot be listed.
+        unread: called with the name of an entry that cannot be looked at; with "" if the directory cannot be listed.
 
     Yields:
         Name and entry.
@@ -274,14 +280,14 @@ def list_entries(fd: int, unread: Callable[[str], None] = lambda name: None) -> 
 
 
 def open_below(top_fd: int, path: str) -> int:
-    """Open a directory below another, by its relative path, through no link and on the same mount.
+    """Open a directory below another by its relative path, without following links or crossing a mount.
 
     Args:
         top_fd: descriptor of the upper directory.
         path: relative, parts joined by slashes; empty for the upper one itself.
 
     Returns:
-        A descriptor of its own.
+        A new descriptor.
 
     Raises:
         OSError: it cannot be opened; EXDEV if it lies on another mount.
@@ -305,15 +311,15 @@ def open_below(top_fd: int, path: str) -> int:
 
 
 def remove_entry(directory_fd: int, name: str, entry: Entry) -> bool:
-    """Remove a file, link or empty directory if it still is the one that was looked at.
+    """Remove a file, link or empty directory if it is still the one that was looked at.
 
     Args:
         directory_fd: descriptor of its directory.
         name: its name there.
-        entry: what `look` said of it.
+        entry: the result of `look`.
 
     Returns:
-        Whether it went; False where it is gone, or another stands in its place.
+        Whether it was removed; False if it is gone, or another entry has its name.
 
     Raises:
         OSError: it cannot be removed.
@@ -322,7 +328,8 @@ def remove_entry(directory_fd: int, name: str, entry: Entry) -> bool:
         now = look(directory_fd, name)
         if now.mount != entry.mount or not now.is_same(entry):
             return False
-        # The race that is left: see the top of this module. Neither call follows a link, and neither removes the other's kind.
+        # The remaining race: see the top of this module. Neither call follows a link, and neither removes the other's
+        # kind.
         (os.rmdir if now.is_directory else os.unlink)(name, dir_fd=directory_fd)
     except FileNotFoundError:
         return False
@@ -330,21 +337,22 @@ def remove_entry(directory_fd: int, name: str, entry: Entry) -> bool:
 
 
 def remove_judged(top_fd: int, judge: Judge) -> Removed:
-    """Remove below an open directory what a judge names; directories only where that leaves them empty.
+    """Remove the entries below an open directory that a judge selects; a directory only if it is empty then.
 
     Args:
         top_fd: descriptor of the directory, which itself stays.
-        judge: asked for every entry on its mount, those below a directory before itself.
+        judge: called for every entry on its mount, for a directory after the entries below it.
 
     Returns:
-        What went. `kept` counts files that stay, and what could not be looked at; `problems` what should have gone.
+        What was removed. `kept` counts files that stay and entries that could not be looked at; `problems` lists
+        failures.
     """
     done = Removed()
     top = look(top_fd)
     for fd, path, _ in walk(top_fd, done.pass_over):
         for name, entry in list_entries(fd, lambda name, path=path: done.pass_over(path + name)):  # type: ignore[misc]
             if not entry.is_beside(top):
-                if not entry.is_directory:  # of those the walk has told
+                if not entry.is_directory:  # the walk has already reported directories
                     done.keep(path + name)
                 continue
             if not judge(path, name, entry):
@@ -354,7 +362,7 @@ def remove_judged(top_fd: int, judge: Judge) -> Removed:
             try:
                 if remove_entry(fd, name, entry):
                     done.took(entry)
-                elif _is_there(fd, name):  # another one came in its place
+                elif _is_there(fd, name):  # another entry took its place
                     done.keep(path + name)
             except OSError as error:
                 if not entry.is_directory or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -363,13 +371,13 @@ def remove_judged(top_fd: int, judge: Judge) -> Removed:
 
 
 def empty_directory(directory_fd: int) -> Removed:
-    """Remove all that is in a directory that is ours as a whole, but no other mount and nothing behind a link.
+    """Remove everything in a directory that is entirely ours, but no other mount and nothing behind a link.
 
     Args:
         directory_fd: descriptor of the directory, which itself stays.
 
     Returns:
-        What went, and in `problems` what did not.
+        What was removed, and in `problems` what was not.
     """
     done = remove_judged(directory_fd, lambda path, name, entry: True)
     for path in done.kept_paths:
@@ -379,15 +387,15 @@ def empty_directory(directory_fd: int) -> Removed:
 
 
 def remove_tree(directory_fd: int, name: str, entry: Entry | None = None) -> Removed:
-    """Remove an entry that is ours as a whole, a directory with all below it; never another mount, nothing behind a link.
+    """Remove an entry that is entirely ours, a directory with everything below it, but never another mount.
 
     Args:
         directory_fd: descriptor of the directory that holds it.
         name: its name there.
-        entry: who it has to be; default whoever stands there now.
+        entry: the entry it must be; default the one that is there now.
 
     Returns:
-        What went, and in `problems` what did not; nothing of either where there is no such entry.
+        What was removed, and in `problems` what was not; both empty if there is no such entry.
     """
     done = Removed()
     try:
@@ -415,14 +423,14 @@ def remove_tree(directory_fd: int, name: str, entry: Entry | None = None) -> Rem
 
 
 def remove_path(path: str | os.PathLike[str], entry: Entry | None = None) -> Removed:
-    """Remove by its path what is ours as a whole; see `remove_tree`.
+    """Remove an entry that is entirely ours by its path; see `remove_tree`.
 
     Args:
-        path: of a file or directory; links on the way to its directory are followed, itself is not.
-        entry: who it has to be; default whoever stands there now.
+        path: of a file or directory; links on the way are followed, the last one is not.
+        entry: the entry it must be; default the one that is there now.
 
     Returns:
-        What went, and in `problems` what did not.
+        What was removed, and in `problems` what was not.
     """
     parent, name = os.path.split(os.path.abspath(path))
     try:
@@ -437,7 +445,7 @@ def remove_path(path: str | os.PathLike[str], entry: Entry | None = None) -> Rem
 
 
 class _Level:
-    """A directory that a walk is in."""
+    """A directory on the current path of a walk."""
 
     def __init__(self, name: str, entry: Entry, fd: int) -> None:
         self.name, self.entry, self.fd = name, entry, fd

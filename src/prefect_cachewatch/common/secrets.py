@@ -1,8 +1,8 @@
-"""What is secret, and how it is taken out: the one rule for reports, pages, logs, messages, argv and environments.
+"""Recognizes and removes secrets: the one rule for reports, pages, logs, messages, argv and environments.
 
-A name is secret by its words (`DB_PWD`, `--api-key`, `clientSecret`; not `monkey`, `max_tokens` or `--design`), a value by
-its name, by a shape that is known (`ghp_...`, `AKIA...`, a private key), or because the environment held it under such a
-name. It never opens a file. A secret that no name and no shape tells is not found.
+A name is secret by its words (`DB_PWD`, `--api-key`, `clientSecret`; not `monkey`, `max_tokens` or `--design`). A value
+is secret by its name, by a known shape (`ghp_...`, `AKIA...`, a private key), or because the environment held it under
+such a name. No file is opened. A secret that neither a name nor a shape reveals is not found.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ __all__ = [
 HIDDEN = "***"
 T = TypeVar("T")
 _LONGEST = 4096
-_LEAST = 6  # characters; a shorter value of the environment would spoil innocent text
+_LEAST = 6  # characters; hiding a shorter value of the environment would spoil innocent text
 
 
 def _set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-# Words that make a name secret whatever stands beside them, but for _ABOUT.
+# Words that make a name secret whatever other words it has, except those of _ABOUT.
 _STRONG = _set(
     "password passwords passwd passphrase passcode pwd secret secrets credential credentials cred creds apikey apikeys "
     "accesskey secretkey privatekey authtoken accesstoken refreshtoken bearer sshpass dbpass userpass rootpass ftppass "
     "proxypass smtppass pgpass authpass keypass storepass sessionid sessid phpsessid jsessionid authorization"
 )
-# Words that other things are called too: their value must look like more than a number or a word of everyday.
+# Words with other meanings too: the value must look like more than a number or an everyday word.
 _WEAK = _set("token key auth oauth cookie cookies sig signature pass jwt otp")
 _STRONG_END = ("password", "passwd", "passphrase", "secret", "apikey", "authtoken", "accesstoken")
-# Words after which the value is about the secret, and not the secret.
+# Words after which the value describes the secret and is not the secret itself.
 _ABOUT = _set(
     "file files path paths dir directory sock socket url uri host port name names id ids type types mode method provider "
     "length len count size limit ttl expiry expires expiration timeout age policy required enabled disabled scheme realm "
@@ -60,7 +60,7 @@ _ABOUT = _set(
     "dtype bytes map projection proj cache states mask dim heads pool ms us ns "
     "rate per s sec seconds store manager index fingerprint error errors exception py pyx cpp hpp rs"
 )
-# What makes a token or a key one of text, of a table or of a cache.
+# Words before a token or a key that make it one of text, of a table or of a cache.
 _INNOCENT = {
     "token": _set("eos bos pad unk sep cls mask masked stop special next last first prev previous image audio video start end begin "
         "text prompt per each new max min num n total current input output single ending soft draft"),
@@ -72,7 +72,7 @@ _INNOCENT = {
     "sig": frozenset(),
     "signature": _set("function method type call graph input output model serving kernel"),
 }  # fmt: skip
-# Values that are no secrets: what a line says about one, and what would blank half a log.
+# Values that are not secrets: a status of one, or words whose removal would blank half a log.
 _EVERYDAY = _set(
     "skipped done started loaded loading refreshed renewed granted success successful succeeded passed pending ready open "
     "closed new old updated changed rotated revoked created deleted undefined present absent n/a "
@@ -88,7 +88,7 @@ _EVERYDAY = _set(
 
 
 class _Late:
-    """A pattern that is compiled when it is used first."""
+    """A pattern that is compiled on first use."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -100,7 +100,7 @@ class _Late:
 
 
 def _late(pattern: str) -> re.Pattern[str]:
-    """Those that hide secrets take 0.3 MB together, and a watch uses them at its end."""
+    """Compile late: the patterns that hide secrets take 0.3 MB together, and a watch uses them at its end."""
     return cast("re.Pattern[str]", _Late(pattern))
 
 
@@ -113,7 +113,7 @@ _PATH = re.compile(r"(?:~|\.{1,2})?/[^=]*|[A-Za-z]:\\.*")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})", re.IGNORECASE)
 _MASKED = re.compile(r"\*+|x{3,}|X{3,}|\.{3,}")
 
-# Shapes that tell a secret without a name.
+# Shapes that reveal a secret without a name.
 _SHAPES = re.compile(
     r"\beyJ[\w-]{8,2000}+\.[\w-]{8,}\.[\w-]*"  # JSON web token
     r"|\bhf_(?:[A-Za-z0-9]{16,}|(?![a-z]+\d{1,3}[a-z]?\b)(?=[A-Za-z]*\d)[A-Za-z0-9]{8,})\b|\bapi_org_[A-Za-z0-9]{16,}"
@@ -135,9 +135,9 @@ _WEBHOOK = _late(
     r"(?i)(\b(?:hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)|(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks"
     r"|[\w.-]+\.webhook\.office\.com/webhookb2|outlook\.office(?:365)?\.com/webhook|api\.telegram\.org/bot))[^\s\"'<>]+"
 )
-_LABELLED = re.compile(r"[\s:=<%]")  # what each pattern below has in it
-_WRAP = _late(r"(?<![ \t|\\\u2502])[ \t|\\\u2502]*+\r?\n[ \t|\u2502]*+")  # of a box perhaps, or of a shell
-_USERINFO = _late(  # a password may have a / in it, and what follows a port is a path
+_LABELLED = re.compile(r"[\s:=<%]")  # every pattern below contains one of these
+_WRAP = _late(r"(?<![ \t|\\\u2502])[ \t|\\\u2502]*+\r?\n[ \t|\u2502]*+")  # a box or a shell may have wrapped the line
+_USERINFO = _late(  # a password may contain a /, and what follows a port is a path
     r"(?<![\w+.-])([\w+.-]++://)(?:[^\s/\"'<>]+|[^\s/:@\"'<>]*+:(?!\d*+(?:[/?#]|$))[^\s@\"'<>?]{1,200}+)@"
 )
 _HEADER = _late(
@@ -146,14 +146,14 @@ _HEADER = _late(
 _BEARER = _late(r"(?i)\b(bearer|basic)([\s:]++)([\w.~+/=-]{6,})")
 _USER = _late(r"(?<![\w-])(-u\s*+|--(?:proxy-)?user[ =]\s*+)(\\*[\"']?)([^\s:\"'\\-][^\s:\"'\\]*+:)([^\s\"'\\]+)")
 _XML = _late(r"<([\w.:-]{1,80}+)>([^<>\r\n]{1,400}+)</")
-_VALUE = (  # to the closing quote, where there is one
+_VALUE = (  # up to the closing quote, if there is one
     r"\\+\"(?:[^\"\\\r\n]|\\(?!\"))*+|\\+'(?:[^'\\\r\n]|\\(?!'))*+"
     r"|\"(?:[^\"\\\r\n]|\\.)*+|'(?:[^'\\\r\n]|\\.)*+"
     r"|[^\s\"'&,;]++"
 )
 _HINT = r"(?=[\w.-]*?(?:tok|sec|pass|pwd|key|auth|cred|cookie|sig|bearer|sessid|sessionid|jwt|otp))"
-# Possessive, and from a word's beginning only: a log line of one long word must not take seconds. Without the value,
-# in which there may be labels too: url=https://h/?token=abc.
+# Possessive, and only from a word's beginning: a log line of one long word must not take seconds. The value is not
+# included, since it may contain labels too: url=https://h/?token=abc.
 _LABEL = _late(
     r"(?<![\w.-])([\w.-]++)[\])]?(?:\\*[\"'])?[\])]?[ \t]*+(?:=>|:=|==?|:|%3[dD])[ \t]*+(?:\r?\n[ \t]++)?"
     r"(?:[bruBRU]{1,2}(?=\\*[\"']))?"
@@ -163,7 +163,7 @@ _OPTION = _late(rf"(?i)(?<![\w.-])(--?{_HINT}[\w.-]++)([ \t]++)(?!-)({_VALUE})")
 _SAID = _late(  # password is hunter2; machine h login me password hunter2
     rf"(?i)(?<![\w.-])({_HINT}[\w.-]++)(\s++(?:(?:is|was|for [^\s:]{{1,40}}+)[ \t]*+:?[ \t]*+)?)([\w+/=~!@#$%^*-]{{6,}}+)(?![\w.:(])"
 )
-_BLOCK = _late(  # a YAML text of several lines
+_BLOCK = _late(  # a multi-line YAML text
     rf"(?im)^([ \t]*+)((?:-[ \t]+)?)({_HINT}[\w.-]++)(:[ \t]*+[|>][-+\d]*+[ \t]*+\r?\n)((?:\1[ \t]++[^\n]*+\n?)++)"
 )
 _PROGRAM = _late(  # commands whose -p, or -a, is a password
@@ -175,7 +175,7 @@ _NAMED = _late(  # {"name": "TOKEN", "value": "abc"}, and the same as YAML
     rf"(?i)(\bname\\*[\"']?\s*[:=]\s*\\*[\"']?)({_HINT}[\w.-]++)(\\*[\"']?\s*,?\s*\\*[\"']?value\\*[\"']?\s*[:=]\s*)({_VALUE})"
 )
 _LINE = _late(rf"(?im)^([^\S\n]*+(?:-\s+|export\s+|#\s*)?)({_HINT}[\w.-]++)(\s*+:\s++)(?![\"'|>])([^\r\n,;\"']+)")
-# Commands whose -p is a password, and those of which it is known not to be one.
+# Commands whose -p is a password, and those whose -p is known not to be one.
 _PASSWORD_P = _set("mysql mysqldump mysqladmin mariadb mariadb-dump sshpass mongo mongosh mongodump smbclient ipmitool")
 _NO_PASSWORD_P = _set("mkdir cp install tar ssh scp patch ps kill rsync pytest make env sh bash git tmux psql pg_dump redis-cli "
     "nc ncat lsof fio taskset numactl nice touch unzip patchelf perl")  # fmt: skip
@@ -183,15 +183,15 @@ _NO_PASSWORD_P = _set("mkdir cp install tar ssh scp patch ps kill rsync pytest m
 
 @lru_cache(maxsize=4096)
 def _words(name: str) -> tuple[str, ...]:
-    """The words of a name, split at case changes and at whatever is no letter or digit."""
+    """Split a name into words, at case changes and at every character that is no letter or digit."""
     return tuple(word.lower() for word in _CASES.findall(name))
 
 
 @lru_cache(maxsize=4096)
 def _grade(name: str) -> int:
-    """How secret a name makes its value: 0 not at all, 1 where the value looks so, 2 in any case."""
+    """Grade how secret a name makes its value: 0 not at all, 1 if the value looks secret, 2 in any case."""
     words = _words(name)
-    # The last word says what the value is: token_file, key-id, passwordLength.
+    # The last word tells what the value is: token_file, key-id, passwordLength.
     if not words or (len(words) > 1 and words[-1] in _ABOUT):
         return 0
     grade = 0
@@ -199,10 +199,10 @@ def _grade(name: str) -> int:
         before = words[at - 1] if at else ""
         if word in _STRONG or word.endswith(_STRONG_END):
             return 2
-        if word in ("keys", "tokens"):  # counts, of tables and of text, unless somebody may do something with them
+        if word in ("keys", "tokens"):  # counts of tables or text, unless another word makes them credentials
             found = before in ("api", "access", "auth", "secret", "ssh", "bearer", "refresh")
         else:
-            # Written together: apitoken; tokenizer and monkey are other words.
+            # Words written together: apitoken; tokenizer and monkey are other words.
             found = word in _WEAK or (word.endswith("token") and len(word) > 5) or word.endswith("apikey")
             found = found and before not in _INNOCENT.get(word, ())
         if found:
@@ -213,13 +213,13 @@ def _grade(name: str) -> int:
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a variable, option or field is one for a secret.
+    """Say whether a variable, option or field names a secret.
 
     Args:
-        name: as written, `-` and `_` and changes of case between its words.
+        name: as written, with words separated by `-`, `_` or a change of case.
 
     Returns:
-        Whether its value is to be hidden, unless it is plainly none.
+        Whether its value must be hidden, unless the value is plainly not a secret.
 
     Example:
         >>> [is_secret_name(name) for name in ("DB_PWD", "SSHPASS", "clientSecret", "--monkey", "signal", "max_tokens")]
@@ -229,7 +229,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_plain(value: str) -> bool:
-    """Say whether a value is a number, a path or a word of everyday."""
+    """Say whether a value is a number, a path or an everyday word."""
     return (
         value.lower().rstrip(".:!?)") in _EVERYDAY
         or bool(_NUMBER.fullmatch(value) and (len(value) < 9 or not value.isdigit()))
@@ -245,19 +245,19 @@ def _is_hidden(name: str, value: str, in_query: bool = False) -> bool:
     value = value.strip("\\\"'()[]{}<>,; ")
     grade = _grade(name)
     if grade and len(value) > _LONGEST:
-        return True  # nobody reads it, and each label in it would be looked at with all the rest
+        return True  # too long to be read by a person, and each label in it would be matched against all the rest
     if not grade or not value or _MASKED.fullmatch(value) or value[0] == "$":
         return False
     if grade == 2:
-        # PWD is a directory, and DB_PWD none.
+        # PWD is a directory; DB_PWD is not.
         return not (value.lower() in _EVERYDAY or (name.strip("-").lower() in ("pwd", "oldpwd") and value[0] in "/~."))
     if _is_plain(value):
         return False
-    # key: layers.0.weight, auth: accepted; a password of such a name is not to be told from them.
+    # key: layers.0.weight, auth: accepted; a password under such a name looks the same.
     words = _words(name)
     if words[-1] in ("sig", "signature"):
         return in_query or not re.fullmatch(r"\w{1,11}(?:\(.*)?", value)  # sig=0x1f, signature: conv2d(x)
-    return words != ("key",) or (_looks_random(value) and (in_query or not _DIGEST.fullmatch(value)))  # of a cache
+    return words != ("key",) or (_looks_random(value) and (in_query or not _DIGEST.fullmatch(value)))  # a cache key
 
 
 def _looks_random(value: str) -> bool:
@@ -289,7 +289,7 @@ def _hide_labelled(text: str) -> str:
 
 
 def _shown(value: str) -> str:
-    """What stands for a hidden value: its opening quote, whose closing one was not taken."""
+    """Return the replacement for a hidden value: its opening quote stays, since the closing one was not taken."""
     opening = re.match(r"\\*[\"']", value)
     return f"{opening[0] if opening else ''}{HIDDEN}"
 
@@ -300,10 +300,10 @@ def _option(match: re.Match[str]) -> str:
 
 
 def _is_prose(label: re.Match[str], value: re.Match[str]) -> bool:
-    """Say whether `next token: hello there` is meant: a word after a weak name, but for a line of YAML of its own."""
+    """Say whether the text is prose, as in `next token: hello there`: a word after a weak name, but no YAML line."""
     word = value[0].strip("().,;:!?")
     if _words(label[1]) == ("pass",) and re.fullmatch(r"[a-z]+(?:[._-][a-z\d]+)+", word):
-        return True  # of a compiler: conv-fusion-2
+        return True  # a compiler's key, as conv-fusion-2
     if _grade(label[1]) == 2 or not (word.isalpha() and word.islower()):
         return False
     text, start, end = label.string, label.start(), value.end()
@@ -339,7 +339,7 @@ def _block(match: re.Match[str]) -> str:
 
 def _header(match: re.Match[str]) -> str:
     if "cookie" in match[1].lower() and "=" not in match[3]:
-        return match[0]  # COOKIE=1; what is left is a label like others
+        return match[0]  # COOKIE=1; the rest is a label like others
     return match[0] if match[3].strip().lower() in _EVERYDAY else f"{match[1]}{match[2]}{HIDDEN}"
 
 
@@ -363,14 +363,14 @@ def _xml(match: re.Match[str]) -> str:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Take what looks like a secret out of a text.
+    """Replace everything in a text that looks like a secret.
 
     Args:
         text: a log line, URL, message or several lines.
-        secrets: values that are known to be secret, removed wherever they stand.
+        secrets: values that are known to be secret, replaced wherever they occur.
 
     Returns:
-        The text with each secret replaced by `***`; as many lines as before. Colours go where a secret does.
+        The text with each secret replaced by `***`, in as many lines as before. A line with a secret loses its colours.
 
     Example:
         >>> redact("GET https://me:pw@host/x?token=abc")
@@ -391,7 +391,7 @@ def _hide_known(text: str, secrets: Iterable[str]) -> str:
 
 
 def _hide_wrapped(text: str, secrets: Sequence[str]) -> str:
-    """Hide what is cut by line ends, each line's part of it."""
+    """Hide secrets that are broken across lines: each line's part is replaced."""
     wraps = [(wrap.start(), wrap.end()) for wrap in _WRAP.finditer(text)]
     spans = list(zip([0, *(end for _, end in wraps)], [*(start for start, _ in wraps), len(text)], strict=True))
     bare = "".join(text[start:end] for start, end in spans)
@@ -399,7 +399,7 @@ def _hide_wrapped(text: str, secrets: Sequence[str]) -> str:
     if not found:
         return text
     hidden: list[tuple[int, int]] = []
-    done = 0  # of what is bare
+    done = 0  # position in the bare text
     for start, end in spans:
         parts = ((max(first, done), min(last, done + end - start)) for first, last in found)
         hidden += [(start + first - done, start + last - done) for first, last in parts if first < last]
@@ -421,7 +421,7 @@ def _redact(text: str, secrets: Iterable[str]) -> str:
     if "hook" in text or "telegram" in text:
         text = _WEBHOOK.sub(rf"\1/{HIDDEN}", text)
     text = _SHAPES.sub(HIDDEN, text)
-    if not _LABELLED.search(text):  # a path, a name
+    if not _LABELLED.search(text):  # only a path or a name
         return text
     if "://" in text:
         text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
@@ -439,7 +439,7 @@ def _redact(text: str, secrets: Iterable[str]) -> str:
 
 
 class LineRedactor:
-    """Takes secrets out of lines that come in pieces; a private key may begin in one piece and end in another.
+    """Replaces secrets in lines that arrive in pieces; a private key may begin in one piece and end in another.
 
     Args:
         secrets: values that are known to be secret.
@@ -450,12 +450,12 @@ class LineRedactor:
         self._open = self._last = ""
 
     def lines(self, lines: Sequence[str]) -> list[str]:
-        """Redact the next lines; returns as many."""
+        """Redact the next lines; returns the same number of lines."""
         if not lines:
             return []
         head = [line for line in (self._open, self._last) if line]
         shown = redact("\n".join([*head, *lines]), self._secrets).split("\n")[len(head) :]
-        self._last = lines[-1][-_LONGEST:]  # a secret may be cut by its end
+        self._last = lines[-1][-_LONGEST:]  # a secret may be cut at its end
         for line in lines:
             if "PRIVATE KEY" in line and "-----" in line:
                 began, ended = line.rfind("-----BEGIN"), line.rfind("-----END")
@@ -464,14 +464,14 @@ class LineRedactor:
 
 
 def redact_all(value: T, secrets: Iterable[str] = ()) -> T:
-    """Take secrets out of each text in a structure.
+    """Replace secrets in each text of a structure.
 
     Args:
-        value: texts, mappings, lists, tuples and dataclasses of them; what else is in it stays.
+        value: texts, mappings, lists, tuples and dataclasses of them; other values stay.
         secrets: values that are known to be secret.
 
     Returns:
-        The same structure, anew.
+        A new structure of the same form.
 
     Example:
         >>> redact_all({"paths": ["/cache/hunter22/a.bin", 3]}, ["hunter22"])
@@ -494,14 +494,14 @@ def _redact_all(value: object, secrets: tuple[str, ...]) -> object:
 
 
 def redact_argv(argv: Sequence[str], secrets: Iterable[str] = ()) -> list[str]:
-    """Take secrets out of a command line, by value and by the option before them.
+    """Replace secrets in a command line, found by value and by the option before them.
 
     Args:
         argv: the command and its arguments.
         secrets: values that are known to be secret.
 
     Returns:
-        As many strings, those that look secret replaced.
+        The same number of strings, with secrets replaced.
 
     Example:
         >>> redact_argv(["curl", "--token", "abc", "--password=x", "f.bin"])
@@ -530,12 +530,12 @@ _USER_OPTIONS = ("-u", "--user", "--proxy-user", "-U")
 def _redact_word(word: str, known: Sequence[str]) -> str:
     name, equals, value = word.partition("=")
     if equals and re.fullmatch(r"-{0,2}[\w.-]+", name) and _is_hidden(name, value):
-        return f"{name}={HIDDEN}"  # all of it: an argument may hold blanks
+        return f"{name}={HIDDEN}"  # the whole argument: it may contain blanks
     return redact(word, known)
 
 
 def _is_operand(before: str, word: str, programs: set[str]) -> bool:
-    """Say whether a word is the secret that the word before announces."""
+    """Say whether a word is the secret that the word before it announces."""
     if word.startswith("-") and not (len(word) > 6 and re.search(r"\d", word) and not word.startswith("--")):
         return False
     if before in ("-p", "-P"):
@@ -550,16 +550,16 @@ def _is_operand(before: str, word: str, programs: set[str]) -> bool:
         return True
     if before.startswith("-") and "=" not in before:
         return _is_hidden(before, word)
-    label = re.fullmatch(r"[\[{]*\\*[\"']?([\w.-]+)\\*[\"']?:", before)  # a header or JSON, its words apart
+    label = re.fullmatch(r"[\[{]*\\*[\"']?([\w.-]+)\\*[\"']?:", before)  # a header or JSON, split into words
     return label is not None and _is_hidden(label[1], word)
 
 
 def whole_lines(tail: bytes, wanted: int) -> bytes:
-    """Take the end of a log without the rest of the line at its beginning, which may be the rest of a secret.
+    """Return the end of a log without the cut line at its beginning, which may be the rest of a secret.
 
     Args:
-        tail: of the log, itself without what was before.
-        wanted: the most bytes; all of `tail` has a line cut at its beginning too.
+        tail: the end of the log.
+        wanted: the most bytes to return; if that is all of `tail`, its first line counts as cut too.
 
     Returns:
         Whole lines.
@@ -571,20 +571,20 @@ def whole_lines(tail: bytes, wanted: int) -> bytes:
     piece = tail[len(tail) - wanted :] if wanted < len(tail) else tail
     if wanted < len(tail) and tail[len(tail) - wanted - 1 : len(tail) - wanted] in (b"\n", b"\r"):
         return piece
-    for end in (b"\n", b"\r", b" "):  # one long line: from a word's beginning on
+    for end in (b"\n", b"\r", b" "):  # one long line: start at a word's beginning
         if end in piece:
             return piece[piece.index(end) + 1 :]
-    return piece[1024:]  # longer than any secret, and not a blank in it
+    return piece[1024:]  # longer than any secret, and without a blank
 
 
 def secret_options(argv: Sequence[str]) -> list[str]:
-    """Name the arguments of a command line that hold secrets, for a warning: never their values.
+    """Name the arguments of a command line that hold secrets, for a warning; their values are never shown.
 
     Args:
         argv: the command and its arguments.
 
     Returns:
-        Option names, or `argument 3` where there is none; empty if none was found.
+        Option names, or `argument 3` if it has none; empty if no secret was found.
 
     Example:
         >>> secret_options(["gen", "--password", "hunter2", "-x", "ghp_0123456789abcdef"])
@@ -606,14 +606,15 @@ def secret_options(argv: Sequence[str]) -> list[str]:
 
 
 def secret_values(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Pick the values of an environment that are secret by their names or shapes, to be taken out of every text.
+    """Return the values of an environment that are secret by name or shape, to be removed from every text.
 
     Args:
-        env: of the generator.
+        env: the generator's environment.
 
     Returns:
-        Values of at least 6 characters that are no paths, numbers or words of everyday, which would spoil innocent text;
-        each line of one with several, and the forms it has in JSON and in a URL.
+        Values of at least 6 characters. Paths, numbers and everyday words are left out, since hiding them would spoil
+        innocent text. A value of several lines gives each of its lines; each value also comes in its JSON and URL
+        forms.
 
     Example:
         >>> secret_values({"HF_TOKEN": "abcdefgh", "SSH_AUTH_SOCK": "/run/agent.1", "PATH": "/usr/bin:/bin"})
@@ -634,10 +635,10 @@ def secret_values(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def worth_hiding(values: Iterable[str]) -> tuple[str, ...]:
-    """Pick those of known secrets that can be looked for without spoiling innocent text, in all their forms.
+    """Return those known secrets that can be searched for without spoiling innocent text, in all their forms.
 
     Args:
-        values: known secrets, as those of Secret blocks.
+        values: known secrets, for example those of Secret blocks.
 
     Returns:
         As `secret_values`.

@@ -1,4 +1,4 @@
-"""Where a run keeps its report and log: the user's state directory, apart from the cache it watches."""
+"""The directory of a run's report and log, inside the user's state directory and not in the cache that is watched."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ KEEP_S = 30 * 86400.0
 
 
 def state_home() -> Path:
-    """Say where state lies: `$CACHEWATCH_STATE`, else `$XDG_STATE_HOME/cachewatch`, else `~/.local/state/cachewatch`."""
+    """Return the user's state directory; see `directories.state_directory`."""
     return Path(state_directory())
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The directory of one run, which is not pruned until it is closed, or the process ends."""
+    """The directory of one run; it is not pruned until it is closed or the process ends."""
 
     path: Path
     hold: Any
 
     def close(self) -> None:
-        """Let it be pruned from now on."""
+        """Allow it to be pruned from now on."""
         with contextlib.suppress(OSError):
             self.hold.close()
 
 
 def open_run_directory(files: Files, name: str, run_id: str, kind: str = "generations") -> RunDirectory:
-    """Make the directory of one run, readable by its owner only, and prune old ones.
+    """Make the directory of one run, readable only by its owner, and prune old ones.
 
     Args:
-        files: who does it.
+        files: does the file access.
         name: of the job.
         run_id: of the run, unique.
-        kind: of run; each kind is pruned for itself.
+        kind: of run; each kind is pruned separately.
 
     Returns:
-        The directory; to be closed.
+        The directory; the caller closes it.
 
     Raises:
         InputError: it cannot be made, or its file system does not answer.
@@ -63,16 +63,16 @@ def open_run_directory(files: Files, name: str, run_id: str, kind: str = "genera
         raise InputError(
             f"run directory {path} cannot be made: {error.strerror}; set CACHEWATCH_STATE to a writable directory"
         ) from error
-    with contextlib.suppress(OSError):  # what is not pruned now will be by the next run
+    with contextlib.suppress(OSError):  # the next run will prune what this one could not
         files.run(prune_run_directories, runs, timeout_s=AHEAD_S)
     return RunDirectory(path, hold)
 
 
 def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEEP_S) -> int:
-    """Remove run directories beyond a count or an age, oldest first, but none of a run that is going on.
+    """Remove run directories beyond a count or an age, oldest first, but none of a run in progress.
 
     Args:
-        runs: the directory of run directories.
+        runs: the directory that holds them.
         keep: the most that are kept.
         keep_s: the longest that one is kept, in seconds.
 
@@ -82,7 +82,7 @@ def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEE
     found = []
     with os.scandir(runs) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # another run's pruning was quicker
+            with contextlib.suppress(FileNotFoundError):  # another run pruned it first
                 if entry.is_dir(follow_symlinks=False):
                     own = look_path(entry.path)
                     if own.owner == os.geteuid():
@@ -97,12 +97,12 @@ def prune_run_directories(runs: Path, keep: int = KEEP_RUNS, keep_s: float = KEE
 
 
 class _Hold:
-    """Marks a directory as a living run's, in whichever process holds it: a long run outlasts many short ones."""
+    """Marks a directory as in use by a live run, in the process that holds it: a long run outlasts many short ones."""
 
     def __init__(self, path: Path) -> None:
         os.close(make_own_directory(path.parent))
         self._fd = make_own_directory(path)
-        with contextlib.suppress(OSError):  # a file system without locks: as if nobody held it
+        with contextlib.suppress(OSError):  # a file system without locks: treat it as not held
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:

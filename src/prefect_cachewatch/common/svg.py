@@ -1,4 +1,4 @@
-"""SVG documents as pages, artifacts and files take them. Pure; what is drawn is the callers'."""
+"""SVG documents for pages, artifacts and files. Pure; the callers draw the contents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["svg_data_uri", "svg_document"]
 
 
 def svg_document(width: int, height: int, parts: Iterable[str], more: str = "") -> str:
-    """Join parts to an image that scales.
+    """Join parts into an image that scales.
 
     Args:
-        width: in units of the parts, as `height`.
+        width: in the units of the parts, as is `height`.
         height: see `width`.
         parts: elements, escaped.
         more: further attributes, escaped.
@@ -26,7 +26,7 @@ def svg_document(width: int, height: int, parts: Iterable[str], more: str = "") 
 
 
 def svg_data_uri(svg: str) -> str:
-    """Write an SVG as a `data:` URI, as Markdown images and strict pages take it: both UIs strip raw SVG.
+    """Encode an SVG as a `data:` URI for Markdown images and strict pages: both Prefect UIs strip raw SVG.
 
     Example:
         >>> svg_data_uri("<svg/>")

@@ -1,4 +1,4 @@
-"""What files are called that are still being written: suspect in a report, and never published. Pure."""
+"""Name patterns of files that are still being written: suspect in a report, and never published. Pure."""
 
 from __future__ import annotations
 

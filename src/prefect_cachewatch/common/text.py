@@ -1,7 +1,7 @@
-"""Strings from strangers made safe to show: file names, command lines, log tails.
+"""Makes untrusted strings safe to show: file names, command lines, log tails.
 
-File names are bytes, held as `str` with surrogate escapes, lossless. Here they become
-harmless for a terminal, HTML or Markdown. Secrets are taken out before: see `common.secrets`.
+File names are bytes, held as `str` with surrogate escapes, which is lossless. Here they become harmless for a terminal,
+HTML or Markdown. Secrets are removed before that: see `common.secrets`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["file_stem", "for_html", "for_markdown", "for_terminal", "markdown_co
 
 
 def for_terminal(name: str, limit: int = 255) -> str:
-    """Write a name so that a terminal shows it and obeys none of it.
+    """Escape a name so that a terminal shows it and obeys no control character in it.
 
     Args:
         name: any string, surrogate escapes allowed.
@@ -57,7 +57,7 @@ def for_html(name: str, limit: int = 255) -> str:
 
 
 def for_markdown(name: str, limit: int = 255) -> str:
-    """Write a name as plain Markdown text: no link, no emphasis, no HTML comes of it.
+    """Write a name as plain Markdown text that makes no link, emphasis or HTML.
 
     Example:
         >>> for_markdown("[x](y)*")
@@ -76,7 +76,7 @@ def markdown_code(name: str, limit: int = 255) -> str:
         >>> markdown_code("layers.0.w1")
         '`layers.0.w1`'
     """
-    # A table's cell ends at a pipe unless a backslash escapes it, and a second one before would undo that.
+    # A pipe ends a table's cell unless a backslash escapes it, and a second backslash before it would undo that.
     shown = re.sub(r"\\\|+", lambda m: "\\" + "\\x7c" * (len(m[0]) - 1), for_terminal(name, limit))
     shown = re.sub(r"\|", r"\\|", shown)
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
@@ -86,7 +86,7 @@ def markdown_code(name: str, limit: int = 255) -> str:
 
 
 def slugify(name: str, *, most: int = 100, other: str = "cache") -> str:
-    """Turn a name into at most so many lower-case letters, digits and dashes, as Prefect's artifact keys want it.
+    """Turn a name into a bounded number of lower-case letters, digits and dashes, as Prefect's artifact keys require.
 
     Example:
         >>> slugify("Llama 3.1/70B (N300)"), slugify("...", other="unnamed")
@@ -96,7 +96,7 @@ def slugify(name: str, *, most: int = 100, other: str = "cache") -> str:
 
 
 def file_stem(name: str, *, most: int = 80, other: str = "cache") -> str:
-    """Turn a name into the beginning of a file's: its capitals and dots stay.
+    """Turn a name into the stem of a file name; capitals and dots stay.
 
     Example:
         >>> file_stem("NFS a/v1.2")

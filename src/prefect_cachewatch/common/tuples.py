@@ -1,6 +1,6 @@
-"""Named tuples from annotated classes without `typing`, which costs each scan process a megabyte.
+"""Makes named tuples from annotated classes without `typing`, which costs each scan process a megabyte.
 
-Type checkers read `from typing import NamedTuple` in its place. (dataclasses would cost another one and a half.)
+Type checkers read `from typing import NamedTuple` instead. (dataclasses would cost another one and a half megabytes.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Maker(type):
         if not bases:
             return super().__new__(cls, name, bases, space)
         fields = list(space.get("__annotations__", {}))
-        make: Any = namedtuple  # type checkers want a literal list of fields
+        make: Any = namedtuple  # type checkers require a literal list of fields
         made = make(
             name, fields, defaults=[space[field] for field in fields if field in space], module=space["__module__"]
         )
@@ -32,7 +32,7 @@ class _Maker(type):
 
 
 class NamedTuple(metaclass=_Maker):
-    """Base of a class whose annotated names become the fields of a tuple, as with `typing.NamedTuple`.
+    """Base of a class whose annotated names become fields of a tuple, as with `typing.NamedTuple`.
 
     Example:
         >>> class Point(NamedTuple):

@@ -1,4 +1,4 @@
-"""Durations, sizes and moments as people write and read them; no clock and no files here."""
+"""Parses and formats durations, sizes and moments; reads no clock and no file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _BYTES = {
 }  # fmt: skip
 NUMBER_PATTERN = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
 _TIME = r"(?:[mM][sS]|[sSmMhHdD])"
-#: What `parse_duration` and `parse_bytes` read, as a JSON schema says it too (ECMA 262), and at most so many characters of it.
+#: The input of `parse_duration` and `parse_bytes` as JSON schema patterns (ECMA 262), and its longest length in
+#: characters.
 DURATION_PATTERN = rf"^\s*(?:{NUMBER_PATTERN}|{NUMBER_PATTERN}\s*{_TIME}(?:\s*{NUMBER_PATTERN}\s*{_TIME})*)\s*$"
 SIZE_PATTERN = rf"^\s*{NUMBER_PATTERN}\s*(?:[kKmMgGtT](?:[iI]?[bB])?|[bB])?\s*$"
 QUANTITY_CHARACTERS = 100
@@ -45,7 +46,7 @@ def parse_duration(text: str) -> float:
         Seconds, positive or zero.
 
     Raises:
-        ValueError: if it is not a duration; the message says what one looks like.
+        ValueError: it is not a duration; the message shows a valid one.
 
     Example:
         >>> parse_duration("1h30m")
@@ -66,7 +67,7 @@ def parse_bytes(text: str) -> int:
         Bytes, rounded down.
 
     Raises:
-        ValueError: if it is not a size; the message says what one looks like.
+        ValueError: it is not a size; the message shows a valid one.
 
     Example:
         >>> parse_bytes("4KiB"), parse_bytes("10MB")
@@ -135,7 +136,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_moment(seconds: float) -> str:
-    """Write a moment in ISO 8601, in UTC and to the millisecond.
+    """Format a moment in ISO 8601, in UTC, to the millisecond.
 
     Args:
         seconds: since the epoch.
@@ -152,6 +153,6 @@ def format_moment(seconds: float) -> str:
         >>> format_moment(1700000000.25)
         '2023-11-14T22:13:20.250+00:00'
     """
-    from datetime import UTC, datetime  # noqa: PLC0415 - a quarter of a megabyte, and a watch has use for it at its end
+    from datetime import UTC, datetime  # noqa: PLC0415 - noqa: PLC0415 - a quarter of a megabyte, needed at the end
 
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,6 +1,6 @@
-"""YAML that people write: read safely, keys written twice refused, and the line of each part known.
+"""Reads YAML input safely: refuses duplicate keys and knows the line of each part.
 
-What the keys mean is the caller's matter.
+The caller interprets the keys.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ __all__ = ["YamlFile", "open_yaml", "read_yaml"]
 _MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 64
 _PIPE_S = 30.0
-# Values that a file may stand for: so many times those that are written in it, and never more than the most.
+# Limit on the values that a file may stand for through aliases: a multiple of those written in it, and an absolute
+# maximum.
 _GROWTH, _FREE_VALUES, _MAX_VALUES = 20, 10_000, 2_000_000
 _LONG = 100  # characters
 _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
@@ -32,30 +33,30 @@ _NUMBERS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "times
 
 @dataclass(frozen=True)
 class YamlFile:
-    """One YAML document: its data, its name made harmless, and its nodes with their lines."""
+    """One YAML document: its data, its file name made harmless, and its nodes with their lines."""
 
     shown: str
     data: Any
     root: yaml.Node | None
 
     def line_of(self, loc: Sequence[str | int]) -> int | None:
-        """Say in which line a part stands; for one that is not there, the nearest that holds it.
+        """Return the line of a part; for a missing part, the line of the nearest part that would hold it.
 
         Args:
-            loc: keys and indices from the top, as in `("jobs", 3, "command")`; a name that stands in no mapping, as
-                pydantic's of the kind of a value, is passed over.
+            loc: keys and indices from the top, as in `("jobs", 3, "command")`. A name that is in no mapping is skipped:
+                pydantic adds one for the kind of a value.
 
         Returns:
-            The line, from 1; None for an empty file.
+            The line, counted from 1; None for an empty file.
         """
         return self._walk(loc)[0]
 
     def has(self, loc: Sequence[str | int]) -> bool:
-        """Say whether a part was written at all."""
+        """Say whether a part was written in the file."""
         return self._walk(loc)[1]
 
     def _walk(self, loc: Sequence[str | int]) -> tuple[int | None, bool]:
-        """The line of the last part that is there, and whether that is the last part."""
+        """Return the line of the last part that exists, and whether that is the last part of the location."""
         node, there = self.root, True
         line = node.start_mark.line + 1 if node is not None else None
         for part in loc:
@@ -73,7 +74,7 @@ class YamlFile:
 
 
 def open_yaml(path: Path) -> YamlFile:
-    """Read one YAML document, and keep where its parts stand.
+    """Read one YAML document and keep the position of each part.
 
     Args:
         path: the file, at most 4 MiB.
@@ -82,7 +83,7 @@ def open_yaml(path: Path) -> YamlFile:
         The document.
 
     Raises:
-        InputError: if it cannot be read, a key is written twice, or it stands for more than anybody writes; the sentence
+        InputError: it cannot be read, has a duplicate key, or expands to more values than is plausible; the message
             says where and why.
     """
     shown = for_terminal(str(path))
@@ -113,7 +114,7 @@ def open_yaml(path: Path) -> YamlFile:
 
 
 def _read(path: Path) -> bytes:
-    # Whoever opens a FIFO waits for its writer, and nobody need ever come; `<(command)` has one.
+    # Opening a FIFO waits for its writer, which may never come; the FIFO of `<(command)` has one.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:
         raw = b""
@@ -127,16 +128,16 @@ def _read(path: Path) -> bytes:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read one YAML document, refusing a key that is written twice.
+    """Read one YAML document; refuse a duplicate key.
 
     Args:
         path: the file, at most 4 MiB.
 
     Returns:
-        What it holds.
+        Its data.
 
     Raises:
-        InputError: if it cannot be read; the sentence says where and why.
+        InputError: it cannot be read; the message says where and why.
     """
     return open_yaml(path).data
 
@@ -145,10 +146,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, of which YAML would keep the last in silence, and what grows too large.
+    """SafeLoader that refuses duplicate keys, of which YAML silently keeps the last, and documents that grow too large.
 
-    Aliases and merge keys let a few lines stand for millions of values. Each node's size, all that it refers to included,
-    is known when it is composed, before anything is made of it.
+    Aliases and merge keys let a few lines stand for millions of values. The size of each node, with everything that it
+    refers to, is known when the node is composed, before any value is constructed.
     """
 
     def __init__(self, stream: bytes) -> None:
@@ -184,9 +185,9 @@ class _Loader(yaml.SafeLoader):
         own = 1
         if isinstance(node, yaml.ScalarNode):
             own += len(node.value) // _LONG
-            if node.tag in _NUMBERS and len(node.value) > _LONG:  # 1:1:1:... takes minutes to become a number
+            if node.tag in _NUMBERS and len(node.value) > _LONG:  # 1:1:1:... takes minutes to convert to a number
                 raise _refusal(f"a number of {len(node.value)} characters", node.start_mark)
-            if _SURROGATE.search(node.value):  # no file, argument or report can hold it
+            if _SURROGATE.search(node.value):  # no file name, argument or report can hold it
                 raise _refusal("\\ud800 to \\udfff are halves of characters and stand for none", node.start_mark)
         measures = [self._measures[id(part)] for part in parts]
         self._written += own
@@ -203,7 +204,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # `!!map text` is none
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # `!!map text` is not a mapping
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     raise _refusal(f"{key.value} is written twice", key.start_mark)

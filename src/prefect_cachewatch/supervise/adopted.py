@@ -1,7 +1,7 @@
-"""A process that somebody else started, as a supervisor: its end is seen, and on demand its whole family is stopped.
+"""Supervises a process that another program started: sees its end and, on demand, stops its whole process tree.
 
-It starts nothing, freezes nothing and, unless it is told to stop, ends nothing: whatever becomes of the watcher, the
-process goes on. What it cannot promise stands in docs/attach.md.
+It starts nothing, freezes nothing and, unless told to stop, ends nothing: if the watcher dies, the process goes on. Its
+limits are in docs/attach.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Sto
 __all__ = ["AdoptedProcess", "Family"]
 
 _LOOK_EVERY_S = 0.5
-# Looking at the family costs at most a hundredth of one core.
+# Looking at the process tree costs at most a hundredth of one core.
 _LOOK_SHARE = 100
 _NAME_S = 0.2
 
@@ -30,11 +30,11 @@ _DEAD = "ZXx"
 
 
 class Family:
-    """The processes of an adopted tree; never this process, nor what stands above it.
+    """The processes of an adopted tree; never this process or its ancestors.
 
-    Only a subreaper keeps a tree together, and it has to be there from the start. An observer looks again and again: it
-    knows the descendants that it has seen, what those started since, and whoever shares a session that was made within
-    the tree. A process that left the tree and its sessions between two looks is not known.
+    Only a subreaper keeps a tree together, and it must exist from the start. An observer looks repeatedly instead. It
+    knows the descendants that it has seen, the processes that they started since, and the members of sessions that were
+    made within the tree. A process that left the tree and its sessions between two looks is not known.
 
     Args:
         pid: of the process at the top.
@@ -53,14 +53,14 @@ class Family:
     def __init__(self, pid: int, start_ticks: int) -> None:
         self.known: dict[int, int] = {pid: start_ticks}
         self._foreign_session = _session(pid)
-        if self._foreign_session == pid:  # its own: what joins it comes from the tree
+        if self._foreign_session == pid:  # a session made by the top process: its members come from the tree
             self._foreign_session = None
 
     def look(self) -> dict[int, ProcessStat]:
-        """Look who is there now; about 0.1 ms a process of the tree and 2 us one of the machine.
+        """List the tree's living processes; costs 0.1 ms for each process of the tree and 2 us for each of the machine.
 
         Returns:
-            Living members by pid, those seen first at the front.
+            Living members by pid, newly seen ones first.
         """
         living: dict[int, ProcessStat] = {}
         for pid, ticks in self.known.items():
@@ -74,19 +74,19 @@ class Family:
     @staticmethod
     def _add_tree(pid: int, ticks: int, living: dict[int, ProcessStat]) -> None:
         if pid in living:
-            return  # and with it what is below
+            return  # and so has everything below it
         found = read_stat(pid)
         if found is None or found.start_ticks != ticks or found.state in _DEAD:
             return
         below = descendants(pid)
-        # Still the same afterwards: what stood below this pid in between was below this very process.
+        # The parent is still the same process after the look, so what we found below its pid belongs to it.
         if is_alive(pid, ticks) or not below:
             living[pid] = found
             living.update({child: stat for child, stat in below.items() if child not in living})
 
     def _add_sessions(self, living: dict[int, ProcessStat]) -> None:
-        # A session's number is no other process's pid while anybody is in it. The one that the process at the top was
-        # started in by somebody else (a login shell's) does not count.
+        # A session's number is not reused as a pid while the session has members. The session in which another program
+        # started the top process (a login shell's) does not count.
         sessions = {_session(pid) for pid in living} - {
             self._foreign_session,
             None,
@@ -112,15 +112,15 @@ def _session(pid: int) -> int | None:
 
 
 class AdoptedProcess(Observer):
-    """One adopted process with its family; a thread waits for its end.
+    """One adopted process with its tree; a thread waits for its end.
 
     Args:
         adoptee: the process, pinned; closed by `close`.
         grace_s: seconds between SIGTERM and SIGKILL.
-        wait_for: `leader`: it has ended when the process itself has; `tree`: when what it left behind has too.
+        wait_for: `leader`: done when the process itself has ended; `tree`: when its descendants have ended too.
     """
 
-    # Declared again: a type checker takes what is assigned here for narrower than what `Observer` declares.
+    # Declared again: a type checker infers a narrower type from the assignment than `Observer` declares.
     pid: int | None
     leader_exit: tuple[int | None, int | None] | None
 
@@ -134,19 +134,19 @@ class AdoptedProcess(Observer):
         self._family = Family(adoptee.pid, adoptee.start_ticks)
 
     def start(self) -> None:
-        """Begin to wait for its end."""
+        """Start waiting for its end."""
         self._family.look()
         self.pid, self.root_pids = self._adoptee.pid, [self._adoptee.pid]
         self._begin()
 
     def running(self) -> RunningServer | None:
-        """Say who goes on; None if nothing is left."""
-        # What the last look saw: looking is its thread's alone.
+        """Return what keeps running; None if nothing is left."""
+        # As the last look saw it: only the observer's thread may look.
         tree = tuple(self._family.known.items())
         return RunningServer("process", self._adoptee.pid, self._adoptee.start_ticks, tree) if tree else None
 
     def close(self) -> None:
-        """Let go of what was held; a process that still runs goes on."""
+        """Release what was held; a process that still runs goes on."""
         if self._end(KILL_DEADLINE_S):
             self._adoptee.close()
 
@@ -161,7 +161,7 @@ class AdoptedProcess(Observer):
                 poll.unregister(self._adoptee.fd)
                 self.leader_exit = exit_of(self._adoptee.exit_status())
             living = self._family.look()
-            self.root_pids = list(living) or self.root_pids  # who has left for init belongs to the evidence too
+            self.root_pids = list(living) or self.root_pids  # a process that moved to init belongs to the evidence too
             if self.leader_exit is not None:
                 failed = self.leader_exit not in ((0, None), (None, None))
                 if self._wait_for == "leader" or failed or not living:
@@ -194,7 +194,7 @@ class AdoptedProcess(Observer):
 
     def _nap(self, seconds: float) -> float:
         self._asked_within(seconds)
-        return self._kill_by_s  # it may have become sooner
+        return self._kill_by_s  # it may have moved forward
 
 
 def _shown(pid: int) -> str:

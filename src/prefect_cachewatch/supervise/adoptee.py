@@ -1,7 +1,7 @@
-"""A process that somebody else started: identified beyond doubt by pidfd and start time, or refused in one sentence.
+"""A process that another program started: identified by pidfd and start time, or refused with one sentence.
 
-Knows who may be watched and how an observer learns an exit code. Signals, and what else belongs to the
-process, are `adopted`.
+Decides which processes may be watched and how an observer learns an exit code. Signals and the process's descendants
+are in `adopted`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from prefect_cachewatch.supervise.tending import GUARD_NAME
 __all__ = ["Adoptee"]
 
 _PF_KTHREAD = 0x00200000
-# ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes); the exit status is its last
-# word since Linux 6.15, filled once the process has been reaped, which a poll of the pidfd shows as POLLHUP.
+# ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes). Since Linux 6.15 its last word
+# is the exit status, filled once the process has been reaped; a poll of the pidfd reports that as POLLHUP.
 _GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _INFO_EXIT = 1 << 3
 _REAPED_WITHIN_S = 1.0
 
 
 class Adoptee(Closing):
-    """One process, pinned: whatever is asked or signalled later meets this one or nobody.
+    """One process, pinned: every later query or signal reaches this process or none.
 
     Args:
         pid: of the process.
-        start_ticks: its start time in clock ticks since boot (field 22 of /proc/PID/stat), where the caller knows it.
-        to_stop: whether it is to be stopped on a stall, which needs the right to signal it.
+        start_ticks: its start time in clock ticks since boot (field 22 of /proc/PID/stat), if the caller knows it.
+        to_stop: whether it will be stopped on a stall, which needs permission to signal it.
 
     Raises:
         InputError: there is no such process, or it may not be watched.
@@ -63,7 +63,8 @@ class Adoptee(Closing):
         except OSError as error:
             raise InputError(_why_not_open(pid, error)) from None
         try:
-            # After pidfd_open, and still alive then: what is read belongs to the process behind the descriptor.
+            # Read after pidfd_open, from a process that was alive afterwards: so the data belong to the process behind
+            # the descriptor.
             self.argv = argv_within(pid)
             stat, fields = read_stat(pid), _stat_fields(pid)
             if stat is None or self.exited:
@@ -86,7 +87,7 @@ class Adoptee(Closing):
 
     @property
     def shown(self) -> str:
-        """Its command line for a message: short, secrets redacted."""
+        """Its command line for a message: shortened, secrets redacted."""
         return for_terminal(" ".join(redact_argv(self.argv)), 120)
 
     @property
@@ -102,20 +103,18 @@ class Adoptee(Closing):
     def wait_exit(self, timeout_s: float) -> bool:
         """Wait for its end.
 
-        Args:
-            timeout_s: the longest wait.
-
         Returns:
             Whether it has ended.
         """
         return bool(self._poll(select.POLLIN, timeout_s))
 
     def exit_status(self) -> int | None:
-        """Say how it ended, after its end, where the kernel tells a stranger.
+        """Return its exit status after its end, if the kernel gives it to a process other than its parent.
 
         Returns:
-            The status as of wait(2). None where only its parent knows: before Linux 6.15, unless its parent has not
-            yet taken notice and this user may trace the process.
+            The status as of wait(2). None if only its parent can know it: before Linux 6.15, unless its parent has not
+            yet
+            reaped it and this user may trace the process.
         """
         if (status := self._info_status()) is not None:
             return status
@@ -125,7 +124,7 @@ class Adoptee(Closing):
         return self._info_status()
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -139,20 +138,21 @@ class Adoptee(Closing):
                 return True
             if left_ms <= 0:
                 return False
-            time.sleep(0.002)  # POLLHUP is told unasked, and POLLIN must not make this loop spin
+            time.sleep(0.002)  # POLLHUP is always reported, and POLLIN must not make this loop spin
 
     def _info_status(self) -> int | None:
         buffer = bytearray(64)
         struct.pack_into("=Q", buffer, 0, _INFO_EXIT)
         try:
             fcntl.ioctl(self.fd, _GET_INFO, buffer)
-        except OSError:  # ENOTTY, EINVAL: an older kernel; ESRCH: reaped, and the kernel keeps nothing
+        except OSError:  # ENOTTY, EINVAL: an older kernel; ESRCH: reaped, and the kernel kept no status
             return None
         mask, status = struct.unpack_from("=Q", buffer, 0)[0], struct.unpack_from("=i", buffer, 60)[0]
         return int(status) if mask & _INFO_EXIT else None
 
     def _zombie_status(self) -> int | None:
-        # The last field of /proc/PID/stat; who may not trace the process reads 0 there, as /proc/PID/io tells.
+        # The last field of /proc/PID/stat. A reader that may not trace the process gets 0 there; /proc/PID/io tells
+        # whether it may.
         may_trace = read_each([self.pid], _may_trace).get(self.pid)
         fields = _stat_fields(self.pid) if may_trace else []
         if not fields or fields[0] not in (b"Z", b"X") or int(fields[19]) != self.start_ticks or len(fields) < 50:
@@ -202,7 +202,7 @@ def _why_not_open(pid: int, error: OSError) -> str:
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """The fields of /proc/PID/stat from the state on; none where it has gone or does not answer."""
+    """Return the fields of /proc/PID/stat from the state on; none if the process has gone or does not answer."""
     return read_each([pid], lambda pid: stat_fields(f"/proc/{pid}/stat")).get(pid, [])
 
 
@@ -211,7 +211,7 @@ def _may_trace(pid: int) -> bool:
 
 
 def _guard_above(pid: int) -> int | None:
-    """The guard that a process runs under, or it itself if it is one."""
+    """Return the guard that a process runs under, or the process itself if it is a guard."""
     return next((above for above in lineage(pid) if process_name(above) == GUARD_NAME), None)
 
 

@@ -1,7 +1,7 @@
-"""The guard's client: start a command under guard, wait for it, have its tree stopped.
+"""The guard's client: starts a command under guard, waits for it, has its tree stopped.
 
-The conversation runs in a thread of its own, so that a wait can always be interrupted; no method
-blocks for longer than it is told to.
+The conversation runs in a separate thread, so that a wait can always be interrupted; no method blocks longer than its
+timeout.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _EXEC_HINTS = {
 }
 
 
-# Python ignores these before any code of ours runs, so that our own disposition says nothing about the caller's.
+# Python ignores these before our code runs, so our own disposition says nothing about the caller's.
 _TAKEN_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-# Whoever else ignores them itself (Python, Rust, Node) gives its children the default; a shell passes a trap '' on.
+# Other programs that ignore them (Python, Rust, Node) give their children the default; a shell passes on a trap ''.
 _SHELLS = frozenset({"ash", "bash", "busybox", "dash", "fish", "ksh", "ksh93", "mksh", "sh", "yash", "zsh"})
 
 
@@ -49,11 +49,11 @@ class GuardClient(HelperClient):
     """One command under guard.
 
     Args:
-        launch: what is started, and how.
+        launch: the command and how to start it.
     """
 
     includes_roots = False  # the guards are no part of the generator
-    # Declared again: a type checker takes what is assigned here for narrower than what the base declares.
+    # Declared again: a type checker infers a narrower type from the assignment than the base declares.
     pid: int | None
     leader_exit: tuple[int | None, int | None] | None
     report: StopReport | None
@@ -66,7 +66,7 @@ class GuardClient(HelperClient):
         self._tell = launch.tell or (lambda line: None)
         self._state_path: str | None = None
         self._files, self._has_state = launch.files, launch.has_state
-        self._seen: dict[tuple[int, int], None] = {}  # who was there when the guards were given up
+        self._seen: dict[tuple[int, int], None] = {}  # the processes that were there when the guards were given up
         self._configuration: dict[str, Any] = {
             "argv": list(launch.argv),
             "env": dict(launch.env),
@@ -106,16 +106,16 @@ class GuardClient(HelperClient):
                     own_session=self._configuration["foreground"] is None,
                 )
         finally:
-            for fd in own:  # the guards alone hold the lock: it falls when both have died
+            for fd in own:  # only the guards hold the lock: it is released when both have died
                 os.close(fd)
         self._socket = ours
         self._tended = [Tended(self._process.pid)]
-        ours.settimeout(_START_TIMEOUT_S)  # it holds the environment, and one who is stopped does not read it
+        ours.settimeout(_START_TIMEOUT_S)  # a stopped guard does not read the configuration, which includes the environment
         try:
             ours.sendall(json.dumps(self._configuration).encode() + b"\n")
         except OSError as error:
             raise GuardError(f"the guard process ended before it began: {error.strerror}") from error
-        self._configuration = {}  # it holds the environment, secrets among it
+        self._configuration = {}  # it includes the environment with its secrets
         self._reader = threading.Thread(target=self._read, name="cachewatch-guard-reader", daemon=True)
         self._reader.start()
         if not self._started.wait(_START_TIMEOUT_S):
@@ -143,10 +143,10 @@ class GuardClient(HelperClient):
             raise CommandError(f"command {shown!r} cannot be executed: {reason}; {hint}", exit_code=code)
 
     def running(self) -> RunningServer | None:
-        """Say who would go on after a release.
+        """Return what would keep running after a release.
 
         Returns:
-            The tree, by its first process, or where that has ended already by the first of those that it left behind.
+            The tree, identified by its first process, or if that has ended by the first of its remaining descendants.
         """
         tree = (
             {pid: found.start_ticks for pid, found in descendants(self.root_pids[-1]).items()} if self.root_pids else {}
@@ -157,9 +157,9 @@ class GuardClient(HelperClient):
         return RunningServer("process", pid, tree[pid], tuple(tree.items()))
 
     def release(self, timeout_s: float) -> str | None:
-        """Have the guards let go of the tree and end; see `Supervisor.release`.
+        """Have the guards release the tree and end; see `Supervisor.release`.
 
-        The state file goes first: while it stands a janitor may stop the tree, and nobody may once it has gone.
+        The state file is removed first: while it exists a janitor may stop the tree, and after that no process may.
         """
         if self._state_path is not None:
             try:
@@ -169,16 +169,16 @@ class GuardClient(HelperClient):
         return super().release(timeout_s)
 
     def close(self) -> None:
-        """Let go of the guard's process and socket; a tree that still runs is stopped by the guard itself."""
+        """Release the guard's process and socket; the guard itself stops a tree that still runs."""
         self._hang_up()
         survivors = self.report.survivors if self.report is not None else []
-        self._reap(0.0 if survivors else _CLOSE_S)  # while anybody is left, a guard holds the directories' locks
+        self._reap(0.0 if survivors else _CLOSE_S)  # while any process is left, a guard holds the directories' locks
         if self.report is not None and not survivors:
-            self._remove_state()  # its keeper, the outer guard, may have been the one that died
+            self._remove_state()  # the outer guard, which keeps it, may have died
 
     def _may_speak(self) -> bool:
-        # Before the command has started, a line would be read as a part of the configuration.
-        return super()._may_speak() and self._started.is_set()  # in this order: it may still be in the making
+        # Before the command has started, the guard would read a line as part of the configuration.
+        return super()._may_speak() and self._started.is_set()  # checked in this order: it may be half made
 
     def _read(self) -> None:
         self._listen()
@@ -234,7 +234,7 @@ class GuardClient(HelperClient):
         try:
             fd, self._state_path = create_run_file(self.cookie)
         except (OSError, RunFileRefused) as error:
-            # No reason not to run: only a janitor would have read it.
+            # The run can go on: only a janitor would read the file.
             reason = error.strerror if isinstance(error, OSError) else error
             self.notes.append(f"no state file for the janitor: {reason}")
             return None
@@ -247,7 +247,7 @@ class GuardClient(HelperClient):
                 self._files.run(_unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
-        """Both guards have died: stop what carries the run's cookie or stands in its state file."""
+        """Both guards have died: stop the processes that carry the run's cookie or are listed in its state file."""
         began = time.monotonic()
         recorded = tuple(self._seen)
         if self._state_path is not None:
@@ -277,12 +277,12 @@ def _read_start(path: str) -> bytes:
 
 
 def inherited_signals() -> dict[str, list[int]]:
-    """Say which signals this process was started with as ignored, and which it blocks.
+    """Return the signals that were ignored when this process was started, and those that it blocks.
 
     SIGCHLD always has its default, as with timeout(1): a program whose children vanish loses their exit codes.
 
     Returns:
-        `ignored` and `blocked`: numbers.
+        `ignored` and `blocked`: signal numbers.
 
     Example:
         >>> sorted(inherited_signals())
@@ -307,7 +307,7 @@ def _program(pid: int) -> str:
 
 
 def _ignored_by_shell(pid: int) -> int:
-    """The bit mask of what a parent ignores, 0 unless it is a shell."""
+    """Return the bit mask of the signals that the parent ignores; 0 unless it is a shell."""
     if read_each([pid], _program).get(pid) not in _SHELLS:
         return 0
     return int(read_status(f"/proc/{pid}/status").get(b"SigIgn", b"0"), 16)

@@ -1,8 +1,8 @@
-"""Locks on files and directories that a mere reader cannot keep from us, and who holds one, by the kernel's word.
+"""Locks on files and directories that a mere reader cannot keep from us, and the kernel's list of their holders.
 
-flock(2) gives a shared lock, and on a local disk an exclusive one too, to whoever may open a file for reading: a
-backup program, another user. Writers of ours therefore exclude each other by a lock of their description as well,
-which only those get who may write. When to wait, and what a held lock means, is the caller's.
+flock(2) gives a shared lock, and on a local disk an exclusive one too, to every process that may open a file for
+reading: a backup program, another user. So our writers also exclude each other by a lock of the open file description,
+which only a process with write permission can get. The caller decides when to wait and what a held lock means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["LockHolder", "describe_holders", "find_holders", "has_exclusive_holder", "is_reader_only", "take_exclusive"]
 
-# struct flock of fcntl(2): type, whence, start, length, pid. Far behind any content, which nobody else locks.
+# struct flock of fcntl(2): type, whence, start, length, pid. The range is far behind any content, where no other
+# program locks.
 _RANGE = struct.Struct("@hhqqi4x")
 _RANGE_START = 1 << 40
 _NOT_OFFERED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EBADF)
@@ -31,7 +32,7 @@ _SHOWN_HOLDERS = 3
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process with a descriptor that holds a lock, or the one that took it; `argv` is empty where it cannot be read."""
+    """A process that has a descriptor which holds a lock, or that took it; `argv` is empty if it cannot be read."""
 
     pid: int
     exclusive: bool
@@ -39,14 +40,14 @@ class LockHolder:
 
 
 def take_exclusive(fd: int, *, past_readers: bool) -> bool:
-    """Take a lock for oneself alone, without waiting; it ends with the last copy of the descriptor.
+    """Take an exclusive lock without waiting; it ends with the last copy of the descriptor.
 
     Args:
         fd: open for reading and writing.
-        past_readers: whether shared locks of others are no hindrance: true where readers of ours take none.
+        past_readers: whether to take it despite shared locks of others; true if our own readers take none.
 
     Returns:
-        Whether it was taken. If not, close the descriptor: what was taken of it is given up by that.
+        Whether it was taken. If not, close the descriptor, which releases any part that was taken.
 
     Raises:
         OSError: the file system has no locks.
@@ -58,12 +59,12 @@ def take_exclusive(fd: int, *, past_readers: bool) -> bool:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except BlockingIOError:
-        # Writers of earlier versions hold it exclusively: only readers let a shared one in beside them.
+        # Writers of earlier versions hold it exclusively; a shared lock succeeds only beside readers.
         return bool(ranged) and is_reader_only(fd)
 
 
 def is_reader_only(fd: int) -> bool:
-    """Take a shared lock where that is possible, which says that no exclusive one is held.
+    """Try to take a shared lock; success means that no exclusive one is held.
 
     Args:
         fd: the descriptor; it keeps the shared lock.
@@ -79,13 +80,13 @@ def is_reader_only(fd: int) -> bool:
 
 
 def has_exclusive_holder(fd: int) -> bool:
-    """Say whether somebody holds a lock as `take_exclusive` takes it; a reader may ask.
+    """Say whether another process holds a lock of `take_exclusive`; read permission is enough to ask.
 
     Args:
-        fd: open for reading; it may have a shared lock afterwards, so close it.
+        fd: open for reading; close it afterwards, since it may hold a shared lock.
 
     Returns:
-        True if so; False also where the file system has no locks.
+        True if so; False also if the file system has no locks.
     """
     with contextlib.suppress(OSError):
         wanted = _RANGE.pack(fcntl.F_RDLCK, os.SEEK_SET, _RANGE_START, 1, 0)
@@ -98,21 +99,21 @@ def has_exclusive_holder(fd: int) -> bool:
 
 
 def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHolder]:
-    """Find who holds locks on a file, by the kernel: those who took them, and those who have a copy of the descriptor.
+    """Find the holders of locks on a file, from the kernel: processes that took one or have a copy of the descriptor.
 
     Args:
         status: of the file.
-        budget_s: the longest time; what was not reached in it is not found.
+        budget_s: the longest time to search, in seconds; holders not reached by then are missing.
 
     Returns:
-        Holders, exclusive ones first, this process among them if it is one; of another user's processes only those
-        that took a lock themselves.
+        Holders, exclusive ones first, including this process if it is one. Another user's process is found only if it
+        took a lock itself.
     """
     end_s = time.monotonic() + budget_s
     mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     found: dict[int, bool] = {}
     for pid, exclusive in _marked(read_proc("/proc/locks"), mark):
-        if os.path.exists(f"/proc/{pid}"):  # who took it may have ended since, and a child holds it
+        if os.path.exists(f"/proc/{pid}"):  # the process that took it may have ended, and a child holds it
             found[pid] = found.get(pid, False) or exclusive
     for name in os.listdir("/proc"):
         if time.monotonic() > end_s:
@@ -138,7 +139,7 @@ def describe_holders(holders: list[LockHolder]) -> str:
         holders: at least one.
 
     Returns:
-        For example `pid 4711: tar -c /store`; the first three.
+        For example `pid 4711: tar -c /store`; at most three.
     """
     shown = []
     for holder in holders[:_SHOWN_HOLDERS]:
@@ -148,7 +149,7 @@ def describe_holders(holders: list[LockHolder]) -> str:
 
 
 def _take_range(fd: int) -> bool | None:
-    """Lock a byte for this description: True, None where another writer has it, False where there are no such locks."""
+    """Lock a byte for this file description: True; None if another writer has it; False if there are no such locks."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _RANGE.pack(fcntl.F_WRLCK, os.SEEK_SET, _RANGE_START, 1, 0))
     except OSError as error:
@@ -161,7 +162,7 @@ def _take_range(fd: int) -> bool | None:
 
 
 def _marked(text: bytes, mark: str) -> list[tuple[int, bool]]:
-    """Lines of /proc/locks, or of an fdinfo, about one file: process and whether the lock is exclusive; no waiters."""
+    """Parse lines of /proc/locks, or of an fdinfo, about one file: pid, and whether the lock is exclusive; no waiters."""
     found = []
     for line in text.decode("ascii", "replace").splitlines():
         fields = line.removeprefix("lock:").split()

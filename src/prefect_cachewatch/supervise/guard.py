@@ -1,17 +1,17 @@
-"""The guard: a process of its own that owns the generator's tree and outlives whoever started it.
+"""The guard: a separate process that owns the generator's tree and outlives the process that started it.
 
-Twin guards, each a child subreaper: the outer one watches the inner one, the inner one starts the
-command and watches the flow process by pidfd. Whatever ends the flow process, or either guard, the
-tree is stopped (see `stop_tree`) until nobody is left, or a deadline after which what is left is named.
-So is whoever carries the run's cookie and has left the tree, into a pid namespace with an init of its own.
-On one path alone the tree goes on without them: the living flow process asks for its release (see
-`Guard.release`). Standard library only. It knows nothing of caches and growth.
+There are two guards, each a child subreaper: the outer one watches the inner one, the inner one starts the command and
+watches the flow process by pidfd. If the flow process or either guard ends, the tree is stopped (see `stop_tree`) until
+no process is left, or until a deadline, when the remaining ones are reported. This includes processes that carry the
+run's cookie and have left the tree for a pid namespace with its own init. In one case only does the tree go on without
+guards: the living flow process asks for its release (see `Guard.release`). Standard library only. It knows nothing of
+caches and growth.
 
-Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n}
-or {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend", "number": n}, {"cmd": "resume"},
-{"cmd": "release"}. A stop may name the signal that it is for: {"cmd": "stop", "first": n}.
-It and a signal may name those that somebody has asked for: {"asked": [n]}.
-Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended, released, stopping, gone.
+Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n} or {"cmd":
+"freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend", "number": n}, {"cmd": "resume"}, {"cmd": "release"}. A
+stop may name the signal that it is for: {"cmd": "stop", "first": n}. A stop and a signal may also list signals that a
+user asked for by name: {"asked": [n]}. Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended,
+released, stopping, gone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from prefect_cachewatch.supervise.run_updates import update_run_file
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
 from prefect_cachewatch.supervise.tending import Tended
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
@@ -51,9 +51,9 @@ __all__ = ["main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
-_HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; without a flow process
-_YIELD_S = 0.2  # for what the command does on Ctrl-Z before it is stopped by force
-_RELEASED = 64  # exit status of an inner guard that has let go
+_HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; the second without a flow process
+_YIELD_S = 0.2  # time for the command to react to Ctrl-Z before it is stopped by force
+_RELEASED = 64  # exit status of an inner guard that has released the tree
 _OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,7 +65,7 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 class Guard:
-    """State of one guard process: the command it started and what it stopped."""
+    """State of one guard process: the command it started and the processes it stopped."""
 
     def __init__(self, control: int) -> None:
         self.control = control
@@ -82,14 +82,14 @@ class Guard:
         self._heard_all = False
 
     def release(self, oom_score: bytes) -> None:
-        """Let the tree go and end; returns only if there is none left.
+        """Release the tree and end; returns only if no tree is left.
 
         Args:
             oom_score: what the guards' own oom_score_adj is.
         """
         tree = descendants(os.getpid())
         if not tree:
-            return  # the next turn reports its end
+            return  # the next loop reports its end
         for pid in tree:
             _write_oom_score(str(pid), oom_score)
         self.say("released")
@@ -101,10 +101,10 @@ class Guard:
             while message:
                 message = message[os.write(self.control, message) :]
         except OSError:
-            return  # the flow process has gone; the tree is stopped all the same
+            return  # the flow process has gone; the tree is stopped anyway
 
     def reap(self) -> bool:
-        """Reap what has ended; true while any child is left."""
+        """Reap the children that have ended; return whether any child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -118,7 +118,7 @@ class Guard:
                 self.say("reaped", pid=pid, status=status)
 
     def _look(self) -> dict[int, ProcessStat]:
-        """Reap what has ended; list the living, those too that were found by the cookie alone."""
+        """Reap the children that have ended; list the living ones, including those found by the cookie alone."""
         self.reap()
         living = descendants(os.getpid())
         for pid, ticks in self._strays:
@@ -127,9 +127,9 @@ class Guard:
         return living
 
     def _seek_strays(self) -> bool:
-        """Look for whoever carries the cookie and is no descendant; whether there is anybody new.
+        """Look for processes that carry the cookie and are not descendants; return whether there are new ones.
 
-        A child that joins another pid namespace (nsenter, apptainer) becomes its init's when its parent ends, not ours.
+        A child that joins another pid namespace (nsenter, apptainer) is reparented to that namespace's init, not to us.
         """
         known = self._strays | {(pid, found.start_ticks) for pid, found in descendants(os.getpid()).items()}
         found = find_by_cookie(self.cookie, self.since_ticks) if self.cookie else {}
@@ -138,14 +138,14 @@ class Guard:
         return bool(new)
 
     def _nap_in_grace(self, seconds: float) -> float:
-        if not self._stray_sought:  # after the first signals, since it may take a moment
+        if not self._stray_sought:  # only after the first signals, since it may take a moment
             self._stray_sought = True
             self._seek_strays()
         self._kill_by_s = min(self._kill_by_s, self._nap(seconds))
         return self._kill_by_s
 
     def obey(self, command: dict[str, Any]) -> None:
-        """Do what is asked of the tree while it runs, but for its end."""
+        """Execute a command about the running tree, except a stop."""
         if command["cmd"] == "freeze":
             self.say("frozen", pids=list(_freeze()))
         elif command["cmd"] == "signal":
@@ -156,15 +156,16 @@ class Guard:
             self.resume()
 
     def forward(self, numbers: Sequence[int]) -> None:
-        """Pass signals on to the command's process group, as dumb-init and `tini -g` do; in the foreground to it alone.
+        """Pass signals on to the command's process group, as dumb-init and `tini -g` do.
 
-        Its group is the flow process's own there, and that one would get back what it passes on.
+        In the foreground only the command itself gets them: its group is the flow process's own, which would get its
+        own signal back.
         """
         for number in numbers:
             try:
                 if self.status is None and self.foreground:
                     os.kill(self.leader, number)
-                elif self.status is None:  # not reaped: neither its pid nor its group can be another's
+                elif self.status is None:  # not reaped yet: its pid and its group cannot belong to another process
                     os.killpg(self.leader, number)
                 elif not self.foreground:
                     for pid, found in descendants(os.getpid()).items():
@@ -177,8 +178,8 @@ class Guard:
         """SIGSTOP the whole tree; `resume` continues those that were not stopped before.
 
         Args:
-            number: what asks for it: the command in the foreground gets that first, and a moment to leave its terminal
-                in order.
+            number: the signal that asks for it: a command in the foreground gets it first, and a moment to restore its
+                terminal.
         """
         if self.foreground and self.status is None and number:
             if not _is_terminals_group(self.leader):
@@ -187,19 +188,19 @@ class Guard:
             while time.monotonic() < until_s and (found := read_stat(self.leader)) and found.state not in "TtZ":
                 time.sleep(0.005)
         for pid, found in _freeze().items():
-            # Ctrl-Z has stopped the command in the foreground before us.
+            # Ctrl-Z has stopped the command in the foreground before we did.
             if found.state not in "Tt" or (self.foreground and pid == self.leader):
                 self._suspended[pid] = found
         self.say("suspended")
 
     def resume(self) -> None:
-        """SIGCONT those that were suspended, children first: a shell among them must not see them stopped."""
+        """SIGCONT the processes that were suspended, children first: a shell among them must not see them stopped."""
         for pid, found in reversed(self._suspended.items()):
             send_signal(pid, found.start_ticks, signal.SIGCONT)
         self._suspended.clear()
 
     def _group(self) -> dict[int, ProcessStat]:
-        """The living of the command's process group; in the foreground the command alone."""
+        """Return the living processes of the command's group; in the foreground the command alone."""
         living, group = self._look(), dict[int, ProcessStat]()
         for pid, found in living.items():
             try:
@@ -210,13 +211,13 @@ class Guard:
         return group
 
     def _tell_catching(self, number: int) -> None:
-        """Pass on a signal of a run that ends to those who have a handler of it; SIGQUIT to all, for their core dumps.
+        """Pass on a signal that ends the run to the processes that handle it; SIGQUIT to all, for their core dumps.
 
-        Python and shells catch SIGINT unasked, and would end of it without what they do on SIGTERM: who catches or
-        ignores that one gets that one alone, unless SIGINT was asked for.
+        Python and shells catch SIGINT by default, and would end from it without their SIGTERM cleanup. So a process
+        that catches or ignores SIGTERM gets SIGTERM alone, unless a user asked for SIGINT.
         """
         if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
-            return  # the terminal has told them
+            return  # the terminal has already signalled them
         for pid, found in self._catching(number).items():
             send_signal(pid, found.start_ticks, number)
 
@@ -226,17 +227,17 @@ class Guard:
         }
 
     def _is_for(self, pid: int, number: int) -> bool:
-        status = read_status(f"/proc/{pid}/status")  # empty where it has just ended
+        status = read_status(f"/proc/{pid}/status")  # empty if it has just ended
         caught, ignored = (int(status.get(name, b"0"), 16) for name in (b"SigCgt", b"SigIgn"))
         unasked = number == signal.SIGINT and number not in self._asked
         return _has(caught, number) and not (unasked and _has(caught | ignored, signal.SIGTERM))
 
     def note_asked(self, command: dict[str, Any]) -> None:
-        """Take in which signals somebody has asked for by name."""
+        """Record the signals that a user has asked for by name."""
         self._asked.update(command.get("asked", ()))
 
     def _tell_first(self, number: int, until_s: float) -> None:
-        """Pass on what ends the run, as timeout does; who catches it is not told anything else until then."""
+        """Pass on the signal that ends the run, as timeout does; a process that catches it gets no other until then."""
         self._tell_catching(number)
         while (left_s := min(until_s, self._kill_by_s) - time.monotonic()) > 0:
             if not any(found.state not in "TtZ" and self._is_for(pid, number) for pid, found in self._group().items()):
@@ -244,7 +245,7 @@ class Guard:
             self._nap_in_grace(min(left_s, 0.02))
 
     def _nap(self, seconds: float) -> float:
-        """Wait, and pass on what comes; returns the deadline of a further stop that came meanwhile, else never."""
+        """Wait, and pass on commands that arrive; return the deadline of a further stop that arrived, else infinity."""
         if self._heard_all or not select.select([self.control], [], [], seconds)[0]:
             time.sleep(seconds if self._heard_all else 0)
             return math.inf
@@ -261,7 +262,7 @@ class Guard:
         return min((time.monotonic() + float(stop.get("grace_s", math.inf)) for stop in stops), default=math.inf)
 
     def stop(self, why: str, grace_s: float, first: int = 0) -> None:
-        """Stop the tree and report it as gone; `first` is the signal that the run ends of."""
+        """Stop the tree and report it as gone; `first` is the signal that ends the run."""
         began = time.monotonic()
         self.say("stopping", why=why, grace_s=grace_s)
         tree, self._kill_by_s = TreeStop(self._look), began + grace_s
@@ -272,7 +273,7 @@ class Guard:
             tree.terminate(self._kill_by_s, self._nap_in_grace)
         give_up_s = time.monotonic() + KILL_DEADLINE_S
         survivors: list[dict[str, Any]] = []
-        for _ in range(3):  # bounded: each turn but the first is for strays that were found after the others
+        for _ in range(3):  # bounded: each round but the first is for strays found after the others
             survivors = tree.sweep(max(give_up_s, time.monotonic() + 1))
             if not self._seek_strays():
                 break
@@ -280,7 +281,7 @@ class Guard:
                 tree.terminate(time.monotonic() + left_s, self._nap_in_grace)
         deadline_s = time.monotonic() + 1
         while self.reap() and not survivors and time.monotonic() < deadline_s:
-            time.sleep(0.0005)  # for the exit status of the last one
+            time.sleep(0.0005)  # for the exit status of the last process
         self.say(
             "gone",
             why=why,
@@ -297,11 +298,11 @@ def _has(mask: int, number: int) -> bool:
 
 
 def _is_terminals_group(pid: int) -> bool:
-    """Whether a process of this session is of its terminal's foreground group, to which Ctrl-C and Ctrl-Z go."""
+    """Whether a process of this session is in its terminal's foreground group, which gets Ctrl-C and Ctrl-Z."""
     try:
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False  # it has none
+        return False  # it has no terminal
     try:
         return os.tcgetpgrp(fd) == os.getpgid(pid)
     except OSError:
@@ -322,12 +323,12 @@ def _read_configuration(control: int) -> dict[str, Any] | None:
 
 
 def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_fd: int) -> None:
-    """Wait for the inner guard; stop the tree if it dies before it has done so itself, continue it if it is stopped.
+    """Wait for the inner guard; stop the tree if it dies before it has done so, continue it if it is stopped.
 
-    Meanwhile it notes who belongs to the tree in the run's state file.
+    Meanwhile it records the tree's processes in the run's state file.
     """
     state: tuple[int, str] | None = configuration["state"]
-    state_fd = taken(state[0]) if state else -1  # after the last fork: the command closes the parked one alone
+    state_fd = taken(state[0]) if state else -1  # after the last fork: the command closes only the parked one
     inner_fd = os.pidfd_open(inner)
     poll = select.poll()
     poll.register(inner_fd, select.POLLIN)
@@ -342,21 +343,21 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
             orphan_s += _TEND_EVERY_S
         tended.look(_HELD_ORPHAN_S if orphaned else _HELD_S)
         if (late_s := orphan_s - float(configuration["grace_s"]) - 3 * KILL_DEADLINE_S) > 0:
-            tended.kill()  # it has had its time
+            tended.kill()  # its time is over
         if late_s > KILL_DEADLINE_S:
-            break  # it is frozen, or hangs in the kernel: the tree is stopped without it
-    # Only the inner guard is waited for: orphans of the tree become ours only after its death.
+            break  # it is frozen, or hangs in the kernel: stop the tree without it
+    # Only the inner guard is waited for: orphans of the tree become our children only after its death.
     ended = _exit_code(inner)
     if ended == _RELEASED:
         os._exit(0)
     if ended != 0:
         guard.stop("inner_guard_died", 0.0)
     guard.reap()
-    os.close(guard.control)  # the flow process has heard all there is to say
+    os.close(guard.control)  # the flow process has heard everything
     left = descendants(os.getpid())
     if notes is not None:
         notes.end(left)
-    while left:  # until they have gone, they may still write: the cache directories stay locked
+    while left:  # the remaining processes may still write: the cache directories stay locked until they have gone
         for pid, found in left.items():
             send_signal(pid, found.start_ticks, signal.SIGKILL)
         time.sleep(_TEND_EVERY_S)
@@ -370,7 +371,7 @@ def _guard_outer(guard: Guard, inner: int, configuration: dict[str, Any], flow_f
 
 
 def _exit_code(pid: int) -> int | None:
-    """The exit code of a child that has ended; None where a tracer keeps it from us."""
+    """Return the exit code of a child that has ended; None if a tracer keeps it from us."""
     end_s = time.monotonic() + 1
     while time.monotonic() < end_s:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -383,7 +384,7 @@ def _exit_code(pid: int) -> int | None:
 class _TreeNotes:
     """Keeps the state file's list of processes; costs at most a three-hundredth of one core.
 
-    In a thread, which is left behind where the file lies on a file system that hangs.
+    It runs in a thread, which is abandoned if the file lies on a file system that hangs.
     """
 
     def __init__(self, inner: int, fd: int) -> None:
@@ -400,7 +401,7 @@ class _TreeNotes:
                 self._header_bytes = os.pread(self._fd, 4096, 0).find(b"\n") + 1
             while True:
                 time.sleep(pause_s)
-                began = time.thread_time()  # of processor: a busy machine must not make it seldom
+                began = time.thread_time()  # processor time, so that a busy machine does not make it rarer
                 with self._writing:
                     if self._ended:
                         return
@@ -411,7 +412,7 @@ class _TreeNotes:
             return
 
     def end(self, left: dict[int, ProcessStat]) -> None:
-        """Take no more notes; who is left could not be killed: a janitor looks again."""
+        """Write the last list: these processes could not be killed, and a janitor looks at them again."""
         if not self._writing.acquire(timeout=_NOTES_END_S):
             return
         self._ended = True
@@ -425,7 +426,7 @@ class _TreeNotes:
             self._writing.release()
 
     def _write(self, tree: dict[int, ProcessStat]) -> None:
-        """Write the list, unless it is what was written last."""
+        """Write the list, unless it has not changed."""
         now = {(pid, found.start_ticks) for pid, found in tree.items() if pid != self._inner}
         if now != self._known:
             update_run_file(self._fd, self._header_bytes, sorted(now))
@@ -453,7 +454,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 os.setsid()
             else:
                 _join_group(configuration["foreground"])
-            if not configuration["may_release"]:  # it could not be taken back when the guard lets go and ends
+            if not configuration["may_release"]:  # it could not be undone when the guard releases the tree and ends
                 _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(98)
@@ -461,7 +462,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 os.dup2(source, target)
                 os.set_inheritable(target, True)  # dup2 onto itself leaves close-on-exec set
             _restore_signals(**configuration["signals"])
-            # If memory runs out, the generator should go before the one who reports it.
+            # If memory runs out, the generator should die before the process that reports it.
             _write_oom_score("self", b"500")
             if configuration["cwd"]:
                 step = "cwd"
@@ -477,7 +478,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
     os.close(failure_write)
     for fd in set(configuration["stdio"]):
         os.close(fd)
-    failure = os.read(failure_read, 100)  # ends at exec, which closes the other side
+    failure = os.read(failure_read, 100)  # ends at exec, which closes the other end
     os.close(failure_read)
     if failure:
         errno_text, _, step = failure.decode().partition(" ")
@@ -496,7 +497,7 @@ def _join_group(group: int) -> None:
 
 
 def _restore_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
-    """Give a child what the caller of the flow process had: this process ignores nearly everything."""
+    """Give a child the signal dispositions of the flow process's caller; this process ignores nearly all signals."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -524,7 +525,7 @@ def _write_oom_score(who: str, data: bytes) -> None:
 
 
 def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, outer_fd: int) -> None:
-    """Run the command and wait for the first reason to end; then see that nothing of it is left."""
+    """Run the command and wait for the first reason to end; then make sure that no process of it is left."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -566,7 +567,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
             said_exit = True
             guard.say("exited", status=guard.status, left=len(descendants(os.getpid())))
         if guard.status is not None and not why:
-            # Exit 0 with descendants left: the tree counts, unless the leader alone is waited for.
+            # Exit 0 with descendants left: wait for the tree, unless only the leader is waited for.
             failed = os.waitstatus_to_exitcode(guard.status) != 0
             if not anybody or failed or configuration["wait_for"] == "leader":
                 why = "exited"
@@ -578,7 +579,7 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
 
 
 def _leave(status: int) -> NoReturn:
-    """End; an outer guard that was stopped goes on, or it would keep state file and locks for ever."""
+    """End; an outer guard that was stopped is continued, or it would keep state file and locks indefinitely."""
     Tended(os.getppid()).look(math.inf)
     os._exit(status)
 
@@ -597,7 +598,7 @@ def _read_some(fd: int) -> bytes:
 
 
 def _freeze() -> dict[int, ProcessStat]:
-    """SIGSTOP the whole tree, twice over for those that forked meanwhile; returns them as they were before."""
+    """SIGSTOP the whole tree, twice to catch processes that forked meanwhile; returns their earlier states."""
     frozen: dict[int, ProcessStat] = {}
     for _ in range(3):
         new = {pid: found for pid, found in descendants(os.getpid()).items() if pid not in frozen}
@@ -610,7 +611,7 @@ def _freeze() -> dict[int, ProcessStat]:
 
 
 def main(control: int) -> None:
-    """Guard one command until nothing of it is left; never returns.
+    """Guard one command until no process of it is left; never returns.
 
     Args:
         control: descriptor of the connected control socket; the configuration is read from it.
@@ -621,9 +622,9 @@ def main(control: int) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     except OSError as error:
         no_reaper = error.errno or errno.EINVAL
-    # Who stops the guards and kills the flow process wakes them with that: the kernel continues them.
+    # If the guards are stopped and the flow process is killed, the kernel wakes them with this signal.
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
-    os.chdir("/")  # never pin the file system that is being watched
+    os.chdir("/")  # do not pin the file system that is being watched
     os.set_inheritable(control, False)
     configuration = _read_configuration(control)
     if configuration is None:
@@ -633,7 +634,7 @@ def main(control: int) -> None:
         os._exit(97)
     flow_fd = os.pidfd_open(configuration["flow_pid"])
     if os.getppid() != configuration["flow_pid"]:
-        os._exit(97)  # it died before it was pinned, and its pid may be another's
+        os._exit(97)  # it died before it was pinned, and its pid may have been reused
     keep: Sequence[int] = configuration["stdio"]
     state: tuple[int, str] | None = configuration["state"]
     for fd in (*keep, *configuration["hold"], *(state[:1] if state else ())):
@@ -643,15 +644,15 @@ def main(control: int) -> None:
     guard.cookie, guard.since_ticks = configuration["cookie"], found.start_ticks if found else 0
     guard.foreground = configuration["foreground"] is not None
     guard.says_reaped = configuration["says_reaped"]
-    # The outer guard outlives a SIGTERM to everybody, since the inner one needs its grace period: like every helper
-    # it was started deaf to signals (`spawn_helper`).
+    # The outer guard survives a SIGTERM sent to every process, since the inner one needs its grace period: like every
+    # helper it starts with signals ignored (`spawn_helper`).
     outer = os.getpid()
     inner = os.fork()
     if inner:
         for fd in set(keep):
             os.close(fd)
         _guard_outer(guard, inner, configuration, flow_fd)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # neither is inherited by fork
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # fork inherits neither
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     outer_fd = os.pidfd_open(outer)
     if os.getppid() != outer:

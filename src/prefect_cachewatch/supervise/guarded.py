@@ -1,6 +1,6 @@
-"""A short command under guard with a deadline: checks of a build, health checks of a deployment.
+"""Runs a short command under guard with a deadline: checks of a build, health checks of a deployment.
 
-Its whole tree is gone when `run_guarded` returns or raises. Nothing is measured here (see `watching.attempt`).
+Its whole tree is gone when `run_guarded` returns or raises. Growth is not measured here (see `watching.attempt`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STOP_S = 15.0
 
 @dataclass(frozen=True)
 class GuardedResult:
-    """How a command ended, and the last lines that it printed."""
+    """How a command ended, and its last lines of output."""
 
     exit_code: int | None
     signal: int | None
@@ -38,7 +38,7 @@ class GuardedResult:
         return self.exit_code == 0 and not self.timed_out
 
     def describe(self) -> str:
-        """Say how it ended, as the end of a sentence."""
+        """Describe how it ended, as the end of a sentence."""
         if self.timed_out:
             return f"did not end within {format_duration(self.duration_s)} and was stopped"
         if self.signal is not None:
@@ -63,7 +63,7 @@ def run_guarded(
         cwd: its working directory; default this process's.
         timeout_s: seconds until it is stopped.
         grace_s: seconds between SIGTERM and SIGKILL.
-        tail_lines: how many of its last lines are kept.
+        tail_lines: how many of its last output lines are kept.
 
     Returns:
         How it ended.
@@ -106,7 +106,7 @@ def run_guarded(
             if elapsed_s >= timeout_s + grace_s + _STOP_S:
                 break
     except BaseException:
-        # Also a cancellation, which arrives as a TerminationSignal: no tree is left behind.
+        # Also on a cancellation, which arrives as a TerminationSignal: no tree is left behind.
         guard.stop()
         guard.wait(grace_s + _STOP_S)
         raise

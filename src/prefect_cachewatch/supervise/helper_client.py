@@ -1,6 +1,6 @@
-"""What a guard's client and a warden's have in common: a conversation in JSON lines, and what is asked in it.
+"""The shared base of a guard's and a warden's client: a conversation in JSON lines.
 
-Every question has a deadline. A helper that is stopped is continued; one that still does not do what it was asked is
+Every request has a deadline. A stopped helper is continued. A helper that still does not do what it was asked is
 killed, and the next line of defence acts: the outer guard, another warden, or a sweep by cookie and recorded tree.
 """
 
@@ -25,18 +25,18 @@ from prefect_cachewatch.supervise.tending import Tended
 __all__ = ["HelperClient", "package_parent", "running_clients", "spawn_helper"]
 
 _TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
-# How long a helper may stay stopped (a tracer may hold it where SIGCONT does not help); where a stop is wanted.
+# How long a helper may stay stopped (a tracer may hold it despite SIGCONT); the second when a stop is wanted.
 _HELD_S, _HELD_WANTED_S = 10.0, 2.0
 _SEND_S, _HANG_UP_S = 5.0, 2.0
 
 
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
-_made_lock = threading.Lock()  # a signal may look for them in its own thread while one is being made
+_made_lock = threading.Lock()  # a signal handler may list the clients while another thread makes one
 
 
-# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of it would take the
-# run with it. What a crash of its own sends stays, and what the caller blocks or ignores is not meant for it: it waits
-# for its children. `_signal` alone, since `signal` brings enum along.
+# A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of that would end the
+# run. Signals that its own crash raises keep their default. Signals that the caller blocks or ignores are reset too,
+# since the helper waits for its children. Only `_signal` is imported, since `signal` imports enum.
 _DEAF = (
     "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
     "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
@@ -44,19 +44,19 @@ _DEAF = (
 
 
 def running_clients() -> list[HelperClient]:
-    """List those of this process's clients whose helpers run something, or are about to."""
+    """List this process's clients whose helpers run a command, or are about to."""
     with _made_lock:
         made = list(_made)
     return [client for client in made if not client.gone.is_set()]
 
 
 class HelperClient(Supervised):
-    """Base of the supervisors that keep the generator in a helper process; a thread of its own takes what that one says.
+    """Base of the supervisors that run the generator in a helper process; a separate thread reads its messages.
 
     Args:
-        helper: what the helper process is called, for a message.
+        helper: name of the helper process, for a message.
         cookie: identifier of the run.
-        grace_s: between SIGTERM and SIGKILL, unless `stop` says otherwise.
+        grace_s: seconds between SIGTERM and SIGKILL, unless `stop` overrides it.
     """
 
     stop_takes_s = 30.0  # at most, beyond the grace period
@@ -73,20 +73,20 @@ class HelperClient(Supervised):
         self._frozen_pids: list[int] = []
         self._kept = ""
         self.first_signal = 0
-        """What the run is ended by, if a signal: the command gets it before SIGTERM."""
+        """The signal that ends the run, if any: the command gets it before SIGTERM."""
         self.asked_signals: Collection[int] = ()
-        """Signals that somebody has asked for by name: who handles SIGTERM gets SIGINT too, if it is one of them."""
+        """Signals that a user asked for by name. If SIGINT is among them, processes that handle SIGTERM get it too."""
         self._grace_s = grace_s
         self._tended: list[Tended] = []
         self._stop_command: dict[str, Any] | None = None
-        self._stop_left_s = 0.0  # what is left of the time for a stop; counted only while this process runs
+        self._stop_left_s = 0.0  # remaining time for a stop; it runs only while this process runs
         self._tended_at_s = 0.0
         self._given_up = False
-        with _made_lock:  # last: whoever finds it finds it whole
+        with _made_lock:  # last, so that a thread that finds the client finds it complete
             _made.add(self)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask for all of it to be stopped; returns at once, `wait` says when it is gone.
+        """Request a stop of the whole tree and return at once; `wait` reports when it is gone.
 
         Args:
             grace_s: overrides the grace period.
@@ -102,7 +102,7 @@ class HelperClient(Supervised):
             one.look(_HELD_WANTED_S)
 
     def freeze(self, timeout_s: float) -> list[int]:
-        """Keep its processes from running, so that a picture of them is consistent; `stop` still works after it.
+        """Freeze its processes, so that a snapshot of them is consistent; `stop` still works afterwards.
 
         Args:
             timeout_s: the longest wait.
@@ -121,7 +121,7 @@ class HelperClient(Supervised):
             numbers: the signals, in order.
 
         Returns:
-            False if nothing was passed on, since it has not been started yet or its helper is busy: ask again.
+            False if nothing was passed on, since it has not started yet or its helper is busy: try again.
         """
         if self.gone.is_set():
             return True
@@ -130,10 +130,10 @@ class HelperClient(Supervised):
         )
 
     def suspend(self, timeout_s: float, number: int = 0) -> None:
-        """Have all of it stopped, as by Ctrl-Z, until `resume`.
+        """Suspend the whole tree, as by Ctrl-Z, until `resume`.
 
         Args:
-            timeout_s: the longest wait for it.
+            timeout_s: the longest wait, in seconds.
             number: the signal that asks for it; a command in the foreground gets it first.
         """
         if self._may_speak():
@@ -142,22 +142,22 @@ class HelperClient(Supervised):
             self._suspended.wait(timeout_s)
 
     def resume(self) -> None:
-        """Have continued what `suspend` stopped."""
+        """Continue what `suspend` stopped."""
         self._command({"cmd": "resume"})
 
     def release(self, timeout_s: float) -> str | None:
-        """Have the helper let go of what runs and end; see `Supervisor.release`.
+        """Have the helper release what runs and end; see `Supervisor.release`.
 
         Args:
             timeout_s: the longest wait.
 
         Returns:
-            None when it was let go, else why not.
+            None if it was released, else the reason why not.
         """
         self._answered.clear()
         self._command({"cmd": "release"})
         self._answered.wait(timeout_s)
-        ended = self.gone.is_set()  # asked first: its report is there before it is set
+        ended = self.gone.is_set()  # read first: the report is set before this event
         if self._was_released:
             return None
         if ended:
@@ -177,15 +177,17 @@ class HelperClient(Supervised):
 
     def _send(self, command: dict[str, Any]) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # the helper has gone: the reader sees it and takes over
-                self._socket.settimeout(_SEND_S)  # one that is stopped reads nothing
+            with contextlib.suppress(OSError):  # the helper has gone: the reader thread notices and takes over
+                self._socket.settimeout(_SEND_S)  # a stopped helper reads nothing
                 self._socket.sendall(json.dumps(command).encode() + b"\n")
 
     def _send_now(self, command: dict[str, Any]) -> bool:
-        """Send; false where the helper does not take it at once: it may be stopped, and further signals must be acted on."""
+        """Send without blocking; false if the helper does not take it at once: it may be stopped while more signals
+        come.
+        """
         if self._socket is None:
             return False
-        with contextlib.suppress(OSError, ValueError):  # the helper has gone: the reader sees it and takes over
+        with contextlib.suppress(OSError, ValueError):  # the helper has gone: the reader thread notices and takes over
             poll = select.poll()
             poll.register(self._socket, select.POLLOUT)
             if not poll.poll(0):
@@ -194,13 +196,13 @@ class HelperClient(Supervised):
         return True
 
     def _listen(self) -> None:
-        """Take what the helper says until it hangs up."""
+        """Read the helper's messages until it hangs up."""
         connection, buffer = self._socket, b""
         assert connection is not None
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         while True:
-            # What it says is taken before it is judged: after a pause of this very process both may be due.
+            # Read its messages before judging it: after a pause of this very process both may be due.
             if not poll.poll((_TEND_EVERY_S if self._stop_command is None else _TEND_WANTED_S) * 1000):
                 if self._tend():
                     return
@@ -218,10 +220,10 @@ class HelperClient(Supervised):
                 self._take(message.pop("ev"), message)
 
     def _tend(self) -> bool:
-        """See to helpers that are stopped, and to a stop that takes too long; whether none is worth listening to."""
+        """Handle helpers that are stopped, and a stop that takes too long; return whether to stop listening to them."""
         now_s = time.monotonic()
         if self._stop_command is not None:
-            # At most two turns at once: a machine that was suspended has not used up anybody's time.
+            # At most two rounds at once: time in which the machine was suspended does not count.
             self._stop_left_s -= min(now_s - self._tended_at_s, 2 * _TEND_WANTED_S) if self._tended_at_s else 0.0
             self._tended_at_s = now_s
         wanted = self._stop_command is not None
@@ -230,16 +232,16 @@ class HelperClient(Supervised):
         if wanted and self._stop_left_s <= 0 and not self._given_up:
             self._given_up = True
             self._give_up()
-        # One that hangs in the kernel does not even hang up.
+        # A helper that hangs in the kernel does not even hang up.
         return self._given_up and self._stop_left_s <= -_HANG_UP_S
 
     def _give_up(self) -> None:
-        """Kill the helpers, which do not do what was asked: whoever listens to them takes over."""
+        """Kill the helpers, which do not do what was asked; the thread that listens to them takes over."""
         for one in self._tended:
             one.kill()
 
     def _take(self, event: str, message: dict[str, Any]) -> None:
-        """Take one message; those that every helper sends are taken here."""
+        """Handle one message; the messages that every helper sends are handled here."""
         if event == "frozen":
             self._frozen_pids = message["pids"]
             self._frozen.set()
@@ -250,14 +252,14 @@ class HelperClient(Supervised):
             self._answered.set()
 
     def _has_ended(self, report: StopReport | None = None) -> None:
-        """Nothing is left, or no report can be had any more: whoever waits goes on."""
+        """Nothing is left, or no report can arrive any more: wake the waiting threads."""
         self.report = report or self.report
         self.gone.set()
         self._answered.set()
 
     def _hang_up(self) -> None:
         if self._socket is not None:
-            # The reader thread holds the same descriptor: shutdown wakes it, close alone would not.
+            # The reader thread uses the same descriptor: shutdown wakes it, close alone would not.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader is not None and self._reader is not threading.current_thread():
@@ -280,19 +282,19 @@ class HelperClient(Supervised):
 
 
 def package_parent() -> str:
-    """Say which directory the package is imported from, for a helper started with `python -I -S`."""
+    """Return the directory that the package is imported from, for a helper started with `python -I -S`."""
     return str(Path(__file__).resolve().parents[2])
 
 
 def spawn_helper(
     module: str, fd: int, pass_fds: Sequence[int], title: str, *, own_session: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start a standard-library-only helper process of this package, deaf to signals, in a session of its own.
+    """Start a standard-library-only helper process of this package, which ignores signals, in a session of its own.
 
     Args:
         module: dotted module whose `main(fd)` is run.
-        fd: descriptor of its control socket.
-        pass_fds: every descriptor it inherits, `fd` included; nothing else is.
+        fd: its control socket.
+        pass_fds: every descriptor it inherits, including `fd`; no other is inherited.
         title: a word for process listings.
         own_session: if not, it gets a process group of its own in this process's session.
 

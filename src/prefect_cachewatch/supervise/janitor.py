@@ -1,8 +1,8 @@
-"""The janitor: finds what dead runs left behind, by cookie and by (pid, start time, boot id), and stops it.
+"""The janitor: finds the remains of dead runs, by cookie and by (pid, start time, boot id), and stops them.
 
-A run is dead when nobody holds the lock on its state file any more: both guards have gone. What cannot be
-trusted (foreign, damaged, linked, of another machine) is named and never acted on; a process whose start
-time differs from the recorded one is somebody else, and is never signalled.
+A run is dead when its state file is no longer locked: both guards have gone. A file that is not trusted (foreign,
+damaged, a link, of another machine) is reported and never acted on. A process whose start time differs from the
+recorded one is a different process, and is never signalled.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ __all__ = [
 ]
 
 _HELD_S = 2.0
-_KILLED_BEFORE_S = 0.5  # for those whom an earlier SIGKILL has not ended: they hang or are frozen
+_KILLED_BEFORE_S = 0.5  # for processes that an earlier SIGKILL has not ended: they hang or are frozen
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A process of a dead run; `killed` is false if it is still there."""
+    """A process of a dead run; `killed` is false if it still exists."""
 
     cookie: str
     pid: int
@@ -79,9 +79,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class JanitorReport:
-    """What one look found; nothing was changed if `dry_run`.
+    """The result of one look; nothing was changed if `dry_run`.
 
-    `running` runs are guarded and fine; `removed` state files described runs of which nothing is left.
+    `running` runs are guarded and in order; `removed` state files described runs of which nothing is left.
     """
 
     directory: str
@@ -98,17 +98,17 @@ class JanitorReport:
 
 
 def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> JanitorReport:
-    """Look through the state files of this user and stop what dead runs left behind.
+    """Look through this user's state files and stop the remaining processes of dead runs.
 
-    It sends SIGKILL without a grace period: the command itself got SIGKILL when its guard died, and what is
-    left of the tree has lost its parent. All runs together have `KILL_DEADLINE_S` to be gone.
+    It sends SIGKILL without a grace period: the command itself got SIGKILL when its guard died, and the rest of the
+    tree has lost its parent. All runs together have `KILL_DEADLINE_S` to end.
 
     Args:
-        directory: of the state files, default `runs_directory()`.
+        directory: of the state files; default `runs_directory()`.
         dry_run: only look.
 
     Returns:
-        What was found and done. A missing directory is an empty one.
+        What was found and done. A missing directory counts as empty.
 
     Example:
         >>> clear_leftovers("/nonexistent/runs").leftovers
@@ -126,15 +126,15 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
 
 
 def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
-    """SIGKILL every process of a run whose guards are dead, until none is found.
+    """Send SIGKILL to every process of a run whose guards are dead, until none is found.
 
     Args:
-        cookie: the run's identifier, looked for in environments.
+        cookie: the run's identifier, searched for in environments.
         recorded: (pid, start time) of processes known to belong to it.
         deadline_s: monotonic time at which to give up.
 
     Returns:
-        What was found; what is still there has `killed` false.
+        What was found; a process that still exists has `killed` false.
     """
     stop = TreeStop(follow_run(cookie, set(recorded)), longest_nap_s=0.05)
     left = {(who["pid"], who["start_ticks"]): who["state"] for who in stop.sweep(deadline_s)}
@@ -142,14 +142,14 @@ def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s:
 
 
 def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[int, ProcessStat]]:
-    """Make a look at a run's living processes that remembers whom it has seen.
+    """Make a function that lists a run's living processes and remembers those it has seen.
 
     Args:
         cookie: the run's identifier.
         known: (pid, start time) of processes known to belong to it; grows with each look.
 
     Returns:
-        The look.
+        The function.
     """
 
     others: set[tuple[int, int]] = set()
@@ -163,7 +163,7 @@ def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[in
 
 
 def describe_leftovers(report: JanitorReport) -> list[str]:
-    """Say what the janitor found, one sentence each; nothing for what is in order.
+    """Describe what the janitor found, in one sentence each; what is in order is left out.
 
     Args:
         report: of one look.
@@ -199,14 +199,14 @@ def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s:
     except BlockingIOError:
         if dry_run or not _go_on(name, data, fd, give_up_s):
             return "running", []
-        data = os.pread(fd, 1 << 20, 0)  # they may have noted more
+        data = os.pread(fd, 1 << 20, 0)  # the guards may have added entries
     if os.fstat(fd).st_nlink == 0:
         raise FileNotFoundError(name)
     run = parse_run_file(data, name)
     if run.machine != machine_id():
         raise RunFileRefused("it describes a run on another machine: look there")
     if run.boot_id != boot_id():
-        # Its processes ended with their kernel; whoever has their pids now is somebody else.
+        # Its processes ended with their kernel; their pids now belong to other processes.
         return _remove(name, here, fd, dry_run), []
     if run.pid_namespace != pid_namespace():
         raise RunFileRefused("it describes a run in another pid namespace (container): look there")
@@ -217,7 +217,7 @@ def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s:
 
 
 def _deadline(run: RunFile, give_up_s: float) -> float:
-    """Say how long a run's processes may take to be gone: each start waits for that."""
+    """Return how long to wait for a run's processes to end: each start of a job waits for that."""
     left = [pid for pid, ticks in run.tree if is_alive(pid, ticks)]
     if left and all(map(is_being_killed, left)):
         return min(give_up_s, time.monotonic() + _KILLED_BEFORE_S)
@@ -227,9 +227,9 @@ def _deadline(run: RunFile, give_up_s: float) -> float:
 def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
     if dry_run:
         return "kept"
-    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - ctypes, and seldom
+    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - noqa: PLC0415 - ctypes, and seldom
 
-    remove_entry(here, name, look(fd))  # the file that was read and is locked, not one that came in its place
+    remove_entry(here, name, look(fd))  # the file that was read and is locked, not a later one of that name
     return "removed"
 
 
@@ -239,12 +239,12 @@ def _look(run: RunFile) -> list[Leftover]:
 
 
 def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover:
-    """Make the entry of one process that a stop met.
+    """Make the report entry of one process that a stop found.
 
     Args:
         cookie: the run's identifier.
         who: pid, start_ticks, state and argv.
-        state: its state now, where it is still there.
+        state: its state now, if it still exists.
 
     Returns:
         The entry.
@@ -256,17 +256,18 @@ def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover
 
 
 def _go_on(name: str, data: bytes, fd: int, give_up_s: float) -> bool:
-    """Have stopped guards go on whose flow process has died; whether none is left, and their run is dead.
+    """Continue the stopped guards of a run whose flow process has died; return whether none is left.
 
-    Their lock says only that they live. Guards that are not stopped are at work, however long their grace period is.
+    Their lock shows only that they are alive. Guards that are not stopped are working, however long their grace period
+    is.
     """
     try:
         run = parse_run_file(data, name)
     except RunFileRefused:
-        return False  # a lock of somebody else's, or of another version's guards
+        return False  # a lock of another program, or of another version's guards
     here = run.boot_id == boot_id() and run.machine == machine_id() and run.pid_namespace == pid_namespace()
     if not here or is_alive(*run.flow):
-        return False  # the flow process sees to them itself
+        return False  # the flow process handles them itself
     pids = [holder.pid for holder in find_holders(os.fstat(fd)) if process_name(holder.pid) == GUARD_NAME]
     guards = [tended for tended in map(Tended, pids) if tended.is_held]
     while guards and time.monotonic() < give_up_s:

@@ -1,7 +1,7 @@
-"""The keeper: stays with a server that was handed over, reads what it prints and holds its cache's lock.
+"""The keeper: stays with a server that was handed over, reads its output and holds its cache's lock.
 
-A server whose output nobody reads hangs, and one whose reader has left gets SIGPIPE. The keeper writes the output
-to a file of its own, capped, and ends when the server has. Standard library only. It signals nobody.
+A server hangs if its output is not read, and gets SIGPIPE if the reader has closed it. The keeper writes the output to
+a capped file of its own, and ends when the server ends. Standard library only. It sends no signals.
 
 Wire format: one JSON object in (pipes, hold, log, log_max_bytes, tree), one line out when it is in place.
 """
@@ -18,7 +18,7 @@ import signal
 from prefect_cachewatch.common.files import open_for_writing, write_all
 from prefect_cachewatch.supervise.proc import is_alive
 
-TYPE_CHECKING = False  # typing costs the helpers a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the helpers a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 
 
 class _Log:
-    """A file and the one before it, together at most so many bytes."""
+    """A file and its predecessor, with a common size limit in bytes."""
 
     def __init__(self, path: str, max_bytes: int) -> None:
         self._path, self._half = path, max(1, max_bytes // 2)
@@ -62,11 +62,11 @@ def _move(path: str, to: str) -> None:
     try:
         os.replace(path, to)
     except OSError:
-        return  # somebody has removed it
+        return  # it was removed
 
 
 def _watch(tree: Iterable[Iterable[int]]) -> list[int]:
-    """Open a pidfd for each process of the tree that still is the one that was meant."""
+    """Open a pidfd for each process of the tree that is still the same process."""
     found = []
     for pid, ticks in tree:
         try:
@@ -97,7 +97,7 @@ def _keep(pipes: list[int], processes: list[int], log: _Log) -> None:
                 except BlockingIOError:
                     continue
                 except OSError:
-                    pass  # as good as its end
+                    pass  # treat it as ended
                 reading.discard(fd)
             poll.unregister(fd)
             os.close(fd)
@@ -115,17 +115,17 @@ def _read_configuration(control: int) -> dict[str, Any]:
 
 
 def main(control: int) -> None:
-    """Keep a server company until it has ended; never returns.
+    """Serve a handed-over server until it has ended; never returns.
 
     Args:
         control: descriptor of the connected control socket.
     """
-    os.chdir("/")  # never pin the file system of the cache
+    os.chdir("/")  # do not pin the file system of the cache
     configuration = _read_configuration(control)
     if os.fork():
-        os._exit(0)  # init reaps the keeper: whoever handed over may go on for months without waiting for it
+        os._exit(0)  # init reaps the keeper: the process that handed over may run for months without waiting for it
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"cachewatch-keep", 0, 0, 0)
-    # What ends a terminal or a worker is not meant for the server, nor for its reader.
+    # Signals that end a terminal or a worker are meant neither for the server nor for its reader.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     log = _Log(configuration["log"], configuration["log_max_bytes"])

@@ -1,4 +1,4 @@
-"""The files that a process has open, from /proc alone: a file system that hangs is never asked."""
+"""Lists the files that a process has open, from /proc alone: a file system that hangs is never asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACCESS: tuple[Access, ...] = ("r", "w", "rw", "")
 
 @dataclass(frozen=True)
 class OpenFile:
-    """One open descriptor; a FIFO counts as a pipe, a size and an age come from the file system, if it answered."""
+    """One open descriptor. A FIFO counts as a pipe. Size and age come from the file system, if it answered."""
 
     fd: int
     target: str
@@ -40,10 +40,10 @@ def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tu
     Args:
         pid: the process.
         cache_dirs: absolute directories; files below them are marked.
-        limit: the most descriptors described.
+        limit: the most descriptors that are described.
 
     Returns:
-        The files in order of their descriptors, and how many there are in all (None: may not be read).
+        The files in order of their descriptors, and their total number (None: not permitted to read it).
     """
     try:
         fds = sorted(int(name) for name in os.listdir(f"/proc/{pid}/fd"))

@@ -1,7 +1,7 @@
 """The generator's output: always drained, the log file capped, the tail kept.
 
-A generator whose pipe nobody reads hangs, and would look like a stall of its own. One thread reads
-both pipes into one buffer, with no work per line, so that a gigabyte of output costs next to nothing.
+A generator hangs if its pipe is not read, which would look like a stall. One thread reads both pipes into one buffer,
+without any work per line, so that a gigabyte of output costs next to nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _CHUNK = 1 << 20
 _LINE_MAX = 2000
 _WORD_MAX = 600
 _LOG_OPEN_S = 10.0
-_LOG_READER_S = 1.0  # the longest that a pipe's reader may hold the draining; after that, what it takes at once
+_LOG_READER_S = 1.0  # the longest that a pipe's reader may delay the draining; then it gets what it takes at once
 
 
 class OutputPump:
     """Reads the generator's standard output and error until both end.
 
     Args:
-        log_path: file that gets both streams; None for none.
-        log_max_bytes: its cap: the beginning is kept, a note, and the end.
+        log_path: file for both streams; None for no file.
+        log_max_bytes: its size limit; the beginning and the end are kept, with a note between them.
         tail_bytes: how much of the end is kept in memory.
         pass_through: whether to copy the streams to this process's own standard output and error.
         before_write: called before each such copy, to take a live line off the screen.
-        files: who writes the log file; default this process.
+        files: writes the log file; default this process.
 
     Raises:
         InputError: the log file cannot be opened.
@@ -61,7 +61,9 @@ class OutputPump:
         self._log_hangs = False
         self.total_bytes = 0
         self.listener: Callable[[memoryview], None] | None = None
-        """Called with all that is read, in the reading thread: what it does not bound, holds the generator up."""
+        """Called in the reading thread with all data that is read; unless it has a time limit, it can delay the
+        generator.
+        """
         self._tail_bytes = tail_bytes
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
@@ -76,7 +78,8 @@ class OutputPump:
         if log_path is not None:
             files = files or InPlace()
             try:
-                # Which terminal or descriptor a special file is depends on who opens it, and it does not block.
+                # A special file may mean a terminal or descriptor of the process that opens it, so it is opened here;
+                # it does not block.
                 special = files.run(is_special, log_path, timeout_s=_LOG_OPEN_S)
                 writer: Files = InPlace() if special else files
                 self._log = writer.open(_Log, log_path, timeout_s=_LOG_OPEN_S)
@@ -84,11 +87,11 @@ class OutputPump:
                 raise InputError(f"log file {log_path} cannot be written: {error.strerror}") from error
 
     def open_pipes(self) -> tuple[int, int]:
-        """Make the pipes; returns the write ends for the generator's standard output and error."""
+        """Make the pipes; return the write ends for the generator's standard output and error."""
         ends = []
         for stream in (1, 2):
             read, write = os.pipe2(os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # beyond the user's pipe quota the default size serves as well
+            with contextlib.suppress(OSError):  # beyond the user's pipe quota the default size will do
                 fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _CHUNK)
             os.set_blocking(read, False)
             self._reads[read] = stream
@@ -96,16 +99,16 @@ class OutputPump:
         return ends[0], ends[1]
 
     def start(self) -> None:
-        """Start draining; call after the write ends were handed over and closed here."""
+        """Start draining; call it after the write ends were handed over and closed here."""
         self._stop_read, self._stop_write = os.pipe2(os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._drain, name="cachewatch-output", daemon=True)
         self._thread.start()
 
     def detach(self, timeout_s: float = 2.0) -> tuple[int, ...]:
-        """Stop reading, so that somebody else can go on where this pump stopped; `finish` closes its own ends.
+        """Stop reading, so that another process can continue where this pump stopped; `finish` closes its own ends.
 
         Args:
-            timeout_s: the longest wait for a copy of the output that its reader does not take.
+            timeout_s: the longest wait for a reader that does not take its copy of the output.
 
         Returns:
             The read ends.
@@ -116,7 +119,7 @@ class OutputPump:
         return tuple(self._reads)
 
     def finish(self, timeout_s: float = 2.0) -> None:
-        """Read what is left and close; a stranger that still holds the pipe is waited for no longer than this.
+        """Read the rest and close; a foreign process that still holds the pipe is waited for no longer than this.
 
         Args:
             timeout_s: the longest wait for the end of the streams.
@@ -127,7 +130,7 @@ class OutputPump:
                 os.write(self._stop_write, b"x")
                 self._thread.join(1.0)
             if self._thread.is_alive():
-                return  # blocked in writing to whoever reads our own output; it is a daemon thread
+                return  # blocked in writing to the reader of our own output; it is a daemon thread
             self._thread = None
             os.close(self._stop_read)
             os.close(self._stop_write)
@@ -148,36 +151,37 @@ class OutputPump:
                 self.log_error = self.log_error or f"{self.log_path}: {error.strerror}"
 
     def tail(self) -> bytes:
-        """The last bytes of the output so far, both streams as they came."""
+        """Return the last bytes of the output so far, both streams in order of arrival."""
         with self._lock:
             return bytes(self._tail[-self._tail_bytes :])
 
     def tail_lines(self, count: int, within_bytes: int | None = None) -> list[str]:
-        """The last lines of the output, undecodable bytes as surrogate escapes, each at most 2,000 characters.
+        """Return the last lines of the output, undecodable bytes as surrogate escapes, each at most 2,000 characters.
 
         Args:
             count: the most lines.
-            within_bytes: look at no more than this much of the end; default all that is kept.
+            within_bytes: look only at this many bytes of the end; default all that is kept.
 
         Returns:
-            The lines, without empty ones.
+            The lines without the empty ones.
         """
         tail = self.tail()
         wanted = len(tail) if within_bytes is None else within_bytes
         if min(wanted, len(tail)) < self.total_bytes:
-            # The rest of a line that was cut may be the rest of a secret, which no longer looks like one.
+            # The rest of a cut line may be the rest of a secret, which is no longer recognizable.
             tail = whole_lines(tail, wanted)
         text = tail.decode("utf-8", "surrogateescape")
         return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
 
     def lines_since(self, seen: int) -> tuple[list[str], int]:
-        """The lines that ended since a number of bytes, as `tail_lines`; a line that goes on is left for the next call.
+        """Return the lines completed since a byte position, as `tail_lines`; an unfinished line waits for the next
+        call.
 
         Args:
-            seen: bytes of the output that were dealt with; 0 at first.
+            seen: bytes of the output handled so far; 0 at first.
 
         Returns:
-            The lines that are still kept, and the number for the next call.
+            The lines that are still kept, and the position for the next call.
         """
         with self._lock:
             total, tail = self.total_bytes, bytes(self._tail[-self._tail_bytes :])
@@ -190,9 +194,9 @@ class OutputPump:
         return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()], total
 
     def _drain(self) -> None:
-        # To copy to a terminal whose foreground is somebody else's must not stop the process that watches.
+        # Copying to a terminal in which another job is in the foreground must not stop the supervising process.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-        # Of an anonymous mapping only what was ever filled is in memory; most generators print little.
+        # Only the pages of an anonymous mapping that were written are in memory; most generators print little.
         buffer = mmap.mmap(-1, _CHUNK)
         view = memoryview(buffer)
         poll = select.poll()
@@ -231,7 +235,7 @@ class OutputPump:
         if self._pass[stream] and self._before_write is not None:
             self._before_write()
         if self._pass[stream] and not _write_all(stream, data):
-            self._pass[stream] = False  # our reader left; the generator goes on, and is drained on
+            self._pass[stream] = False  # our reader has gone; the generator goes on, and draining continues
 
     def _write_log(self, data: bytes | memoryview) -> None:
         if self._log is None or self._log_hangs:
@@ -239,13 +243,13 @@ class OutputPump:
         try:
             self._log.write(data)
         except OSError as error:
-            # A full disk must not stop the draining, nor the watch: the report says that the log is cut.
+            # A full disk must stop neither the draining nor the watch: the report says that the log is cut.
             self._log_hangs = isinstance(error, TimeoutError) and isinstance(self._log, AsideFile)
             self.log_error = self.log_error or f"{self.log_path}: {error.strerror}"
 
 
 def _shortened(line: str) -> str:
-    """A line at most so long, cut between two words: half a secret no longer looks like one."""
+    """Shorten a line between two words: half a secret is no longer recognizable."""
     if len(line) <= _LINE_MAX:
         return line
     kept = line[:_LINE_MAX]
@@ -254,7 +258,7 @@ def _shortened(line: str) -> str:
 
 
 class _Log:
-    """The log file itself, in whichever process writes it."""
+    """The log file itself, in the process that writes it."""
 
     def __init__(self, path: Path) -> None:
         self._fd = open_for_writing(path)
@@ -275,7 +279,7 @@ def _write_all(fd: int, data: memoryview) -> bool:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # somebody made our own output non-blocking
+        except BlockingIOError:  # another process made our own output non-blocking
             time.sleep(0.005)
         except OSError:
             return False

@@ -1,6 +1,6 @@
-"""Readings from /proc and signals that cannot hit the wrong process; standard library only.
+"""Reads /proc and sends signals that cannot reach the wrong process; standard library only.
 
-A process is its pid and its start time; signals go through a pidfd after both were compared.
+A process is identified by pid and start time; a signal goes through a pidfd after both were compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import namedtuple
 
 from prefect_cachewatch.supervise.turns import is_stuck, read_each
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NamedTuple
@@ -54,7 +54,7 @@ _DEAD = frozenset("ZXx")
 _ARGV_MAX, _READ_MAX = 1 << 16, 1 << 22
 _KNOWN_MAX = 1 << 16
 
-_known: dict[int, int] = {}  # pid -> start time as last read, for the time in which it cannot be
+_known: dict[int, int] = {}  # pid -> start time as last read, for when it cannot be read
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -74,17 +74,16 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def read_stats(pids: Iterable[int]) -> dict[int, ProcessStat]:
-    """Read state, parent and start time of processes, without waiting for one that hangs.
+    """Read state, parent and start time of several processes, without waiting for one that hangs.
 
-    Who hangs while it replaces its program, on a file system that does not answer, holds up each reader of its
-    /proc/PID/stat (Linux 6.18). Such a one is read from what does not wait, and has the start time that was read before it
-    hung, -1 if there is none.
+    A process that hangs in exec, on a file system that does not answer, blocks every reader of its /proc/PID/stat
+    (Linux 6.18). It is read from files that do not block, and gets the start time that was read before it hung, or -1.
 
     Args:
         pids: the processes.
 
     Returns:
-        Pid to reading, of those that there are.
+        Pid to reading, for those that exist.
 
     Example:
         >>> sorted(read_stats([os.getpid(), os.getppid()])) == sorted([os.getpid(), os.getppid()])
@@ -114,20 +113,20 @@ def _read_stat(pid: int) -> ProcessStat | None:
     if not fields:
         return None
     state = fields[0].decode()
-    if state in _DEAD and int(fields[17]) > 1:  # num_threads: the main thread has ended, others may run and write
+    if state in _DEAD and int(fields[17]) > 1:  # num_threads: the main thread has ended, but others may run and write
         living = living_thread(pid)
         state = living[1] if living else state
     return ProcessStat(state, int(fields[1]), int(fields[19]))
 
 
 def _read_status(pid: int) -> ProcessStat | None:
-    """Read the same from /proc/PID/status, which needs no lock of the process and has no start time."""
+    """Read the same from /proc/PID/status, which takes no lock of the process but has no start time."""
     lines = read_status(f"/proc/{pid}/status")
     return ProcessStat(lines[b"State"][:1].decode(), int(lines[b"PPid"]), _known.get(pid, -1)) if lines else None
 
 
 def stat_fields(path: str) -> list[bytes]:
-    """Read a process's or thread's `stat`: the fields from the state on, none where it has gone. May block (see `reading`).
+    """Read the fields of a process's or thread's `stat` from the state on; none if it has gone. May block.
 
     The name before them stands in parentheses and may hold anything, parentheses too: the last one counts.
 
@@ -140,7 +139,7 @@ def stat_fields(path: str) -> list[bytes]:
 
 
 def read_status(path: str) -> dict[bytes, bytes]:
-    """Read a process's or thread's `status`, which no process that hangs holds up; empty where it has gone.
+    """Read a process's or thread's `status`, which never blocks, even if the process hangs; empty if it has gone.
 
     Example:
         >>> read_status("/proc/self/status")[b"State"]
@@ -174,7 +173,7 @@ def living_thread(pid: int) -> tuple[int, str] | None:
 
 
 def process_name(pid: int) -> str:
-    """Read a process's bracketed name, which needs no lock of it; empty if it has gone."""
+    """Read a process's bracketed name, which takes no lock of the process; empty if it has gone."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return f"[{os.fsdecode(file.read().strip())}]"
@@ -183,7 +182,7 @@ def process_name(pid: int) -> str:
 
 
 def read_memory_file(pid: int, name: str, limit: int = _READ_MAX) -> bytes:
-    """Read cmdline or environ, of a living thread where the main one has ended; may block (see `reading`).
+    """Read cmdline or environ, from a living thread if the main one has ended; may block (see `reading`).
 
     Args:
         pid: the process.
@@ -191,10 +190,10 @@ def read_memory_file(pid: int, name: str, limit: int = _READ_MAX) -> bytes:
         limit: the most bytes.
 
     Returns:
-        Its content; empty where there is none.
+        Its content; empty if there is none.
 
     Raises:
-        OSError: it may not be read, or has gone.
+        OSError: reading is not permitted, or it has gone.
     """
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
@@ -202,7 +201,7 @@ def read_memory_file(pid: int, name: str, limit: int = _READ_MAX) -> bytes:
                 return data
     except ProcessLookupError:
         pass
-    # Where the main thread has ended its memory is not to be seen, though the others have it still.
+    # If the main thread has ended, its memory cannot be read, but other threads still have it.
     thread = living_thread(pid)
     if thread is None or thread[0] == pid:
         return b""
@@ -217,7 +216,7 @@ def is_alive(pid: int, start_ticks: int) -> bool:
 
 
 def is_being_killed(pid: int) -> bool:
-    """Say whether a SIGKILL waits for a process that hangs in the kernel or is frozen.
+    """Say whether a SIGKILL is pending for a process that hangs in the kernel or is frozen.
 
     Example:
         >>> is_being_killed(os.getpid())
@@ -228,7 +227,7 @@ def is_being_killed(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """List a process's children, of all its threads."""
+    """List the children of all threads of a process."""
     found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -240,7 +239,7 @@ def children(pid: int) -> list[int]:
 
 
 def lineage(pid: int) -> list[int]:
-    """List a process and those above it, up to init.
+    """List a process and its ancestors, up to init.
 
     Example:
         >>> lineage(os.getpid())[:2] == [os.getpid(), os.getppid()]
@@ -265,10 +264,10 @@ def descendants(*roots: int) -> dict[int, ProcessStat]:
     """List all living descendants of processes (zombies left out), parents before children.
 
     Args:
-        roots: the processes; in the answer only as a descendant of another one.
+        roots: the processes; a root is in the result only as a descendant of another one.
 
     Returns:
-        Pid to reading, as it was when it was found.
+        Pid to reading, as of the moment when it was found.
 
     Example:
         >>> os.getpid() in descendants(os.getppid())
@@ -295,14 +294,14 @@ def send_signal(pid: int, start_ticks: int, signal_number: int) -> bool:
         signal_number: the signal.
 
     Returns:
-        Whether it was sent; false if the process has gone or may not be signalled.
+        Whether it was sent; false if the process has gone or signalling it is not permitted.
     """
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        now = read_stat(pid)  # after pidfd_open: from here on the descriptor pins who it is
+        now = read_stat(pid)  # after pidfd_open: from here on the descriptor pins the process
         if now is None or now.start_ticks != start_ticks or now.state in _DEAD:
             return False
         signal.pidfd_send_signal(fd, signal_number)
@@ -325,21 +324,21 @@ def command_line(pid: int) -> list[str]:
 
 
 def carried_cookie(pid: int) -> str | None:
-    """Read whose run a process belongs to, by the environment it was started with. May block (see `reading`).
+    """Read which run a process belongs to, from the environment it was started with. May block (see `reading`).
 
     Args:
         pid: the process.
 
     Returns:
-        The run's identifier; empty where its environment has none; None where that cannot be read, is wiped or not there
-        yet.
+        The run's identifier; empty if its environment has none; None if the environment cannot be read, is wiped or not
+        set up yet.
     """
     mark = f"{COOKIE}=".encode()
     try:
         words = read_memory_file(pid, "environ").split(b"\0")
     except OSError:
         return None
-    # The first counts, as for getenv: a run within a run has a cookie of its own.
+    # The first one counts, as with getenv: a run within a run has its own cookie.
     cookie = next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
     return "" if cookie is None and any(words) else cookie
 
@@ -351,7 +350,7 @@ def boot_id() -> str:
 
 
 def read_proc(path: str, limit: int = 1 << 20) -> bytes:
-    """Read a file of /proc, at most `limit` bytes; empty where it is gone or may not be read.
+    """Read a file of /proc, at most `limit` bytes; empty if it has gone or reading is not permitted.
 
     Example:
         >>> read_proc("/proc/self/comm") != b"", read_proc("/proc/0/comm")

@@ -1,9 +1,10 @@
-"""Readings of other processes that may never return, each with a deadline; standard library only, no import of threading.
+"""Reads data of other processes that may never arrive, each with a deadline.
 
-Whoever unmaps a file on a file system that hangs holds the lock of its memory map while it waits, and who replaces its
-program in that state holds another one: /proc/PID/cmdline, environ, maps, mem, io, syscall, stack, and from some kernel
-on (6.18) stat, wchan and all links too (cwd, exe, root, fd/N, ns/*) wait for these. So they are read in a thread that is left behind when it is stuck (`turns`); `read_stat`
-does so by itself.
+A process that unmaps a file on a file system that hangs holds the lock of its memory map while it waits; a process that
+hangs in exec holds another lock. Reads of /proc/PID/cmdline, environ, maps, mem, io, syscall and stack wait for these
+locks, and in newer kernels (6.18) so do stat, wchan and all links (cwd, exe, root, fd/N, ns/*). So these files are read
+in a thread that is abandoned when it is stuck (`turns`); `read_stat` does so by itself. Standard library only, without
+`threading`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from prefect_cachewatch.supervise.proc import (
 )
 from prefect_cachewatch.supervise.turns import is_stuck, read_each
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
 
@@ -29,14 +30,14 @@ _WORDS_MAX, _WORD_MAX = 32, 4096
 
 
 def argv_within(pid: int, timeout_s: float = 1.0) -> list[str]:
-    """Read a process's argv without waiting for longer.
+    """Read a process's argv with a deadline.
 
     Args:
         pid: the process.
         timeout_s: the longest wait.
 
     Returns:
-        Its argv; its bracketed name where there is none in time; empty if it has gone.
+        Its argv; its bracketed name if the argv does not arrive in time; empty if it has gone.
 
     Example:
         >>> argv_within(os.getpid()) == command_line(os.getpid())
@@ -56,8 +57,8 @@ def name_processes(tree: dict[int, ProcessStat], most: int = 256, total_s: float
 
     Args:
         tree: pid to reading.
-        most: so many are described.
-        total_s: how long all their argvs may take; those that are not there by then have their bracketed name.
+        most: the most processes described.
+        total_s: the longest time for all argvs together; a process without one by then has its bracketed name.
 
     Returns:
         One entry a process.
@@ -82,14 +83,13 @@ def find_by_cookie(
 
     Args:
         cookie: the run's identifier.
-        since_ticks: those that were started before it (clock ticks since boot) are none of the run's.
-        total_s: the longest time it may take.
-        others: (pid, start time) of processes that carry none, which are not asked again; grows. A further look is soon
-            done then, and whoever goes on in a new process every moment does not stay ahead of it.
+        since_ticks: processes started before this (clock ticks since boot) do not belong to the run.
+        total_s: the longest time, in seconds.
+        others: (pid, start time) of processes without a cookie, which are not read again; grows. That makes a further
+            look quick, so that a program which keeps moving to a new process cannot stay ahead of it.
 
     Returns:
-        Pid to reading. A process that wiped its environment, that belongs to another user or does not let itself be
-        read is not found.
+        Pid to reading. A process that wiped its environment, belongs to another user or cannot be read is not found.
     """
     born = read_stats(int(name) for name in os.listdir("/proc") if name.isdigit())
     others = set() if others is None else others

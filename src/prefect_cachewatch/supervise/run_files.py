@@ -1,8 +1,8 @@
-"""State files of running guards: who belongs to which run, for a janitor that comes when all others have died.
+"""State files of running guards: which processes belong to which run, for a janitor that comes after both guards died.
 
-One file a run in `$XDG_STATE_HOME/cachewatch/runs`, mode 0600, locked (flock) by the guards for as long as
-one of them lives, removed when the tree is gone. JSON lines: a header, then one `[pid, start time]` a process.
-Standard library only. It signals nobody: see `janitor`.
+There is one file a run in `$XDG_STATE_HOME/cachewatch/runs`, mode 0600. The guards keep it locked (flock) as long as
+one of them lives, and remove it when the tree is gone. It has JSON lines: a header, then one `[pid, start time]` for
+each process. Standard library only. It sends no signals: see `janitor`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ SCHEMA = 1
 SUFFIX = ".run"
 _MAX_BYTES = 1 << 20
 _COOKIE = re.compile(r"[0-9a-f]{32}")
-_OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO must not hold us
+_OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not block
 
 
 class RunFileRefused(Exception):
-    """A file or directory that is not to be trusted; the message says why."""
+    """A file or directory that is not trusted; the message says why."""
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """What a state file says; each process is (pid, start time in clock ticks since boot)."""
+    """The contents of a state file; each process is (pid, start time in clock ticks since boot)."""
 
     cookie: str
     boot_id: str
@@ -64,7 +64,7 @@ class RunFile:
 
 
 def runs_directory(environ: Mapping[str, str] | None = None) -> str:
-    """Say where this user's state files are.
+    """Return the directory of this user's state files.
 
     Args:
         environ: default `os.environ`.
@@ -80,7 +80,7 @@ def runs_directory(environ: Mapping[str, str] | None = None) -> str:
 
 
 def open_runs_directory(path: str) -> int:
-    """Open a directory of state files, if nobody else could have written into it.
+    """Open a directory of state files, provided that no other user could have written into it.
 
     Args:
         path: the directory.
@@ -89,7 +89,7 @@ def open_runs_directory(path: str) -> int:
         A descriptor.
 
     Raises:
-        RunFileRefused: a symbolic link, somebody else's, or writable by others.
+        RunFileRefused: it is a symbolic link, belongs to another user, or is writable by others.
         OSError: it cannot be opened.
     """
     try:
@@ -99,7 +99,7 @@ def open_runs_directory(path: str) -> int:
 
 
 def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str]:
-    """Make the state file of a run that is about to start, locked.
+    """Create the locked state file of a run that is about to start.
 
     Args:
         cookie: the run's identifier.
@@ -110,7 +110,7 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
 
     Raises:
         OSError: it cannot be made.
-        RunFileRefused: the directory is not to be trusted.
+        RunFileRefused: the directory is not trusted.
     """
     me = os.getpid()
     mine = read_stat(me)
@@ -126,7 +126,7 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
 
 
 def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple[int, str]:
-    """Make a file of one JSON line for a janitor, locked.
+    """Create a locked file of one JSON line for a janitor.
 
     Args:
         directory: of such files; made if missing.
@@ -138,17 +138,18 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
 
     Raises:
         OSError: it cannot be made.
-        RunFileRefused: the directory is not to be trusted.
+        RunFileRefused: the directory is not trusted.
     """
     try:
         here = make_own_directory(directory)
     except FileRefused as error:
         raise RunFileRefused(str(error)) from error
     with Opened(here):
-        # Not `write_entry`: it is locked before it has its name, and stays open for the guards to write on.
+        # Not `write_entry`: the file is locked before it gets its name, and stays open so that the guards can write to
+        # it.
         fd = os.open("." + name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FILE, 0o600, dir_fd=here)
         try:
-            # Locked and written before it gets its name: a janitor never sees one that is neither.
+            # Locked and written before it gets its name: a janitor never sees it unlocked or empty.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(fd, json.dumps(header).encode() + b"\n")
             os.rename("." + name, name, src_dir_fd=here, dst_dir_fd=here)
@@ -163,15 +164,16 @@ def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple
 def read_each_file(
     directory: str, suffix: str, read: Callable[[str, bytes, int, int], T]
 ) -> tuple[list[T], list[tuple[str, str]]]:
-    """Read all files of one kind in a directory of state files; one that is not there is empty.
+    """Read all files of one kind in a directory of state files; a missing directory counts as empty.
 
     Args:
         directory: of the files.
         suffix: of their names.
-        read: gets name, content, descriptor, and the directory's; FileNotFoundError says that a run has ended meanwhile.
+        read: gets name, content, descriptor and the directory's descriptor; raises FileNotFoundError if the run has
+            ended.
 
     Returns:
-        What was read in order of their names, and path and reason of what is not to be trusted or cannot be read.
+        The results in order of the names, and path and reason of each file that is not trusted or cannot be read.
     """
     found: list[T] = []
     refused: list[tuple[str, str]] = []
@@ -202,7 +204,7 @@ def read_each_file(
 
 
 def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:
-    """Open a state file for a janitor; nothing is believed yet.
+    """Open a state file for a janitor; its contents are not checked yet.
 
     Args:
         name: in the directory.
@@ -212,7 +214,7 @@ def read_run_file(name: str, directory_fd: int) -> tuple[int, bytes]:
         A descriptor and the content.
 
     Raises:
-        RunFileRefused: not a plain private file of this user.
+        RunFileRefused: it is not a plain private file of this user.
         OSError: it has gone, or cannot be opened.
     """
     status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
@@ -244,13 +246,13 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
 
     Args:
         data: its content.
-        name: the file's name, which must be that of its cookie.
+        name: the file's name, which must match its cookie.
 
     Returns:
-        What it says; a process line that is cut short is left out.
+        Its contents; a process line that is cut short is left out.
 
     Raises:
-        RunFileRefused: it is not one of ours.
+        RunFileRefused: it is not a state file of ours.
     """
     first, _, rest = data.partition(b"\n")
     try:
@@ -276,7 +278,7 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
 
 
 def machine_id() -> str:
-    """Read this machine's identifier, since a home directory may be shared; empty if it has none."""
+    """Read this machine's identifier, since machines may share a home directory; empty if there is none."""
     try:
         with open("/etc/machine-id") as file:
             return file.read(100).strip() or os.uname().nodename
@@ -285,7 +287,7 @@ def machine_id() -> str:
 
 
 def pid_namespace() -> str:
-    """Name this process's pid namespace: in another one, a pid is another process."""
+    """Name this process's pid namespace: in another namespace the same pid means another process."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:

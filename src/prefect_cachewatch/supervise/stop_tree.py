@@ -1,8 +1,8 @@
-"""The one way to stop a tree: SIGTERM once, the grace period to all, then freeze, SIGKILL and look until nobody is left.
+"""The one way to stop a tree: SIGTERM once, a grace period, then freeze, SIGKILL and look until no process is left.
 
-As timeout, systemd and dumb-init do it, SIGTERM goes to those who live at that moment: what a handler starts to clean
-up (stop a container, reset a device, sync) has the grace period too. Guards, adopted processes, servers and the janitor
-stop by this; who belongs to the tree is theirs to say. Standard library only.
+As with timeout, systemd and dumb-init, SIGTERM goes to the processes that live at that moment: a cleanup that a handler
+starts (stop a container, reset a device, sync) gets the grace period too. Guards, adopted processes, servers and the
+janitor all use this; they decide which processes belong to the tree. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from prefect_cachewatch.supervise.proc import ProcessStat, send_signal
 from prefect_cachewatch.supervise.reading import name_processes
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -28,16 +28,16 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def ticks_now() -> int:
-    """Say what start time a process has that is started now, in clock ticks since boot."""
+    """Return the start time that a process started now would have, in clock ticks since boot."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
 
 
 class TreeStop:
-    """One stop of one tree, and whom it met.
+    """One stop of one tree, and the processes it found.
 
     Args:
-        look: lists the tree's living processes, and reaps what it has to.
-        longest_nap_s: between two looks.
+        look: lists the tree's living processes, and reaps those that have ended.
+        longest_nap_s: the longest pause between two looks.
 
     Example:
         >>> import subprocess
@@ -57,38 +57,39 @@ class TreeStop:
 
     @property
     def terminated(self) -> list[dict[str, Any]]:
-        """Those that ended within the grace period, told to by SIGTERM or by the signal before it."""
+        """The processes that ended within the grace period, after SIGTERM or the signal before it."""
         return [who for key, who in self._named.items() if key in (self.told | self._told_first) - self.forced]
 
     @property
     def killed(self) -> list[dict[str, Any]]:
-        """Those that SIGKILL was sent to, whether they have gone or not."""
+        """The processes that got SIGKILL, whether they have gone or not."""
         return [who for key, who in self._named.items() if key in self.forced]
 
     def note_first(self, told: dict[int, ProcessStat]) -> None:
-        """Take in who is about to get another signal than SIGTERM: most end of it and are not met by `terminate`."""
+        """Record the processes that are about to get a signal other than SIGTERM: most end before `terminate` looks."""
         self._name(told)
         self._told_first |= {(pid, found.start_ticks) for pid, found in told.items()}
 
     def terminate(self, deadline_s: float, nap: Callable[[float], float]) -> None:
-        """SIGTERM and SIGCONT to all who live now, then wait until everybody has gone, late-comers too.
+        """Send SIGTERM and SIGCONT to all living processes, then wait until these and any new ones have gone.
 
         Args:
             deadline_s: monotonic time at which the grace period ends.
-            nap: waits for so many seconds; returns the monotonic time of a sooner deadline, or infinity.
+            nap: waits for a number of seconds; returns the monotonic time of an earlier deadline, or infinity.
         """
         nap_s, began_ticks = 0.001, 0
         while living := self._look():
-            # Who was missed (it lost its parent during the look) is told too: it was there before the first signal.
+            # A process that the look missed (it lost its parent meanwhile) is signalled too: it existed before the
+            # first signal.
             new = {p: f for p, f in living.items() if (p, f.start_ticks) not in self.told}
             if began_ticks:
                 new = {p: f for p, f in new.items() if f.start_ticks < began_ticks}
             began_ticks = began_ticks or ticks_now()
-            self._name(new)  # before the signal, since a process's name ends with it
+            self._name(new)  # before the signal, since a process's argv is lost when it ends
             for pid, found in new.items():
                 self.told.add((pid, found.start_ticks))
                 send_signal(pid, found.start_ticks, signal.SIGTERM)
-                # A stopped process acts on SIGTERM only when it goes on.
+                # A stopped process acts on SIGTERM only when it is continued.
                 send_signal(pid, found.start_ticks, signal.SIGCONT)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -97,13 +98,13 @@ class TreeStop:
             nap_s = min(nap_s * 1.5, self._longest_nap_s)
 
     def sweep(self, deadline_s: float) -> list[dict[str, Any]]:
-        """SIGKILL everybody until nobody is left.
+        """Send SIGKILL to all processes until none is left.
 
         Args:
             deadline_s: monotonic time at which to give up.
 
         Returns:
-            Those that would not die, each with pid, start_ticks, state and argv.
+            The processes that did not end, each with pid, start_ticks, state and argv.
         """
         nap_s = 0.0005
         while living := self._look():
@@ -130,7 +131,7 @@ class TreeStop:
         ]
 
     def _name(self, tree: dict[int, ProcessStat]) -> None:
-        """Note what the new ones are called: bounded, since a process that hangs may not even say that."""
+        """Record the command lines of new processes, with a deadline, since a process that hangs may not give its own."""
         new = {pid: found for pid, found in tree.items() if (pid, found.start_ticks) not in self._named}
         for who in name_processes(new, max(0, NAMED_MAX - len(self._named))) if new else ():
             self._named[who["pid"], who["start_ticks"]] = who

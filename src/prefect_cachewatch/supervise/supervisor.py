@@ -1,6 +1,7 @@
-"""What a watch needs of whoever runs the generator: a guard, an engine's container, an adopted process.
+"""The interface between a watch and the generator's supervisor: a guard, an engine's container, an adopted process.
 
-An `Observer` is what an adopted process and an adopted container share: a thread that waits for the end, or to be told.
+`Observer` is the shared base for an adopted process and an adopted container: a thread that waits for the end or for a
+request.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be started, and how.
+    """What to start, and how.
 
     Attributes:
         argv: the command, found through PATH of `env`.
         env: its whole environment.
         cwd: its working directory, None for `/`.
         stdio: descriptors for its standard input, output and error; the caller closes them after `start`.
-        grace_s: seconds between SIGTERM and SIGKILL whenever the tree has to be stopped.
+        grace_s: seconds between SIGTERM and SIGKILL when the tree has to be stopped.
         cookie: identifier of the run, put into the environment as CACHEWATCH_ID.
         wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
         hold: descriptors (locks) that stay open until the tree is gone.
-        may_release: whether it may be handed over (`Supervisor.release`) when it is ready.
+        may_release: whether it may be handed over when it is ready (`Supervisor.release`).
         foreground: whether it stays in this process's session and process group, with its terminal.
-        files: who removes and reads state files in this process's stead.
-        has_state: whether there is to be a state file; not where its directory does not answer.
-        tell: told in a sentence of each step of a guard, orphans that it reaps among them; in a thread of its own.
+        files: removes and reads state files for this process.
+        has_state: whether to write a state file; false if its directory does not answer.
+        tell: called in a separate thread with a sentence about each step of a guard, including orphans that it reaps.
     """
 
     argv: Sequence[str]
@@ -77,9 +78,9 @@ class Launch:
 class StopReport:
     """How the tree ended.
 
-    `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died,
-    guards_died, or released: it was handed over and goes on. `terminated` ended after SIGTERM, `killed` needed SIGKILL, `survivors` could not be
-    killed; each entry has pid, start_ticks, state and argv.
+    `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died, guards_died,
+    or released: it was handed over and keeps running. Processes in `terminated` ended after SIGTERM, those in `killed`
+    needed SIGKILL, `survivors` could not be killed; each entry has pid, start_ticks, state and argv.
     """
 
     why: str
@@ -93,13 +94,13 @@ class StopReport:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Who goes on after a hand-over, by what identifies it for good.
+    """What keeps running after a hand-over, by its permanent identifiers.
 
     Attributes:
         kind: a process tree of this host, or a container.
         pid: of the first process on this host; None if it is not known.
         start_ticks: its start time, in clock ticks since boot.
-        tree: (pid, start time) of every process of it, the first one included.
+        tree: (pid, start time) of each of its processes, including the first.
         container_id: of a container.
         engine_url: of the engine that runs it.
     """
@@ -113,16 +114,16 @@ class RunningServer:
 
 
 class Supervisor(Protocol):
-    """Starts the generator, knows when nothing of it is left, and stops it; no method blocks longer than it is told.
+    """Starts the generator, reports when no process of it is left, and stops it; no method blocks beyond its timeout.
 
     Attributes:
         pid: of the generator's first process on this host; None before `start`, or where it is not known.
         root_pids: processes at the top of the generator's tree, for evidence.
         includes_roots: whether these are the generator's own, rather than their parents.
         leader_exit: exit code and signal of the first process, once it has ended while others went on.
-        gone: set when nothing is left, or when no report can be had any more.
+        gone: set when nothing is left, or when no report can arrive any more.
         report: how it ended.
-        notes: what else is worth saying in the report.
+        notes: further sentences for the report.
     """
 
     pid: int | None
@@ -134,34 +135,34 @@ class Supervisor(Protocol):
     notes: list[str]
 
     def start(self) -> None:
-        """Start it; raises CachewatchError, and then nothing is left running."""
+        """Start it; if it raises CachewatchError, nothing is left running."""
 
     def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until nothing is left, at most so long; None if something still is."""
+        """Wait until nothing is left, or the timeout; None if something still runs."""
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask for it to be stopped; returns at once."""
+        """Request a stop and return at once."""
 
     def freeze(self, timeout_s: float) -> list[int]:
-        """Keep its processes from running until `stop`; returns their pids, empty if that did not work in time."""
+        """Freeze its processes until `stop`; return their pids, empty if that did not work in time."""
         ...
 
     def running(self) -> RunningServer | None:
-        """Say who would go on after a release; None if nothing is left."""
+        """Return what would keep running after a release; None if nothing is left."""
 
     def release(self, timeout_s: float) -> str | None:
-        """Let go of what runs, so that it outlives this process and its guard; the only way to it.
+        """Release what runs, so that it outlives this process and its guard; no other call does that.
 
-        Returns None when it was let go: `report` says `released`, and `gone` is set. Otherwise why it was not;
+        Returns None if it was released: then `report` says `released`, and `gone` is set. Otherwise returns the reason;
         then it is still guarded, or has ended.
         """
 
     def close(self) -> None:
-        """Let go of what was held; what still runs is stopped."""
+        """Release all resources; what still runs is stopped."""
 
 
 def exit_of(status: int | None) -> tuple[int | None, int | None]:
-    """Split a status of wait(2) into exit code and signal; both None where it is not known.
+    """Split a status of wait(2) into exit code and signal; both None if the status is unknown.
 
     Example:
         >>> exit_of(7 << 8), exit_of(9), exit_of(None)
@@ -174,7 +175,7 @@ def exit_of(status: int | None) -> tuple[int | None, int | None]:
 
 
 def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | None:
-    """Wait until nothing is left, at most so long.
+    """Wait until nothing is left, or the timeout.
 
     Args:
         supervisor: of the generator.
@@ -184,11 +185,11 @@ def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | No
         How it ended, or None if it has not yet.
 
     Raises:
-        GuardError: the guards died and what is left could not be found out.
+        GuardError: the guards died, and it could not be determined what is left.
     """
     report = supervisor.wait(timeout_s)
     if report is None and supervisor.gone.is_set():
-        report = supervisor.report  # it came just after the wait was over
+        report = supervisor.report  # it arrived just after the wait ended
         if report is None:
             raise GuardError("the guard processes ended without a report: look for leftovers of the command")
     return report
@@ -196,13 +197,13 @@ def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | No
 
 @dataclass(frozen=True)
 class Subject:
-    """Who is observed.
+    """The observed process or container.
 
     Attributes:
         who: for a sentence, such as `process 48213`.
         argv: its command line.
-        began_at: wall time at which it was started, in seconds since the epoch.
-        pid: of its first process on this host; None if that is not to be seen.
+        began_at: wall time of its start, in seconds since the epoch.
+        pid: of its first process on this host; None if it is not visible.
         start_ticks: that process's start time, in clock ticks since boot.
         container: full identifier of a container.
     """
@@ -216,16 +217,16 @@ class Subject:
 
 
 class Observed(Supervisor, Protocol):
-    """A supervisor of what somebody else started."""
+    """A supervisor of a process or container that another program started."""
 
     subject: Subject
 
     def let_go(self) -> None:
-        """End the observation and leave alone whom it observes; without effect once it is being stopped."""
+        """End the observation without stopping its subject; no effect once a stop has begun."""
 
 
 class Supervised:
-    """What supervisors that wait in a thread of their own have in common; see `Supervisor`."""
+    """Shared base of supervisors that wait in a separate thread; see `Supervisor`."""
 
     includes_roots = True
 
@@ -238,7 +239,7 @@ class Supervised:
         self.notes: list[str] = []
 
     def wait(self, timeout_s: float) -> StopReport | None:
-        """Wait until nothing is left, or it was let go.
+        """Wait until nothing is left, or it was released.
 
         Args:
             timeout_s: the longest wait.
@@ -250,23 +251,23 @@ class Supervised:
 
 
 class Observer(Supervised):
-    """Base of the supervisors of what somebody else started; a thread of its own runs `_observe`.
+    """Base of the supervisors of what another program started; a separate thread runs `_observe`.
 
     Args:
-        what: is observed, for a note: process or container.
+        what: kind of subject, for a note: process or container.
         grace_s: seconds between SIGTERM and SIGKILL.
     """
 
     def __init__(self, what: str, grace_s: float) -> None:
         super().__init__()
         self._what, self._grace_s = what, grace_s
-        self._lock = threading.RLock()  # a signal handler may ask while its own thread does
+        self._lock = threading.RLock()  # a signal handler may call in while its own thread holds it
         self._asked, self._kill_by_s = "", float("inf")
         self._wake = -1
         self._thread = threading.Thread(target=self._run, name="cachewatch-adopted", daemon=True)
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Ask for all of it to be stopped; returns at once, and a further call may only shorten the grace period.
+        """Request a stop of all of it and return at once; a further call can only shorten the grace period.
 
         Args:
             grace_s: overrides the grace period.
@@ -274,15 +275,15 @@ class Observer(Supervised):
         self._ask("stop", time.monotonic() + (self._grace_s if grace_s is None else grace_s))
 
     def let_go(self) -> None:
-        """End the observation and leave alone whom it observes; without effect once it is being stopped."""
+        """End the observation without stopping its subject; no effect once a stop has begun."""
         self._ask("released")
 
     def freeze(self, timeout_s: float) -> list[int]:
-        """Freeze nothing: what is not ours would stay frozen if this process were killed meanwhile."""
+        """Freeze nothing: a process that is not ours would stay frozen if this process were killed meanwhile."""
         return []
 
     def release(self, timeout_s: float) -> str | None:
-        """Let go of what was never held: returns None, or why there is nothing to let go of."""
+        """Release nothing, since nothing was held: returns None, or the reason why there is nothing to release."""
         self.let_go()
         report = self.wait(timeout_s)
         return None if report is not None and report.why == "released" else "it has ended, or is being stopped"
@@ -292,7 +293,7 @@ class Observer(Supervised):
         self._thread.start()
 
     def _end(self, timeout_s: float) -> bool:
-        """Let go, and wait at most so long for the thread; false if it has not ended."""
+        """End the observation and wait for the thread; false if it has not ended in time."""
         self.let_go()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -312,7 +313,7 @@ class Observer(Supervised):
                 os.eventfd_write(self._wake, 1)
 
     def _asked_within(self, seconds: float) -> bool:
-        """Wait at most so long for a further question, such as for a shorter grace period."""
+        """Wait for a further request, such as a shorter grace period, at most this many seconds."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if not poll.poll(seconds * 1000):
@@ -323,7 +324,7 @@ class Observer(Supervised):
     def _run(self) -> None:
         try:
             self.report: StopReport | None = self._observe()
-        except Exception as error:  # noqa: BLE001 - whoever waits must not wait for ever
+        except Exception as error:  # noqa: BLE001 - noqa: BLE001 - a waiting thread must not wait indefinitely
             self.notes.append(f"the {self._what} is no longer observed: {type(error).__name__}: {error}")
         finally:
             self.gone.set()
@@ -336,10 +337,10 @@ def still_there(survivors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Look again at processes that could not be killed.
 
     Args:
-        survivors: of a `StopReport`: pid, start_ticks, state and argv.
+        survivors: from a `StopReport`: pid, start_ticks, state and argv.
 
     Returns:
-        Those that have not ended, with their state now. One that cannot be seen from here counts as one of them.
+        The processes that have not ended, with their state now. One that is not visible from here counts as not ended.
 
     Example:
         >>> still_there([{"pid": 1, "start_ticks": 123456789012, "state": "D", "argv": []}])
@@ -348,7 +349,7 @@ def still_there(survivors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     left = []
     for one in survivors:
         if not one["pid"] or not one["start_ticks"]:
-            left.append(dict(one))  # of a container on another host
+            left.append(dict(one))  # in a container on another host
         elif is_alive(one["pid"], one["start_ticks"]):
             now = read_stat(one["pid"])
             left.append({**one, "state": now.state if now else one["state"]})
@@ -362,16 +363,16 @@ def await_survivors(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[dict[str, Any]]:
-    """Wait until none of them is left.
+    """Wait until no survivor is left.
 
     Args:
-        survivors: of a `StopReport`.
-        timeout_s: the longest wait.
+        survivors: from a `StopReport`.
+        timeout_s: the longest wait, in seconds.
         clock: monotonic seconds.
-        sleep: waits.
+        sleep: waits for a number of seconds.
 
     Returns:
-        Those that are still there.
+        The survivors that still exist.
     """
     end_s = clock() + timeout_s
     while (left := still_there(survivors)) and (rest_s := end_s - clock()) > 0:
@@ -383,7 +384,7 @@ def describe_survivors(left: Sequence[Mapping[str, Any]]) -> str:
     """Name processes that could not be killed, for a message.
 
     Args:
-        left: of `still_there`, at least one.
+        left: result of `still_there`, at least one.
 
     Returns:
         A clause, harmless for a terminal.

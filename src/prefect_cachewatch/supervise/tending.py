@@ -1,8 +1,8 @@
-"""Keeps a helper process of ours going: continues it where somebody has stopped it, ends it where that does not help.
+"""Keeps a helper process of ours going: continues it if another process stopped it, kills it if that does not help.
 
-A guard that is stopped (SIGSTOP, a frozen debugger) hears nothing and stops nobody. Whoever else watches over the run
-looks at it in turns: the outer guard at the inner one, the flow process at both, the janitor when the flow is dead.
-Standard library only.
+A stopped guard (SIGSTOP, a frozen debugger) receives nothing and stops nothing. The other supervising processes look at
+it regularly: the outer guard at the inner one, the flow process at both, the janitor when the flow is dead. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import time
 
 from prefect_cachewatch.supervise.proc import process_name, read_stat, send_signal
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["GUARD_NAME", "Tended", "wake"]
 
-GUARD_NAME = "[cachewatch-guar]"  # as the kernel keeps it
+GUARD_NAME = "[cachewatch-guar]"  # as the kernel truncates it
 _HELPERS = (GUARD_NAME, "[cachewatch-ward]", "[cachewatch-keep]")
 _HELD = "Tt"  # stopped by a signal, or by a tracer
 
@@ -28,7 +28,7 @@ class Tended:
     """One helper process, pinned by its start time.
 
     Args:
-        pid: of it.
+        pid: of the process.
         start_ticks: its start time; default that of the process that has the pid now.
     """
 
@@ -40,15 +40,15 @@ class Tended:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is stopped just now."""
+        """Whether it is stopped at the moment."""
         found = read_stat(self.pid)
         return found is not None and found.start_ticks == self.start_ticks and found.state in _HELD
 
     def look(self, patience_s: float) -> bool:
-        """Continue it if it is stopped; end it if it was stopped at every look for so long.
+        """Continue it if it is stopped; kill it if every look in the last `patience_s` seconds found it stopped.
 
         Args:
-            patience_s: how long.
+            patience_s: seconds.
 
         Returns:
             Whether it was stopped.
@@ -59,24 +59,24 @@ class Tended:
         now_s = time.monotonic()
         if self._held_since_s is None:
             self._held_since_s = now_s
-        # A tracer may hold what SIGCONT lets go; SIGKILL it cannot hold.
+        # A tracer may hold it despite SIGCONT, but not despite SIGKILL.
         late = now_s - self._held_since_s >= patience_s
         send_signal(self.pid, self.start_ticks, signal.SIGKILL if late else signal.SIGCONT)
         return True
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it at once."""
         send_signal(self.pid, self.start_ticks, signal.SIGKILL)
 
 
 def wake(pids: Iterable[int]) -> bool:
-    """Continue those of some processes that are stopped helpers of ours: guards, wardens, keepers.
+    """Continue those of the given processes that are stopped helpers of ours: guards, wardens, keepers.
 
     Args:
-        pids: for example of those who hold a lock that is wanted.
+        pids: for example the holders of a lock that the caller wants.
 
     Returns:
-        Whether any was.
+        Whether any of them was.
     """
     held = [one for one in map(Tended, pids) if process_name(one.pid) in _HELPERS and one.look(math.inf)]
     return bool(held)

@@ -1,7 +1,7 @@
-"""Readings that may never return, in threads that are left behind; standard library only, no import of threading.
+"""Runs readings that may never return, in threads that can be abandoned; standard library only, without `threading`.
 
-A reading that waits in the kernel for its process (see `reading`) is left behind with its thread, and its process is not
-asked again until the thread has come back. The wait is killable: a thread left behind does not outlive this process.
+A reading that waits in the kernel for its process (see `reading`) is abandoned with its thread, and that process is not
+read again until the thread has returned. The wait is killable: an abandoned thread does not outlive this process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import _thread
 import os
 import time
 
-TYPE_CHECKING = False  # typing costs the guards a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any, TypeVar
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["is_stuck", "read_each"]
 
-_STUCK_MAX = 64  # threads left behind at once; beyond it nothing is asked that could block
+_STUCK_MAX = 64  # threads abandoned at once; beyond this no reading that could block is started
 
-_stuck: set[int] = set()  # processes that hold a thread of ours
+_stuck: set[int] = set()  # processes that an abandoned thread waits for
 _lock = _thread.RLock()  # a signal handler may come here while its own thread holds it
 
-os.register_at_fork(after_in_child=_stuck.clear)  # the threads stay behind in the parent
+os.register_at_fork(after_in_child=_stuck.clear)  # the threads exist only in the parent
 
 
 class _Turn:
-    """One thread's way through a list of processes."""
+    """One thread's pass through a list of processes."""
 
     def __init__(self, pids: list[int], read: Callable[[int], Any], found: dict[int, Any]) -> None:
         self.pids, self.index = pids, 0
@@ -58,7 +58,7 @@ class _Turn:
                 self.ended.release()
 
     def leave(self) -> int:
-        """Go on without this thread; returns the index of the process that it is left behind with."""
+        """Continue without this thread; return the index of the process that it is stuck with."""
         with _lock:
             if self.ended.locked():
                 self._blamed = self.pids[self.index]
@@ -66,7 +66,7 @@ class _Turn:
             return self.index
 
     def waits_in_the_kernel(self) -> bool:
-        """Whether the thread sleeps in a way that no signal but SIGKILL ends, rather than for its turn on a busy machine."""
+        """Whether the thread is in a sleep that only SIGKILL ends, rather than waiting for a busy processor."""
         try:
             with open(f"/proc/self/task/{self.tid}/stat", "rb") as file:
                 text = file.read()
@@ -76,7 +76,7 @@ class _Turn:
 
 
 def is_stuck(pid: int) -> bool:
-    """Say whether a reading of this process is still under way after its deadline; it has not ended meanwhile."""
+    """Say whether a reading of this process, which is still alive, is under way after its deadline."""
     return pid in _stuck
 
 
@@ -92,13 +92,13 @@ def read_each(
 
     Args:
         pids: the processes.
-        read: reads one of them, in another thread; what it raises ends the whole turn.
+        read: reads one of them, in another thread; an exception ends the whole pass.
         each_s: how long a reading may wait in the kernel, in seconds.
         total_s: the longest time for all of them.
-        alone: whether to read in this thread, without a deadline, where no other can be had; else nothing is read.
+        alone: if no thread can be started, whether to read in this one without a deadline; else nothing is read.
 
     Returns:
-        Pid to what was read, of those that answered in time.
+        Pid to result, for the processes that answered in time.
 
     Example:
         >>> read_each([1, 2], str)
@@ -111,7 +111,7 @@ def read_each(
         turn = _Turn(left, read, found)
         try:
             _thread.start_new_thread(turn.run, ())
-        except RuntimeError:  # no thread can be had
+        except RuntimeError:  # no thread can be started
             return found | {pid: read(pid) for pid in left} if alone else found
         at = -1
         while not turn.ended.acquire(timeout=max(0.0, min(each_s, end_s - time.monotonic()))):
