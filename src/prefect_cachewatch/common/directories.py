@@ -1,7 +1,7 @@
 """Opens the path to a file, directory by directory, and follows no link that another user planted.
 
 A directory of ours belongs to this user, is not writable for others, and is no link. Below a directory on the way that
-everybody may write to, the next entry must belong to this user or root. Standard library only and cheap to import.
+every user may write to, the next entry must belong to this user or root. Standard library only and cheap to import.
 `files` does the writing.
 """
 
@@ -45,7 +45,7 @@ def open_directory_entry(path: str | os.PathLike[str], *, follow: bool = True, m
     """Open the directory that holds a path's last part, resolving links step by step.
 
     A link is followed by the rule of the kernel's protected_symlinks, whatever the kernel's setting: a link that
-    another user made in a sticky directory where everybody may write is refused.
+    another user made in a sticky directory where every user may write is refused.
 
     Args:
         path: absolute, or relative to the working directory.
@@ -111,7 +111,7 @@ def open_directory_entry(path: str | os.PathLike[str], *, follow: bool = True, m
 
 
 def refuse_planted(entry: os.stat_result, directory: os.stat_result, what: str, path: str) -> None:
-    """Refuse an entry that another user made in a sticky directory where everybody may write.
+    """Refuse an entry that another user made in a sticky directory where every user may write.
 
     Args:
         entry: status of the file or link.
@@ -186,7 +186,7 @@ def _open_own(path: str, make: bool) -> int:
 
 
 def _refuse_shared_way(path: str) -> None:
-    """Refuse a path on which another user has made a directory inside one where everybody may write.
+    """Refuse a path on which another user has made a directory inside one where every user may write.
 
     A home directory of another user (sudo with the caller's HOME, a container's home) stays usable.
     """

@@ -1,7 +1,7 @@
-"""What people write: the job, the policies of stall, stop and retry, outputs and storage.
+"""Input models: the job, the policies of stall, stop and retry, outputs and storage.
 
-Pydantic models with bounds and a description on each field, so that the Prefect UI's form
-explains itself. Nothing here looks at the machine: that is the pre-flight's work.
+They are pydantic models with bounds and a description on each field, so that the Prefect UI's form explains itself.
+Nothing here looks at the machine: the pre-flight does that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The job of a watch over what somebody else started."""
+"""The job of watching a process that another program started."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class AttachJob(InputModel):
 
     @property
     def subject(self) -> str:
-        """Whom it names, for the names of runs."""
+        """The process or container that it names, for the names of runs."""
         return str(self.pid) if self.pid is not None else str(self.container)
 
     @field_validator("cache_dirs")

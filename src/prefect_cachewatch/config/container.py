@@ -1,4 +1,4 @@
-"""The container of a job whose generator is an image: what an engine is asked for. Looks at no engine."""
+"""The container of a job whose generator is an image: the request to an engine. Contacts no engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LABEL_PREFIX = "cachewatch."
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _LIMIT = re.compile(r"-1|\d+(?::(?:-1|\d+))?")
 _IMAGE = (r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "is not the name of an image: write it like registry/name:tag")
-# What a field of the container may be, and what is said of anything else.
+# The pattern of each field of the container, and the message for any other value.
 _FORMS = {
     "image": _IMAGE,
     "measure_image": _IMAGE,
@@ -34,7 +34,7 @@ _FORMS = {
 
 
 def _parse_memory(text: str) -> int:
-    """Read a size as docker run does: its 16g means what 16GiB does."""
+    """Read a size as docker run does: there 16g means 16GiB."""
     return parse_bytes(re.sub(r"(?<=[0-9. ])([kmgt])\s*$", r"\1iB", text, flags=re.IGNORECASE))
 
 
@@ -45,7 +45,7 @@ Limit = Annotated[int | str, Field(union_mode="left_to_right")]
 class _Shorthand(InputModel):
     """A model that is also written as one string, and whose schema says so: Prefect checks parameters against it."""
 
-    # The command hands it to the process that runs it as it is, with its methods, not as plain values.
+    # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
     stays_a_model: ClassVar[bool] = True
 
     @classmethod
@@ -128,7 +128,7 @@ class ContainerSpec(InputModel):
         "measure_image",
     )
 
-    # The command hands it to the process that runs it as it is, with its methods, not as plain values.
+    # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
     stays_a_model: ClassVar[bool] = True
 
     image: str = Field(

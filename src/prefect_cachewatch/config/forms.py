@@ -1,7 +1,7 @@
-"""How the fields of input models look in the run forms of Prefect's two UIs.
+"""Draws the fields of input models for the run forms of Prefect's two UIs.
 
-Both draw one tab for each alternative of a field that may be several things, and for a null that is chosen the sentence
-`Property is type "None"`. An enumeration of null alone lets the server admit null, and no form chooses it by itself.
+Both UIs draw one tab for each alternative of a field with several types, and show `Property is type "None"` for a null
+that is chosen. An enumeration of null alone lets the server accept null, and no form chooses it by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNITS = {"_s": " (seconds, or 5m)", "_bytes": " (bytes, or 4GiB)"}
 
 
 class _Off:
-    """A field that is a model or null: the form opens on `off`, and the empty object that this sends means null."""
+    """A field that is a model or null: the form opens on `off`, which sends an empty object that means null."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_before_validator_function(
@@ -39,7 +39,7 @@ OFF = _Off()
 
 
 def field_title(name: str) -> str:
-    """Make a field's title of its name, with the unit of a number.
+    """Make a field's title from its name, with the unit of a number.
 
     Example:
         >>> field_title("stall_after_s")
@@ -51,11 +51,11 @@ def field_title(name: str) -> str:
 
 
 def draw_fields(fields: dict[str, JsonSchemaValue], advanced: Collection[str]) -> dict[str, JsonSchemaValue]:
-    """Give the fields of a model's JSON schema their titles, and no field a null that a form would show.
+    """Give the fields of a model's JSON schema their titles, and hide null from the form.
 
     Args:
         fields: by name.
-        advanced: names of those that stand last, and say so.
+        advanced: names of the fields that come last, marked as advanced.
 
     Returns:
         The fields in the order of the form.
@@ -73,7 +73,7 @@ def _draw(name: str, field: JsonSchemaValue) -> JsonSchemaValue:
     del field["default"]
     kinds = _without_null(field)
     if len(kinds) == 1:
-        # Prefect's server admits null for what has a type and no default.
+        # Prefect's server accepts null for a field with a type and no default.
         del field["anyOf"]
         return {**kinds[0], **field}
     return {**field, "anyOf": [*kinds, _NULL]}

@@ -15,12 +15,12 @@ from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob", "MarkerFiles"]
 
-# Stands for the directory that a store gives to a build, in commands, environments and cache_dirs.
+# Stands for the directory that a store assigns to a build, in commands, environments and cache_dirs.
 CACHE_DIR_PLACEHOLDER = "{cache_dir}"
 
 
 class MarkerFiles(InputModel):
-    """Files that are written for whoever else looks at the cache; absolute, or relative to the first cache directory."""
+    """Marker files for other programs that look at the cache; absolute, or relative to the first cache directory."""
 
     started: Path | None = Field(
         default=None,

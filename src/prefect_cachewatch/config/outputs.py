@@ -1,4 +1,4 @@
-"""What a run leaves on the machine that runs it beside the cache, and the storage that admits it."""
+"""The files that a run leaves on its machine besides the cache, and the storage limit that it waits for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WatchOutputs(InputModel):
     )
 
     def absolute(self) -> Self:
-        """The same files, for whoever stands in another directory."""
+        """Return the same files with absolute paths, for a process in another directory."""
         return self.model_copy(update={name: path.absolute() for name, path in self if isinstance(path, Path)})
 
 

@@ -138,10 +138,10 @@ class RetryPolicy(InputModel):
     )
 
     def backoff_before(self, attempt: int, random: float) -> float:
-        """Say how long to wait before an attempt: backoff_s x factor^(attempt - 2), capped, jittered.
+        """Return how long to wait before an attempt: backoff_s x factor^(attempt - 2), capped, jittered.
 
         Args:
-            attempt: the attempt to come, 2 or more.
+            attempt: the next attempt, 2 or more.
             random: uniform in [0, 1).
 
         Returns:
@@ -151,6 +151,6 @@ class RetryPolicy(InputModel):
             >>> RetryPolicy(backoff_s=30, jitter=0).backoff_before(4, 0.5)
             120.0
         """
-        # The exponent is capped: 10^98 is no float problem, 10^400 would be.
+        # The exponent is capped: 10^98 fits a float, 10^400 does not.
         raw = min(self.max_backoff_s, self.backoff_s * self.factor ** min(attempt - 2, 200))
         return float(raw * (1 + self.jitter * (2 * random - 1)))

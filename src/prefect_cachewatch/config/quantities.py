@@ -1,14 +1,15 @@
-"""The base of every input model, and field types for durations and sizes, which people write as `5m` and `4KiB` or as plain numbers.
+"""The base of every input model, and field types for durations and sizes.
 
-A field's name says the unit of the value that it stores, seconds or bytes; what is written is the same in a jobs file, a
-plan file, Python, the Prefect API and the UI's form, whose JSON schema takes a number or a text. Bounds go into `Field`:
+Users write durations and sizes as `5m` and `4KiB` or as plain numbers. A field's name states the unit of the stored
+value, seconds or bytes. The input has the same form in a jobs file, a plan file, Python, the Prefect API and the UI's
+form, whose JSON schema takes a number or a text. Bounds go into `Field`:
 
     stall_after_s: Duration = Field(default=300, ge=0.2, le=WEEK_S, description="...")
     max_duration_s: OptionalDuration = Field(default=None, ge=0.2, description="...")
 
-Write `OptionalDuration` for `Duration | None`, and `Annotated[float, Field(ge=0), DURATION]` for a bounded parameter of a
-flow: only so do the bounds reach the JSON schema. The command's options find out by
-`quantity_of(Model.model_fields["stall_after_s"])` that a field is such a one; its `parse` reads what was written.
+Write `OptionalDuration` for `Duration | None`, and `Annotated[float, Field(ge=0), DURATION]` for a bounded parameter of
+a flow: only these put the bounds into the JSON schema. Command-line options use
+`quantity_of(Model.model_fields["stall_after_s"])` to detect such a field; its `parse` reads the text.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ EnvName = Annotated[str, Field(pattern=_ENV_NAME)]
 
 @dataclass(frozen=True)
 class Quantity:
-    """What makes a number of a model one that may be written as text with a unit.
+    """Marks a number field of a model that may be written as text with a unit.
 
     Attributes:
-        name: what it is, in a word: duration, size.
-        parse: reads the text; raises ValueError with a sentence that says what one looks like.
+        name: the kind of quantity: duration, size.
+        parse: reads the text; raises ValueError with a sentence that shows a valid one.
         pattern: of the text, for the JSON schema.
     """
 
@@ -79,7 +80,7 @@ class Quantity:
         return {"anyOf": [{"title": "number", **first}, text, *others]}
 
     def read(self, value: Any) -> Any:
-        """Make a number of a text; whatever is no text is left to the field's own check."""
+        """Convert a text to a number; any other value is left to the field's own check."""
         if isinstance(value, bool):
             raise ValueError(f"{str(value).lower()} is not a {self.name}")
         return self.parse(value) if isinstance(value, str) else value
@@ -95,13 +96,13 @@ OptionalSize = Annotated[int | None, SIZE]
 
 
 def quantity_of(field: FieldInfo) -> Quantity | None:
-    """Say which quantity a field of a model is.
+    """Return the quantity of a model's field.
 
     Args:
-        field: of `model_fields`.
+        field: from `model_fields`.
 
     Returns:
-        It; None for any other field.
+        The quantity; None for any other field.
 
     Example:
         >>> from prefect_cachewatch.config import StallPolicy
@@ -138,7 +139,7 @@ def check_absolute(paths: Iterable[Path]) -> None:
         paths: of cache directories.
 
     Raises:
-        ValueError: one is relative, or has a NUL character in it.
+        ValueError: a path is relative, or contains a NUL character.
 
     Example:
         >>> check_absolute([Path("/mnt/cache")])

@@ -30,13 +30,13 @@ _QUANTIFIED = re.compile(r"[*+]|\{\d*,\}")
 
 
 def check_pattern(pattern: str) -> str:
-    """Refuse a regular expression that cannot be searched for, or not in bounded time.
+    """Refuse a regular expression that cannot be compiled, or not be searched for in bounded time.
 
     Args:
-        pattern: as people write it.
+        pattern: as the user wrote it.
 
     Returns:
-        The same.
+        The same pattern.
 
     Raises:
         ValueError: it does not compile, matches nothing at all, or repeats a repetition.
@@ -54,13 +54,13 @@ def check_pattern(pattern: str) -> str:
             f"pattern {pattern!r} matches an empty text, so any output at all: write the words that it prints"
         )
     if _repeats_a_repetition(pattern):
-        # (a+)+ takes exponential time on a line that almost matches, and nothing else runs in this process meanwhile.
+        # (a+)+ takes exponential time on a line that almost matches, and blocks this process meanwhile.
         raise ValueError(f"pattern {pattern!r} repeats a repetition, which may take for ever: write it without (...+)+")
     return pattern
 
 
 def _repeats_a_repetition(pattern: str) -> bool:
-    """Whether a group that holds an unbounded repetition is itself repeated without a bound."""
+    """Whether a group that contains an unbounded repetition is itself repeated without a bound."""
     holds = [False]
     at = 0
     while at < len(pattern):
@@ -85,7 +85,7 @@ def _repeats_a_repetition(pattern: str) -> bool:
 
 
 def _after_class(pattern: str, at: int) -> int:
-    """The position behind a character class; a ] right at its beginning is a member."""
+    """Return the position after a character class; a ] right at its beginning is a member."""
     at += 1
     if pattern[at : at + 1] == "^":
         at += 1
@@ -214,7 +214,7 @@ class ReadyOnLog(_Server):
 
 
 ReadyServer = ReadyOnHttp | ReadyOnTcp | ReadyOnFile | ReadyOnLog
-"""Every readiness but an exit."""
+"""Every readiness except an exit."""
 
 ReadyWhen = Annotated[
     ReadyOnExit | ReadyOnHttp | ReadyOnTcp | ReadyOnFile | ReadyOnLog,
@@ -223,10 +223,10 @@ ReadyWhen = Annotated[
 
 
 def prefer_any_of(schema: dict[str, Any]) -> None:
-    """Write a union as `anyOf` in a JSON schema: of the Prefect UI's two forms one does not draw `oneOf`.
+    """Write a union as `anyOf` in a JSON schema, since one of Prefect's two UIs does not draw `oneOf`.
 
     Args:
-        schema: of the field; changed in place.
+        schema: the field's; changed in place.
     """
     if "oneOf" in schema:
         schema["anyOf"] = schema.pop("oneOf")

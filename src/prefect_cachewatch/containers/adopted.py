@@ -1,7 +1,7 @@
-"""A container that somebody else started, as a supervisor: its end and exit code are the engine's word.
+"""Supervises a container that another program started: the engine reports its end and exit code.
 
-It starts nothing, pauses nothing and removes nothing; on demand it is stopped through the engine's API, and that is
-verified (see `containers.stopping`).
+It starts nothing, pauses nothing and removes nothing. On demand it stops the container through the engine's API and
+verifies that (see `containers.stopping`).
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Sto
 __all__ = ["AdoptedContainer", "host_path"]
 
 _CALL_S = 20.0
-# How soon the end is seen where the first process is not to be seen from here, and the engine has to be asked.
+# How soon the end is seen if the first process is not visible from here and the engine has to be asked.
 _ASK_EVERY_S = 1.0
 _CLOSE_S = 15.0
 _KILLED = 137
 
 
 def host_path(path: Path, mounts: Sequence[Mapping[str, Any]]) -> Path:
-    """Find where a path inside a container lies on its host.
+    """Map a path inside a container to its host's path.
 
     Args:
-        path: absolute; below a mount of the container it is meant inside it, else it is the host's.
+        path: absolute; below a mount it is a path in the container, otherwise already the host's.
         mounts: as the engine lists them: `Source` on the host, `Destination` in the container.
 
     Returns:
@@ -59,12 +59,12 @@ class AdoptedContainer(Observer):
 
     Args:
         name: of the container, or its id.
-        engine: its URL; None for the one that answers in the usual places.
+        engine: its URL; None for the first one that answers in the usual places.
         grace_s: seconds between SIGTERM (or the image's own signal) and SIGKILL.
-        to_stop: whether it is to be stopped on a stall.
+        to_stop: whether it will be stopped on a stall.
 
     Raises:
-        InputError: no engine answers, or there is no such container, or it does not run.
+        InputError: no engine answers, there is no such container, or it is not running.
     """
 
     def __init__(self, name: str, engine: str | None, grace_s: float, *, to_stop: bool = False) -> None:
@@ -101,7 +101,7 @@ class AdoptedContainer(Observer):
         )  # fmt: skip
 
     def start(self) -> None:
-        """Begin to wait for its end."""
+        """Start waiting for its end."""
         self.pid = self._container.pid
         self.root_pids = [self.pid] if self.pid is not None else []
         if self.pid is None:
@@ -109,7 +109,7 @@ class AdoptedContainer(Observer):
         self._begin()
 
     def running(self) -> RunningServer | None:
-        """Say who goes on; None if it has ended."""
+        """Return what keeps running; None if it has ended."""
         if self.report is not None and self.report.why != "released":
             return None
         return RunningServer(
@@ -121,7 +121,7 @@ class AdoptedContainer(Observer):
         )
 
     def close(self) -> None:
-        """Let go of what was held; a container that still runs goes on."""
+        """Release what was held; a container that still runs goes on."""
         self._end(_CLOSE_S)
 
     def _observe(self) -> StopReport:
@@ -146,7 +146,7 @@ class AdoptedContainer(Observer):
     def _open_pidfd(self) -> int | None:
         if self.pid is None:
             return None
-        with contextlib.suppress(OSError):  # it has ended meanwhile: the loop looks before it waits for long
+        with contextlib.suppress(OSError):  # it has ended meanwhile: the loop checks before each long wait
             return os.pidfd_open(self.pid)
         self._ask("")
         return None
@@ -181,7 +181,7 @@ def _exit_of(state: Mapping[str, Any] | None) -> tuple[int | None, int | None]:
 
 
 def _moment(date: str) -> float:
-    """Seconds since the epoch of an engine's RFC 3339 date, whose fraction has nine digits; now where it says none."""
+    """Convert an engine's RFC 3339 date, whose fraction has nine digits, to Unix time; now if there is no date."""
     zone = date[19:].lstrip(".0123456789")
     try:
         return datetime.fromisoformat(date[:19] + (zone if zone not in ("", "Z") else "+00:00")).timestamp()

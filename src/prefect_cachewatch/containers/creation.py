@@ -1,4 +1,4 @@
-"""From a container's specification to the engine's request that creates it; pure."""
+"""Builds the engine's creation request from a container's specification; pure."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def container_request(
     """Make the body of `POST /containers/create`.
 
     Args:
-        spec: what the job asks for.
+        spec: the job's specification.
         command: arguments; empty for the image's own.
         env: environment variables, all of them.
-        labels: cachewatch's own, over the job's.
-        extra_mounts: beside those of `spec`.
+        labels: cachewatch's own; they override the job's.
+        extra_mounts: in addition to those of `spec`.
 
     Returns:
         The request.
@@ -37,7 +37,7 @@ def container_request(
         (['gen'], ['A=b'], False)
     """
     host: dict[str, Any] = {
-        # The exit code is read first, and the warden removes it.
+        # The exit code must be read first; the warden removes the container.
         "AutoRemove": False,
         "RestartPolicy": {"Name": "no"},
         "Privileged": False,
@@ -89,7 +89,7 @@ def container_request(
 
 
 def covering_mount(path: str, mounts: Sequence[ContainerMount]) -> ContainerMount | None:
-    """Find the host directory mounted that a host path lies in, the nearest one; None if there is none.
+    """Find the nearest mounted host directory that contains a host path; None if there is none.
 
     Example:
         >>> covering_mount("/mnt/a/b", [ContainerMount(source="/mnt/a", target="/x")]).target

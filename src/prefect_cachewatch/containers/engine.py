@@ -1,6 +1,6 @@
-"""Which engine, and is it there: finds Docker's or podman's socket and opens the docker SDK's client on it.
+"""Finds Docker's or podman's socket and opens the docker SDK's client on it.
 
-Every refusal is one sentence that says what was tried. The SDK is the extra `docker`.
+Every refusal is one sentence that lists what was tried. The SDK comes with the extra `docker`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEW_CONTAINER_S = 120.0
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """An engine's URL, who named it (engine, DOCKER_HOST, CONTAINER_HOST or default), and what it answered."""
+    """An engine's URL, its source (engine, DOCKER_HOST, CONTAINER_HOST or default), and its answer."""
 
     url: str
     source: str
@@ -63,18 +63,18 @@ def sdk() -> Any:
 def engine_candidates(
     asked: str | None, environ: Mapping[str, str] | None = None, uid: int | None = None
 ) -> list[EngineAddress]:
-    """Say which engines are looked for, in order; what is named explicitly is the only one.
+    """List the engines to try, in order; an explicitly named engine is the only one.
 
     Args:
         asked: the job's `engine`.
         environ: default `os.environ`.
-        uid: default the user's.
+        uid: default this user's.
 
     Returns:
         Addresses.
 
     Raises:
-        InputError: DOCKER_HOST or CONTAINER_HOST names an engine that cannot be spoken to.
+        InputError: DOCKER_HOST or CONTAINER_HOST names an engine with an unsupported transport.
 
     Example:
         >>> [str(one) for one in engine_candidates(None, {"DOCKER_HOST": "unix:///tmp/x.sock"})]
@@ -102,22 +102,22 @@ def engine_candidates(
 
 
 def find_engine(asked: str | None) -> EngineAddress:
-    """Find the engine that answers.
+    """Find the first engine that answers.
 
     Args:
-        asked: the job's `engine`, None to look in the usual places.
+        asked: the job's `engine`; None to look in the usual places.
 
     Returns:
         Its address.
 
     Raises:
-        InputError: none answers; it says which were tried, and what each said.
+        InputError: no engine answers; the message lists those that were tried and their answers.
     """
     sdk()
     tried = []
     for address in engine_candidates(asked):
         try:
-            # Not the version request, for which podman asks the package manager, for seconds on a busy machine.
+            # Not the version request: for that podman asks the package manager, which takes seconds on a busy machine.
             api_version, is_podman = EngineHttp(address.url).ping(CALL_S)
         except (EngineSilent, EngineRefused) as error:
             tried.append(f"{address}: {error}")
@@ -137,7 +137,7 @@ def open_client(address: EngineAddress, timeout_s: float = _NEW_CONTAINER_S) -> 
         timeout_s: the longest wait for an answer.
 
     Returns:
-        A `docker.APIClient`; close it.
+        A `docker.APIClient`; the caller closes it.
 
     Raises:
         InputError: the engine does not answer.
@@ -149,17 +149,17 @@ def open_client(address: EngineAddress, timeout_s: float = _NEW_CONTAINER_S) -> 
 
 @contextmanager
 def engine_errors(address: EngineAddress, what: str) -> Iterator[None]:
-    """Turn what the SDK raises into one sentence.
+    """Turn the SDK's exceptions into one sentence.
 
     Args:
         address: of the engine.
-        what: the end of "could not ...".
+        what: the end of the sentence "could not ...".
 
     Raises:
         InputError: the engine refused, or did not answer.
     """
     docker = sdk()
-    import requests  # noqa: PLC0415 - the SDK's own transport
+    import requests  # noqa: PLC0415 - noqa: PLC0415 - the SDK's own transport
 
     try:
         yield
@@ -168,10 +168,11 @@ def engine_errors(address: EngineAddress, what: str) -> Iterator[None]:
 
 
 def whole_frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
-    """Take the whole frames out of what an attached stream has said.
+    """Take the complete frames out of the data of an attached stream.
 
     Args:
-        buffer: frames of stream number, three zeros, length and payload; what is left of it is the beginning of one.
+        buffer: frames of stream number, three zeros, length and payload; the beginning of an incomplete frame stays in
+            it.
 
     Returns:
         Stream number (2 for standard error) and payload of each.
@@ -191,7 +192,7 @@ def whole_frames(buffer: bytearray) -> Iterator[tuple[int, bytes]]:
 
 
 def _reason(error: BaseException) -> str:
-    """The engine's own words, else the innermost reason of the transport's."""
+    """Return the engine's own words, else the innermost reason of the transport's error."""
     explanation = getattr(error, "explanation", None)
     if explanation:
         return for_terminal(redact(str(explanation).strip().rstrip(".")), 300)

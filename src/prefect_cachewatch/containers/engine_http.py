@@ -1,8 +1,8 @@
-"""The few requests to a container engine's API that a helper process makes; standard library only.
+"""The few requests that a helper process makes to a container engine's API; standard library only.
 
-Docker's API over a unix socket or plain TCP, each request on a connection of its own and with a deadline:
-an engine that hangs costs its caller that long and no longer. Paths carry no API version, which both Docker and
-podman answer with their own. The docker SDK does the rest (`engine`).
+It speaks Docker's API over a unix socket or plain TCP. Each request has its own connection and a deadline: an engine
+that hangs delays its caller that long and no longer. Paths carry no API version, and both Docker and podman then answer
+with their own. `engine` uses the docker SDK for everything else.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["EngineHttp", "EngineRefused", "EngineSilent"]
 
 
 class EngineSilent(Exception):
-    """The engine gave no answer: not there, or not within the deadline."""
+    """The engine gave no answer: it does not exist, or missed the deadline."""
 
 
 class EngineRefused(Exception):
-    """The engine answered with an error; `status` is HTTP's."""
+    """The engine answered with an error; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class EngineHttp:
         self.url = url
 
     def ping(self, timeout_s: float) -> tuple[str, bool]:
-        """Say hello; returns the version of Docker's API that the engine speaks, and whether it is podman."""
+        """Ping the engine; return its version of Docker's API, and whether it is podman."""
         _, headers = self._exchange("GET", "/_ping", timeout_s)
         return headers.get("Api-Version") or "", "Libpod-API-Version" in headers
 
@@ -71,17 +71,17 @@ class EngineHttp:
         """Make one request.
 
         Args:
-            method: HTTP's.
-            path: without a version.
+            method: of HTTP.
+            path: without an API version.
             timeout_s: the longest wait for each part of the answer.
             query: parameters.
 
         Returns:
-            The answer's JSON; None where it has none.
+            The answer's JSON; None if it has none.
 
         Raises:
             EngineSilent: no answer.
-            EngineRefused: an error for an answer.
+            EngineRefused: the answer is an error.
         """
         target = f"{path}?{urllib.parse.urlencode(query)}" if query else path
         body, _ = self._exchange(method, target, timeout_s)
@@ -109,7 +109,7 @@ class EngineHttp:
         return body, answer.headers
 
     def inspect(self, container: str, timeout_s: float) -> dict[str, Any] | None:
-        """Ask what an engine knows of a container; None where there is no such container."""
+        """Inspect a container; None if it does not exist."""
         try:
             found: dict[str, Any] = self.call("GET", f"/containers/{container}/json", timeout_s)
         except EngineRefused as error:
@@ -125,7 +125,7 @@ class EngineHttp:
         return found or []
 
     def send_signal(self, container: str, signal_name: str, timeout_s: float) -> bool:
-        """Signal a container's first process; false if the container does not run."""
+        """Signal a container's first process; false if the container is not running."""
         try:
             self.call("POST", f"/containers/{container}/kill", timeout_s, signal=signal_name)
         except EngineRefused as error:
@@ -135,14 +135,14 @@ class EngineHttp:
         return True
 
     def unpause(self, container: str, timeout_s: float) -> None:
-        """Let a paused container go on; one that is not paused stays as it is."""
+        """Let a paused container go on; no effect on any other one."""
         try:
             self.call("POST", f"/containers/{container}/unpause", timeout_s)
         except EngineRefused:
             return
 
     def pause(self, container: str, timeout_s: float) -> bool:
-        """Freeze a container; whether that worked."""
+        """Freeze a container; return whether that worked."""
         try:
             self.call("POST", f"/containers/{container}/pause", timeout_s)
         except EngineRefused:
@@ -150,11 +150,11 @@ class EngineHttp:
         return True
 
     def remove(self, container: str, timeout_s: float) -> None:
-        """Remove a container with its anonymous volumes; one that is not there is fine."""
+        """Remove a container with its anonymous volumes; a missing one is no error."""
         try:
             self.call("DELETE", f"/containers/{container}", timeout_s, force="1", v="1")
         except EngineRefused as error:
-            if error.status not in (404, 409):  # 409: its removal is under way
+            if error.status not in (404, 409):  # 409: its removal is already under way
                 raise
 
 

@@ -1,8 +1,8 @@
-"""The janitor's part for containers: finds those whose flow and warden have both died, stops and removes them.
+"""The janitor for containers: finds those whose flow and warden have both died, stops and removes them.
 
-It asks the engines that records of this user name, and the one that is used by default. A container is judged by its
-labels: only one of this user, this machine and this pid namespace, whose record nobody holds and whose guards have
-ended, is touched.
+It asks the engines that this user's records name, and the default engine. It judges a container by its labels: it
+touches only a container of this user, this machine and this pid namespace, whose record is not locked and whose guards
+have ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMOVE_WITHIN_S = 30.0
 
 @dataclass(frozen=True)
 class LeftContainer:
-    """A container of a dead run; `removed` is false if it is still there."""
+    """A container of a dead run; `removed` is false if it still exists."""
 
     id: str
     name: str
@@ -54,7 +54,7 @@ class LeftContainer:
 
 @dataclass(frozen=True)
 class ContainerReport:
-    """What one look found; `problems` are engines that gave no answer, and records that are not to be trusted."""
+    """The result of one look; `problems` are engines that gave no answer, and records that are not trusted."""
 
     running: int = 0
     leftovers: tuple[LeftContainer, ...] = field(default=())
@@ -62,20 +62,20 @@ class ContainerReport:
 
     @property
     def survivors(self) -> tuple[LeftContainer, ...]:
-        """Leftovers that are still there."""
+        """Leftovers that still exist."""
         return tuple(one for one in self.leftovers if not one.removed)
 
 
 def clear_containers(
     engine: str | None = None, *, dry_run: bool = False, recorded_only: bool = False, directory: str | None = None
 ) -> ContainerReport:
-    """Look for containers that dead runs left behind, and remove them, without a grace period.
+    """Find the containers that dead runs left behind and remove them, without a grace period.
 
     Args:
-        engine: URL of one more engine to ask.
+        engine: URL of an additional engine to ask.
         dry_run: only look.
-        recorded_only: ask no engine but those that records name: nothing at all where there are none.
-        directory: of the records, default `records_directory()`.
+        recorded_only: ask only the engines that records name; none if there are no records.
+        directory: of the records; default `records_directory()`.
 
     Returns:
         What was found and done.
@@ -113,7 +113,7 @@ def clear_containers(
 
 
 def describe_containers(report: ContainerReport) -> list[str]:
-    """Say what the janitor found, one sentence each; nothing for what is in order.
+    """Describe what the janitor found, in one sentence each; what is in order is left out.
 
     Args:
         report: of one look.
@@ -137,7 +137,7 @@ def describe_containers(report: ContainerReport) -> list[str]:
 
 def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
     found, refused = read_each_file(directory, SUFFIX, lambda name, data, fd, here: parse_record(data, name))
-    # A home directory may be shared, and a socket's path is another engine there.
+    # Machines may share a home directory, and the same socket path is another engine on another machine.
     records = {cookie: url for cookie, url, machine in found if machine == machine_id()}
     return records, [
         f"record {for_terminal(path)} was left alone, since {why}: remove it if it is not wanted"
@@ -154,20 +154,20 @@ def _present_by_default() -> set[str]:
 
 
 def _judge(url: str, directory: str, dead: Collection[str], *, tend: bool) -> list[dict[str, Any] | None]:
-    """List this user's containers on an engine: those left over, and None for each that is seen to."""
+    """List this user's containers on an engine: the leftovers, and None for each one that still has a guard."""
     judged: list[dict[str, Any] | None] = []
     for one in EngineHttp(url).labelled(RUN_LABEL, CALL_S):
         labels = one.get("Labels") or {}
         here = (labels.get("cachewatch.uid"), labels.get("cachewatch.machine"), labels.get("cachewatch.pidns"))
         if here != (str(os.geteuid()), machine_id(), pid_namespace()):
-            continue  # another user's, or of another machine: whether its guards live is not to be seen from here
+            continue  # another user's or machine's: its guards are not visible from here
         if labels.get(MAY_STAY_LABEL) and labels[RUN_LABEL] not in dead:
-            judged.append(None)  # handed over, as far as can be known: the record goes when the warden lets go
+            judged.append(None)  # probably handed over: the record is removed when the warden releases it
             continue
         rebooted = labels.get("cachewatch.boot") != boot_id()
         guards = [] if rebooted else str(labels.get("cachewatch.guards", "")).split()
         seen_to = not rebooted and (is_held(str(labels[RUN_LABEL]), directory) or _any_alive(guards))
-        if tend:  # a warden that is stopped sees to nothing until it is continued
+        if tend:  # a stopped warden does nothing until it is continued
             wake(int(pid) for pid in (guard.partition(":")[0] for guard in guards) if pid.isdigit())
         judged.append(None if seen_to else one)
     return judged

@@ -1,6 +1,6 @@
-"""Pre-flight of a container job: engine, image, volumes, mounts and devices, before anything is started.
+"""Pre-flight of a container job: checks engine, image, volumes, mounts and devices before anything is started.
 
-The answer is a `ContainerPlan`: what the supervisor needs, and where on this host the cache directories lie.
+The result is a `ContainerPlan`: what the supervisor needs, and where on this host the cache directories are.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _BUILT_IN_NETWORKS = frozenset({"bridge", "none", "host", "default", "podman"})
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """What is known after the pre-flight.
+    """The result of the pre-flight.
 
     Attributes:
         name: of the job.
-        spec: the job's container, its image replaced by nothing else.
-        engine: that will run it.
+        spec: the job's container, with its image unchanged.
+        engine: the one that will run it.
         image_id: identifier of the image that was found or pulled.
         volume_paths: named volume to its directory on the engine's host.
-        measured: volumes that a cache directory is in and that this user cannot read, so that a read-only helper
-            container measures them.
+        measured: volumes that contain a cache directory and that this user cannot read; a read-only helper container
+            measures them.
     """
 
     name: str
@@ -46,31 +46,31 @@ class ContainerPlan:
     measured: tuple[str, ...] = ()
 
     def scanner(self, deadline_s: float) -> DirectoryScanner:
-        """Make what measures the cache directories of the volumes in `measured`."""
+        """Make the scanner for the cache directories in the `measured` volumes."""
         from prefect_cachewatch.containers.volume_scanner import VolumeScanner  # noqa: PLC0415 - for few jobs
 
         image = self.spec.measure_image or self.spec.image
         return VolumeScanner(self.engine, image, {name: self.volume_paths[name] for name in self.measured}, deadline_s)
 
     def locate(self, job: CacheJob) -> CacheJob:
-        """Give the job its cache directories as paths of this host.
+        """Replace the job's cache directories by paths of this host.
 
         Args:
-            job: with `volume:NAME/below` among its cache directories, or not.
+            job: its cache directories may include `volume:NAME/below`.
 
         Returns:
-            The same job, paths only.
+            The same job with paths only.
 
         Raises:
             CacheDirectoryError: a directory that the container cannot write to, or that this user cannot measure.
         """
         dirs = [Path(self._locate(str(path))) for path in job.cache_dirs]
-        # Of its own class: the command hands on plain values in the place of models.
+        # Of the job's own class: the command line passes plain values in place of models.
         values: dict[str, Any] = vars(job) | {"cache_dirs": dirs}
         return type(job)(**values)
 
     def mounts_for(self, cache_dirs: Sequence[str]) -> list[ContainerMount]:
-        """Say which cache directories are to be mounted at their own paths, since no mount of the job covers them."""
+        """Return the cache directories to mount at their own paths, since no mount of the job covers them."""
         inside = tuple(f"{path.rstrip('/')}/" for path in self.volume_paths.values())
         return [
             ContainerMount(source=path, target=path)
@@ -111,17 +111,17 @@ class ContainerPlan:
 
 
 def plan_container(job: CacheJob) -> ContainerPlan:
-    """See that a job's container can be made; pull its image if need be.
+    """Check that a job's container can be created; pull its image if necessary.
 
     Args:
         job: with a container.
 
     Returns:
-        The plan; nothing was started, and no volume, directory or network was made.
+        The plan. Nothing was started, and no volume, directory or network was created.
 
     Raises:
         InputError: engine, image, volume, network, device or mount cannot be used as asked.
-        CacheDirectoryBusy: another run writes into a volume that the cache is in.
+        CacheDirectoryBusy: another run writes into a volume that contains the cache.
     """
     spec = job.container
     assert spec is not None
@@ -155,11 +155,11 @@ def plan_container(job: CacheJob) -> ContainerPlan:
 
 def _check_host(job: CacheJob, spec: ContainerSpec, engine: EngineAddress) -> None:
     if not engine.is_local:
-        return  # its host's paths are not to be seen from here; the engine itself refuses what is missing
+        return  # its host's paths are not visible from here; the engine itself refuses a missing one
     dirs = [os.path.realpath(path) for path in job.cache_dirs if not str(path).startswith(VOLUME_PREFIX)]
     for mount in spec.mounts:
         if mount.is_volume or os.path.exists(mount.source) or os.path.realpath(mount.source) in dirs:
-            continue  # a cache directory is made before the container is
+            continue  # a cache directory is created before the container
         raise InputError(f"mount source {for_terminal(mount.source)} does not exist: create it, or name a volume")
     for device in spec.devices:
         if device.host.startswith("/dev/") and not os.path.exists(device.host):
@@ -191,7 +191,7 @@ def _find_volumes(client: Any, engine: EngineAddress, job: CacheJob, spec: Conta
 
 
 def _unreadable_volumes(job: CacheJob, engine: EngineAddress, volumes: dict[str, str]) -> tuple[str, ...]:
-    """Say which volumes have to be measured from a container: of another host, or closed to this user."""
+    """Return the volumes that must be measured from a container: on another host, or not readable for this user."""
     in_volumes = [str(path) for path in job.cache_dirs if str(path).startswith(VOLUME_PREFIX)]
     on_host = [str(path) for path in job.cache_dirs if not str(path).startswith(VOLUME_PREFIX)]
     if on_host and not engine.is_local:
@@ -268,11 +268,11 @@ def _inspect_image(client: Any, engine: EngineAddress, image: str) -> dict[str, 
 
 
 def _pull(engine: EngineAddress, image: str, idle_s: float) -> str | None:
-    """Pull an image; returns why that did not work, or None."""
+    """Pull an image; return None, or the reason for a failure."""
     repository, tag = _split(image)
     client = open_client(engine, idle_s)
     try:
-        # An error in the middle comes as a line of the stream, with status 200.
+        # A failure during the pull arrives as a line of the stream, with status 200.
         for line in client.pull(repository, tag=tag, stream=True, decode=True):
             if isinstance(line, dict) and line.get("error"):
                 return for_terminal(str(line["error"]), 300)
@@ -285,7 +285,7 @@ def _pull(engine: EngineAddress, image: str, idle_s: float) -> str | None:
 
 
 def _split(image: str) -> tuple[str, str | None]:
-    """Split a name from its tag or digest, `latest` where there is none; a port's colon comes before a slash."""
+    """Split an image name into name and tag or digest, default `latest`; a port's colon comes before a slash."""
     if "@" in image:
         repository, _, digest = image.partition("@")
         return repository, digest

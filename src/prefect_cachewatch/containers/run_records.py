@@ -1,8 +1,8 @@
-"""Records of containers that are running: which engine to ask for what a dead run left behind.
+"""Records of running containers: they name the engine to ask for what a dead run left behind.
 
-One file a run in `$XDG_STATE_HOME/cachewatch/containers`, mode 0600, locked (flock) by the flow and the warden for as
-long as one of them lives, removed when the container is gone. What a container is labelled with says whose it is, so
-that it can be judged even where its record was lost. Standard library only.
+There is one file a run in `$XDG_STATE_HOME/cachewatch/containers`, mode 0600. Flow and warden keep it locked (flock) as
+long as one of them lives; it is removed when the container is gone. A container's labels name its run, so that it can
+be judged even if its record was lost. Standard library only.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _COOKIE = re.compile(r"[0-9a-f]{32}")
 
 
 def records_directory() -> str:
-    """Say where this user's records are, beside the state files of guards."""
+    """Return the directory of this user's records, beside the state files of guards."""
     return os.path.join(os.path.dirname(runs_directory()), "containers")
 
 
 def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = False) -> dict[str, str]:
-    """Make the labels by which a container is found and judged; nothing secret is in them.
+    """Make the labels by which a container is found and judged; they contain no secrets.
 
     Args:
         cookie: the run's identifier.
         job: the job's name.
-        guards: pids of the processes that see to the container's end.
-        may_stay: whether it may be handed over when it is ready, and then has no guards.
+        guards: pids of the processes that guard the container.
+        may_stay: whether it may be handed over when it is ready; then it has no guards.
 
     Returns:
         Label name to value.
@@ -82,26 +82,26 @@ def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = 
 
 
 def create_record(cookie: str, engine: str, directory: str | None = None) -> tuple[int, str]:
-    """Write the record of a container that is about to be made, locked.
+    """Write the locked record of a container that is about to be created.
 
     Args:
         cookie: the run's identifier.
         engine: the engine's URL.
-        directory: default `records_directory()`; made if missing.
+        directory: default `records_directory()`; created if missing.
 
     Returns:
         A descriptor that holds the lock, and the path.
 
     Raises:
-        OSError: it cannot be made.
-        RunFileRefused: the directory is not to be trusted.
+        OSError: it cannot be created.
+        RunFileRefused: the directory is not trusted.
     """
     record = {"schema": SCHEMA, "cookie": cookie, "engine": engine, "machine": machine_id()}
     return create_locked(directory or records_directory(), cookie + SUFFIX, record)
 
 
 def parse_record(data: bytes, name: str) -> tuple[str, str, str]:
-    """Read a record: the run's identifier, the engine's URL, the machine; raises RunFileRefused for what is none of ours."""
+    """Parse a record into run identifier, engine URL and machine; raises RunFileRefused if it is not one of ours."""
     try:
         found: Any = json.loads(data)
         schema, cookie, engine, machine = found["schema"], found["cookie"], found["engine"], str(found["machine"])
@@ -117,7 +117,7 @@ def parse_record(data: bytes, name: str) -> tuple[str, str, str]:
 
 
 def is_held(cookie: str, directory: str | None = None) -> bool:
-    """Say whether somebody still sees to a run's container: its record is there, and locked."""
+    """Say whether a run's container still has a guard: its record exists and is locked."""
     try:
         with Opened(open_runs_directory(directory or records_directory())) as here:
             fd, _ = read_run_file(cookie + SUFFIX, here)
@@ -132,6 +132,6 @@ def is_held(cookie: str, directory: str | None = None) -> bool:
 
 
 def remove_record(cookie: str, directory: str | None = None) -> None:
-    """Remove a run's record; one that is not there is fine."""
+    """Remove a run's record; a missing one is no error."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(directory or records_directory(), cookie + SUFFIX))

@@ -1,8 +1,8 @@
-"""Stops one container and sees that it has stopped: through the engine's API, TERM, then KILL, then a look.
+"""Stops one container and verifies that: through the engine's API, TERM, then KILL, then a check.
 
-Where the engine gives no answer, and the container's first process is visible on this host, that process gets the
-signals instead: with it the kernel ends everything in its pid namespace at once, however fast it forks. Nothing here
-waits for longer than the grace period plus half a minute. Standard library only.
+If the engine gives no answer and the container's first process is visible on this host, that process gets the signals
+instead: when it ends, the kernel ends everything in its pid namespace at once, however fast it forks. No call here
+waits longer than the grace period plus half a minute. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
     class Stopped(NamedTuple):
-        """How the stop went; `state` is the engine's own, None if it gave no answer."""
+        """The result of the stop; `state` is the engine's own, None if it gave no answer."""
 
         gone: bool
         gone_after_s: float
@@ -51,10 +51,10 @@ _KILL_AGAIN_S = 1.0
 
 
 class RunningContainer:
-    """One container, by its identifier and, where it is visible, its first process on this host.
+    """One container, by its identifier and, if it is visible, its first process on this host.
 
     Args:
-        engine: that runs it.
+        engine: the one that runs it.
         container: its full identifier.
         cookie: the run's identifier.
     """
@@ -68,13 +68,13 @@ class RunningContainer:
         self.silent = False
 
     def look(self, timeout_s: float = CALL_S) -> dict[str, Any] | None:
-        """Ask the engine for the container's state, and note its first process.
+        """Ask the engine for the container's state, and record its first process.
 
         Args:
             timeout_s: the longest wait.
 
         Returns:
-            The engine's `State`; `{}` where there is no such container any more; None if it gave no answer.
+            The engine's `State`; `{}` if the container no longer exists; None if the engine gave no answer.
         """
         try:
             found = self.engine.inspect(self.container, timeout_s)
@@ -94,20 +94,20 @@ class RunningContainer:
         return state
 
     def ended(self) -> bool | None:
-        """Whether it has ended; None where neither the host nor the engine says."""
+        """Whether it has ended; None if neither the host nor the engine can tell."""
         if self.pid is not None:
             return not is_alive(self.pid, self.start_ticks)
         state = self.look(CALL_S)
         return None if state is None else not is_running(state)
 
     def final_state(self, timeout_s: float = _ANSWER_S) -> dict[str, Any] | None:
-        """Wait until the engine too has seen that it ended.
+        """Wait until the engine too reports that it ended.
 
         Args:
             timeout_s: the longest wait.
 
         Returns:
-            The engine's `State`, with the exit code; None if it does not say so in time.
+            The engine's `State`, with the exit code; None if the engine does not report the end in time.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -120,10 +120,10 @@ class RunningContainer:
             time.sleep(min(0.05 if state is not None else 0.5, max(0.0, left)))
 
     def freeze(self) -> list[int]:
-        """Keep it from running until `stop`; returns the pids on this host that were stopped."""
+        """Freeze it until `stop`; return the pids on this host that were stopped."""
         frozen: list[int] = []
         if self.pid is not None:
-            for _ in range(3):  # twice over for those that forked meanwhile
+            for _ in range(3):  # again for processes that forked meanwhile
                 tree = container_tree(self.pid, self.start_ticks)
                 new = {pid: found for pid, found in tree.items() if pid not in frozen}
                 if not new:
@@ -131,7 +131,7 @@ class RunningContainer:
                 frozen += signal_tree(new, signal.SIGSTOP)
             if frozen:
                 return frozen
-        try:  # another user's: the engine may do what we may not
+        try:  # another user's: the engine may have the permission that we lack
             paused = self.engine.pause(self.container, 1.0)
         except EngineSilent:
             return []
@@ -149,11 +149,11 @@ class RunningContainer:
         self._thaw(self._tree())
 
     def stop(self, grace_s: float, nap: Callable[[float], float]) -> Stopped:
-        """Stop it: thaw, TERM (or the image's own signal), the grace period, KILL, a look.
+        """Stop it: thaw, TERM (or the image's own signal), the grace period, KILL, a check.
 
         Args:
             grace_s: seconds between the two signals; 0 leaves the first one out.
-            nap: waits for so many seconds and returns the monotonic time of a sooner deadline, or infinity.
+            nap: waits for a number of seconds; returns the monotonic time of an earlier deadline, or infinity.
 
         Returns:
             How that went.
@@ -182,7 +182,7 @@ class RunningContainer:
         again_s = 0.0
         while not self.ended() and (now := time.monotonic()) < deadline_s:
             if now >= again_s:
-                if again_s and self.pid is not None:  # the engine was asked, and nothing came of it
+                if again_s and self.pid is not None:  # the engine was asked, without effect
                     send_signal(self.pid, self.start_ticks, signal.SIGKILL)
                 self._signal("SIGKILL", signal.SIGKILL)
                 again_s = time.monotonic() + _KILL_AGAIN_S
@@ -195,7 +195,7 @@ class RunningContainer:
             pause_s = min(1.5 * pause_s, 0.05 if self.pid is not None else 0.5)
 
     def _thaw(self, tree: dict[int, Any]) -> None:
-        signal_tree(tree, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it goes on
+        signal_tree(tree, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it is continued
         if self.state and self.state.get("Paused") and not self.silent:
             try:
                 self.engine.unpause(self.container, CALL_S)
@@ -218,19 +218,20 @@ class RunningContainer:
     def _named(self, tree: dict[int, Any]) -> list[dict[str, Any]]:
         if self.pid is not None:
             return name_processes(tree)
-        # Not to be seen from here (a remote engine, another pid namespace): the container stands for its processes.
+        # Its processes are not visible from here (a remote engine, another pid namespace): the container stands for
+        # them.
         alone = {"pid": int((self.state or {}).get("Pid") or 0), "start_ticks": 0, "state": "?"}
         return [alone | {"argv": [f"container {self.container[:12]}"]}]
 
 
 def is_running(state: dict[str, Any]) -> bool:
-    """Say whether an engine's `State` is one of a container that has processes."""
+    """Say whether an engine's `State` means that the container has processes."""
     going = state.get("Running") or state.get("Paused") or state.get("Restarting")
-    return bool(going or state.get("Status") == "stopping")  # podman's, between the signal and the end
+    return bool(going or state.get("Status") == "stopping")  # podman's state between the signal and the end
 
 
 def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float) -> Stopped | None:
-    """Stop a container that nobody guards, and remove it.
+    """Stop a container without a guard, and remove it.
 
     Args:
         engine_url: of its engine.
@@ -239,7 +240,7 @@ def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float
         grace_s: seconds between the two signals.
 
     Returns:
-        How that went; None where the engine gives no answer. One that has gone already is fine.
+        The result; None if the engine gives no answer. A container that has already gone is no error.
     """
     running = RunningContainer(EngineHttp(engine_url), container, cookie)
     if running.look() is None:
@@ -260,18 +261,18 @@ def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float
 
 
 def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
-    """Say since when a pid is a container's first process on this host.
+    """Return the start time of a pid if it is a container's first process on this host.
 
-    An engine names the pid of a container's first process in its own pid namespace; here it may be somebody else's, or
-    nobody's. It is believed only where its control group or its environment names the container.
+    An engine reports the pid of a container's first process in its own pid namespace; on this host that pid may belong
+    to an unrelated process or to none. It is trusted only if its control group or its environment names the container.
 
     Args:
-        pid: as the engine gives it.
+        pid: as the engine reports it.
         container: the container's full identifier.
         cookie: the run's identifier, in the container's environment.
 
     Returns:
-        Its start time in clock ticks since boot; None where that pid is not of this container here.
+        Its start time in clock ticks since boot; None if that pid does not belong to this container here.
 
     Example:
         >>> start_ticks_of(1, "f" * 64, "no-such-run") is None
@@ -295,7 +296,7 @@ def _names(pid: int, container: str) -> bool:
 
 
 def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
-    """List a container's living processes, the first one first; what `exec` put into it from outside is not found."""
+    """List a container's living processes, the first one first; processes added by `exec` are not found."""
     first = read_stat(pid)
     if first is None or first.start_ticks != start_ticks or first.state in "ZXx":
         return {}
@@ -303,5 +304,5 @@ def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
 
 
 def signal_tree(tree: dict[int, ProcessStat], number: int) -> list[int]:
-    """Send a signal to each process of a tree that is still the same; returns the pids that got it."""
+    """Send a signal to each process of a tree that is still the same; return the pids that got it."""
     return [pid for pid, found in tree.items() if send_signal(pid, found.start_ticks, number)]

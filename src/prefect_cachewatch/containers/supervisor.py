@@ -1,7 +1,7 @@
 """Runs a generator in a container: created and started through the engine's API, stopped and removed by a warden.
 
-The docker SDK creates, attaches and starts; the warden, a process of its own, waits, stops, verifies and removes, and
-does so too when this process dies. No method here blocks for longer than it is told to, whatever the engine does.
+The docker SDK creates, attaches and starts. The warden, a separate process, waits, stops, verifies and removes, and
+does so too if this process dies. No method here blocks longer than its timeout, whatever the engine does.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class ContainerSupervisor(HelperClient):
     """One container under a warden.
 
     Args:
-        launch: what is started, and how; its environment is the container's, its `argv` may be empty.
-        plan: of the pre-flight.
-        cache_dirs: paths on this host; mounted at the same paths where no mount of the job covers them.
+        launch: what to start, and how; its environment is the container's, its `argv` may be empty.
+        plan: result of the pre-flight.
+        cache_dirs: paths on this host; mounted at the same paths unless a mount of the job covers them.
     """
 
-    stop_takes_s = 60.0  # an engine may hang at each of its answers
-    # Declared again: a type checker takes what is assigned here for narrower than what the base declares.
+    stop_takes_s = 60.0  # an engine may hang at each request
+    # Declared again: a type checker infers a narrower type from the assignment than the base declares.
     pid: int | None
     report: StopReport | None
 
@@ -89,25 +89,25 @@ class ContainerSupervisor(HelperClient):
             InputError: the engine refused.
             GuardError: the warden did not start.
         """
-        # Whoever is left of a dead run may be writing into this very cache.
+        # A process left by a dead run may be writing into this very cache.
         self.notes += describe_containers(clear_containers(recorded_only=True))
         try:
             self._record_fd, _ = create_record(self.cookie, self.plan.engine.url)
         except (OSError, RunFileRefused) as error:
-            # No reason not to run: only a janitor would have read it, and it knows the labels too.
+            # The run can go on: only a janitor would read the record, and it can go by the labels too.
             self.notes.append(f"no record for the janitor: {getattr(error, 'strerror', None) or error}")
         try:
             self._spawn_warden()
             if not self._ready.wait(_START_S):
                 raise GuardError(f"the warden process did not start within {_START_S:.0f} s")
             self._create_and_start()
-            self._launch = replace(self._launch, env={})  # secrets are in it, and nobody needs it any more
+            self._launch = replace(self._launch, env={})  # it contains secrets, and is not needed any more
             self._reader_started()
             self._command({"cmd": "watch", "id": self.container_id})
             if not self._watching.wait(_START_S):
                 raise GuardError(f"the warden process did not find the container within {_START_S:.0f} s")
         except BaseException:
-            self.close()  # the warden finds by its label whatever was created
+            self.close()  # the warden finds any created container by its label
             raise
         spec = self.plan.spec
         self.notes.append(
@@ -118,11 +118,11 @@ class ContainerSupervisor(HelperClient):
             self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
 
     def signal(self, numbers: Sequence[int]) -> bool:
-        """Pass signals on to the container's first process, once the warden knows it; see `HelperClient.signal`."""
+        """Pass signals on to the container's first process once the warden knows it; see `HelperClient.signal`."""
         return self.gone.is_set() or (self._watching.is_set() and super().signal(numbers))
 
     def running(self) -> RunningServer | None:
-        """Say which container would go on after a release; None if it has ended."""
+        """Return the container that would keep running after a release; None if it has ended."""
         if self.gone.is_set() or self.container_id is None:
             return None
         tree = container_tree(self.pid, self._start_ticks) if self.pid is not None else {}
@@ -133,14 +133,14 @@ class ContainerSupervisor(HelperClient):
         return RunningServer("container", self.pid, ticks, identities, self.container_id, self.plan.engine.url)
 
     def release(self, timeout_s: float) -> str | None:
-        """Have the warden let go of the container and end; see `Supervisor.release`."""
+        """Have the warden release the container and end; see `Supervisor.release`."""
         refusal = super().release(timeout_s)
         if refusal is None:
             self._finish_log()
         return refusal
 
     def close(self) -> None:
-        """Let go; a container that still runs is stopped by the warden, and one that has ended is removed."""
+        """Release it; the warden stops a container that still runs, and removes one that has ended."""
         with self._lock:
             self._closing = True
         self._finish_log()
@@ -174,12 +174,12 @@ class ContainerSupervisor(HelperClient):
                     self.container_id = str(client.create_container_from_config(request, name)["Id"])
                     self._command({"cmd": "created"})
                 except docker.errors.APIError:
-                    self._command({"cmd": "created"})  # an answer, so that none is under way any more
+                    self._command({"cmd": "created"})  # an answer, so that no creation is under way any more
                     raise
             with engine_errors(engine, "start the container"):
                 try:
-                    # Attached before the start, so that not a line of the output is missed. Podman looks for the
-                    # program as early as that.
+                    # Attach before the start, so that no line of the output is missed. Podman looks for the program at
+                    # this point.
                     attached = client.attach_socket(self.container_id, {"stdout": 1, "stderr": 1, "stream": 1})
                     self._log = LogStream(attached, launch.stdio[1], launch.stdio[2])
                     client.start(self.container_id)
@@ -245,7 +245,7 @@ class ContainerSupervisor(HelperClient):
         self._has_ended()
 
     def _another_warden(self) -> bool:
-        """Put a new warden in the place of one that was killed; after a few, stop the container from here."""
+        """Replace a warden that was killed; after a few replacements, stop the container from here."""
         if self.container_id is None:
             return False
         if self._wardens < _MAX_WARDENS:
@@ -316,12 +316,12 @@ def _sleep(seconds: float) -> float:
 
 
 class LogStream:
-    """One thread that copies standard output and error until the stream ends, or `finish`; begins at once.
+    """A thread that copies standard output and error until the stream ends, or until `finish`; it starts at once.
 
     Args:
         attached: the SDK's attach socket.
-        stdout_fd: where standard output goes; duplicated, the caller keeps its own.
-        stderr_fd: where standard error goes.
+        stdout_fd: target of standard output; duplicated, so the caller keeps its own.
+        stderr_fd: target of standard error.
     """
 
     def __init__(self, attached: Any, stdout_fd: int, stderr_fd: int) -> None:
@@ -333,7 +333,7 @@ class LogStream:
         self._thread.start()
 
     def finish(self, timeout_s: float) -> bool:
-        """Wait for the stream's end, then let go of it; whether it came in time.
+        """Wait for the stream's end, then close it; return whether the end came in time.
 
         Args:
             timeout_s: the longest wait.
@@ -341,11 +341,11 @@ class LogStream:
         complete = self.ended.wait(timeout_s)
         os.write(self._end_write, b"x")
         self._thread.join(1.0)
-        if not self._thread.is_alive():  # else it is blocked in a pipe that nobody reads; it is a daemon thread
+        if not self._thread.is_alive():  # otherwise it is blocked in a pipe without a reader; it is a daemon thread
             os.close(self._end_read)
             os.close(self._end_write)
             with contextlib.suppress(OSError):
-                raw = getattr(self._attached, "_sock", None)  # the SDK gives a file on a socket, and keeps the socket
+                raw = getattr(self._attached, "_sock", None)  # the SDK wraps the socket in a file, and keeps the socket
                 self._attached.close()
                 if raw is not None:
                     raw.close()
@@ -360,7 +360,7 @@ class LogStream:
             while True:
                 ready = dict(poll.poll())
                 if fd not in ready:
-                    return  # told to end, and nothing is left to read
+                    return  # told to end, and there is nothing left to read
                 try:
                     chunk = os.read(fd, _CHUNK)
                 except BlockingIOError:
@@ -371,8 +371,8 @@ class LogStream:
                 for stream, payload in whole_frames(buffer):
                     write_all(self._targets[2 if stream == 2 else 1], payload)
         except OSError:
-            return  # the engine went away, or the reader of our pipes did
+            return  # the engine has gone, or the reader of our pipes has
         finally:
-            for target in self._targets.values():  # whoever reads the pipes sees their end now
+            for target in self._targets.values():  # the readers of the pipes see their end now
                 os.close(target)
             self.ended.set()

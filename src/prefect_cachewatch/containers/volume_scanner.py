@@ -1,8 +1,8 @@
-"""Measures a volume that this user may not read: the scan process, in a read-only helper container.
+"""Measures a volume that this user may not read: runs the scan process in a read-only helper container.
 
-The same requests and answers as on this host, over the helper's standard streams. The helper has the volumes mounted
-read-only, no network, and this package's scan process, which is copied into it. Whatever goes wrong with it (the
-engine away, an image without Python) is a scan that failed: blindness, never zero bytes.
+Requests and answers are the same as on this host, over the helper's standard streams. The helper has the volumes
+mounted read-only, no network, and a copy of this package's scan process. Any failure of it (the engine is away, the
+image has no Python) counts as a failed scan: blindness, never zero bytes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _MAIN = (
 
 
 class VolumeScanner(DirectoryScanner):
-    """A scan process in a helper container; made and spoken to in a thread, so that no engine holds up the caller.
+    """A scan process in a helper container; a thread makes and talks to it, so that no engine blocks the caller.
 
     Args:
-        engine: that has the volumes.
+        engine: the one that has the volumes.
         image: of the helper, with python3.
-        volumes: name to path, which is also its place in the helper.
-        deadline_s: least time a scan may take before it counts as not answering.
+        volumes: name to path, which is also its mount point in the helper.
+        deadline_s: the shortest time after which a scan counts as not answering.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class VolumeScanner(DirectoryScanner):
 
     @property
     def pid(self) -> int | None:
-        """None: the scan process is not one of this host's."""
+        """None: the scan process does not run on this host."""
         return None
 
     def start(self) -> None:
-        """Begin to make the helper, if there is none yet; does not wait for it."""
+        """Start making the helper, if there is none yet; does not wait for it."""
         if self._socket is not None:
             return
         ours, theirs = socket.socketpair()
@@ -76,7 +76,7 @@ class VolumeScanner(DirectoryScanner):
         self._relay.start()
 
     def send(self, operation: str, **arguments: Any) -> None:
-        """Send a request without waiting; a directory is never made or cleaned from here."""
+        """Send a request without waiting; directories are never created or cleaned from here."""
         if operation == "check":
             arguments |= {"create": False, "writable": False}
         super().send(operation, **arguments)
@@ -91,13 +91,13 @@ class VolumeScanner(DirectoryScanner):
             raise
 
     def request(self, operation: str, timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer; the first one may have to wait for the helper to be made."""
+        """Send a request and wait for its answer; the first request may also wait for the helper."""
         if self._socket is None:
             timeout_s = 2 * _CALL_S + (self.deadline_s if timeout_s is None else timeout_s)
         return super().request(operation, timeout_s, **arguments)
 
     def close(self) -> None:
-        """Let the helper end, and have it removed, without waiting for an engine that hangs."""
+        """Let the helper end and have it removed, without waiting for an engine that hangs."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -142,7 +142,7 @@ class VolumeScanner(DirectoryScanner):
             "Image": self._image,
             "Entrypoint": ["python3"],
             "Cmd": ["-I", "-S", "-c", _MAIN],
-            "User": "0:0",  # whoever wrote the files, they can be measured
+            "User": "0:0",  # so that the files of any owner can be measured
             "Labels": labels_of_run(uuid.uuid4().hex, "measure", [os.getpid()]),
             "AttachStdin": True,
             "AttachStdout": True,
@@ -151,7 +151,7 @@ class VolumeScanner(DirectoryScanner):
             "StdinOnce": True,
             "Tty": False,
             "HostConfig": {
-                "AutoRemove": True,  # it ends with its standard input, also where this process is killed
+                "AutoRemove": True,  # it ends with its standard input, even if this process is killed
                 "NetworkMode": "none",
                 "Mounts": mounts,
                 "CapDrop": ["ALL"],
@@ -162,7 +162,7 @@ class VolumeScanner(DirectoryScanner):
         }
 
     def _pass_on(self, theirs: socket.socket, attached: Any) -> None:
-        """Copy requests to the helper's standard input and its frames of standard output back, until either ends."""
+        """Copy requests to the helper's standard input and its frames of standard output back, until one side ends."""
         fd, buffer, complaint = attached.fileno(), bytearray(), bytearray()
         poll = select.poll()
         poll.register(theirs, select.POLLIN)
@@ -200,7 +200,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _package() -> bytes:
-    """Pack the scan process's modules, as they are here, for the helper."""
+    """Pack this installation's modules of the scan process for the helper."""
     parent = Path(package_parent())
     here = parent / "prefect_cachewatch"
     files = [here / "__init__.py", *(here / "common").glob("*.py"), *(here / "measure").glob("*.py")]

@@ -1,14 +1,14 @@
-"""The warden: a process of its own that sees to a container's end, whatever becomes of the flow that started it.
+"""The warden: a separate process that sees to a container's end, whatever happens to the flow that started it.
 
-Killing a client never stops a container. So the flow starts its warden first, and it watches the flow by pidfd: when
-the flow ends without having let go, the warden finds the run's containers by their label and stops them. A stop that
-the flow asks for is made here too, so that an engine that hangs holds up nobody else. The flow in turn starts another
-warden if this one is killed; if both are, the janitor finds the container. Standard library only, no docker SDK.
+Killing a client never stops a container. So the flow starts a warden first, which watches the flow by pidfd. If the
+flow ends without a release, the warden finds the run's containers by their label and stops them. It also carries out
+the stops that the flow asks for, so that an engine that hangs blocks no other process. The flow in turn starts another
+warden if this one is killed; if both are killed, the janitor finds the container. Standard library only, no docker SDK.
 
-Wire format: one JSON object a line. In: first the configuration, then {"cmd": "creating"}, {"cmd": "created"},
-{"cmd": "watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]},
-{"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, suspended,
-kept, gone, removed.
+Wire format: one JSON object a line. In: first the configuration, then {"cmd": "creating"}, {"cmd": "created"}, {"cmd":
+"watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd":
+"suspend"}, {"cmd": "resume"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, suspended, kept,
+gone, removed.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _KILLED = 137
 _LOOK_EVERY_S = 2.0
 _REMOVE_WITHIN_S = 30.0
-# A request to make the container may be under way when the flow dies, and a busy engine answers it late.
+# A request to create the container may be under way when the flow dies, and a busy engine answers it late.
 _LATE_CONTAINER_S, _KEEP_TRYING_S = 30.0, 600.0
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Warden:
-    """What one warden knows, and whom it listens to.
+    """The state of one warden and its connections.
 
     Args:
         control: descriptor of the control socket.
         configuration: engine, cookie, flow_pid, grace_s, hold, records.
         flow_fd: pidfd of the flow process.
-        heard: what came behind the configuration.
+        heard: the data that followed the configuration.
     """
 
     def __init__(self, control: int, configuration: dict[str, Any], flow_fd: int, heard: bytes) -> None:
@@ -73,10 +73,10 @@ class Warden:
             while message:
                 message = message[os.write(self.control, message) :]
         except OSError:
-            return  # the flow has gone; the container is stopped all the same
+            return  # the flow has gone; the container is stopped anyway
 
     def hear(self, timeout_s: float | None, *others: int) -> list[dict[str, Any]]:
-        """Wait for commands, for the end of the flow (which sets `why`), or for one of `others`."""
+        """Wait for commands, for the end of the flow (which sets `why`), or for input on one of `others`."""
         poll = select.poll()
         if b"\n" in self._heard:
             timeout_s = 0.0
@@ -102,7 +102,7 @@ class Warden:
         return [json.loads(line) for line in lines if line]
 
     def serve(self) -> Stopped | None:
-        """Wait for the first reason to end; returns how the container ended, None where its run is to be cleared."""
+        """Wait for the first reason to end; return how the container ended, or None if its run must be cleared."""
         pidfd, grace_s = -1, self.grace_s
         while not self.why:
             blind = self.running is not None and pidfd < 0
@@ -134,9 +134,9 @@ class Warden:
         return self.running.stop(grace_s, self._nap)
 
     def clear(self) -> bool:
-        """Stop and remove every container of the run, those too that are only just being made; whether none is left."""
+        """Stop and remove every container of the run, including ones in creation; return whether none is left."""
         began = time.monotonic()
-        if self.running is not None:  # first, and also where the engine gives no answer any more
+        if self.running is not None:  # first, and even if the engine no longer answers
             self.running.stop(self.grace_s, self._nap)
         quiet = 0
         while time.monotonic() < began + _KEEP_TRYING_S:
@@ -158,7 +158,7 @@ class Warden:
         return False
 
     def _pass_on(self, running: RunningContainer, command: dict[str, Any]) -> None:
-        """Do what a signal of the flow process asks for while the container runs."""
+        """Carry out a signal command of the flow process while the container runs."""
         if command["cmd"] == "signal":
             for number in command["numbers"]:
                 running.signal(number)
@@ -181,19 +181,19 @@ class Warden:
             return -1
 
     def _release(self) -> None:
-        """Let go of a container that goes on, and end; the only way out on which it is not stopped."""
+        """Release a container that keeps running, and end; on no other path does it survive the warden."""
         state = self.running.look() if self.running is not None else None
         if state is None or not is_running(state):
             self.say("kept", reason="its engine does not answer" if state is None else "it has ended")
             return
-        # Without its record no janitor takes it for a leftover. What the flow wrote before says how to stop it.
+        # Without its record no janitor takes it for a leftover. The flow has already recorded how to stop it.
         remove_record(self.cookie, self.records)
         self.say("gone", why="released", exit_code=None, out_of_memory=False, error="", gone_after_s=0.0, terminated=[],
                  killed=[], survivors=[])  # fmt: skip
         os._exit(0)
 
     def _nap(self, seconds: float) -> float:
-        """Wait; returns the deadline of a further stop that came meanwhile, else never."""
+        """Wait; return the deadline of a further stop that arrived meanwhile, else infinity."""
         if self.control < 0:
             time.sleep(seconds)
             return math.inf
@@ -204,7 +204,7 @@ class Warden:
 
 
 def _finish(warden: Warden, ended: Stopped) -> bool:
-    """Report, wait until the log has been read, remove the container; whether it has gone."""
+    """Report, wait until the log has been read, remove the container; return whether it has gone."""
     assert warden.running is not None
     state = ended.state or {}
     warden.say(
@@ -237,7 +237,8 @@ def _finish(warden: Warden, ended: Stopped) -> bool:
 def _ran_out_of_memory(warden: Warden, state: dict[str, Any]) -> bool:
     if state.get("OOMKilled"):
         return True
-    # Podman does not always see it; a SIGKILL that nobody here sent, and a kill for memory on this machine, tell it too.
+    # Podman does not always notice it. A SIGKILL that we did not send, together with an out-of-memory kill on this
+    # machine, also shows it.
     killed = warden.why == "exited" and state.get("ExitCode") == _KILLED
     return killed and warden.oom_kills < machine_oom_kills()
 
@@ -252,15 +253,15 @@ def machine_oom_kills() -> int:
 
 
 def main(control: int) -> None:
-    """See to one container until nothing of it is left; never returns.
+    """Guard one container until nothing of it is left; never returns.
 
     Args:
         control: descriptor of the connected control socket; the configuration is read from it.
     """
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, b"cachewatch-ward", 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped when the flow dies has its work then
-    os.chdir("/")  # never pin the file system that is being watched
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # a warden that is stopped when the flow dies must act then
+    os.chdir("/")  # do not pin the file system that is being watched
     os.set_inheritable(control, False)
     data = b""
     while b"\n" not in data:
@@ -272,7 +273,7 @@ def main(control: int) -> None:
     configuration: dict[str, Any] = json.loads(line)
     flow_fd = os.pidfd_open(configuration["flow_pid"])
     if os.getppid() != configuration["flow_pid"]:
-        os._exit(97)  # it died before it was pinned, and its pid may be another's
+        os._exit(97)  # it died before it was pinned, and its pid may have been reused
     warden = Warden(control, configuration, flow_fd, rest)
     warden.say("ready")
     ended = warden.serve()
@@ -285,6 +286,6 @@ def main(control: int) -> None:
 
 
 def _await_survivor(running: RunningContainer) -> None:
-    """Hold what locks the cache directories while the container's first process lives, which may still write there."""
+    """Hold the cache directories' locks while the container's first process lives, since it may still write there."""
     while running.pid is not None and is_alive(running.pid, running.start_ticks):
         time.sleep(_LOOK_EVERY_S)

@@ -1,3 +1,3 @@
-"""How big is it: one scan (`snapshot`), growth accounting (`ledger`), a scan process with a deadline (`scanner`)."""
+"""Measures the cache: one scan (`snapshot`), growth accounting (`ledger`), a scan process (`scanner`)."""
 
 __all__: list[str] = []

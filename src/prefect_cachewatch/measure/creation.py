@@ -1,9 +1,9 @@
-"""What came into being below some directories while an attempt ran: the list of what may be removed again.
+"""Lists the files that an attempt created below some directories: only these may be removed again.
 
-It is made in two looks: `remember` before the generator starts, `sight` when its tree is gone. Only what the second
-shows and the first does not, by name and by inode, that was born in between by the file system's own clock, and that
-belongs to whom the file system takes this process for, is the attempt's. What cannot be known stays. Standard library
-only, since it runs in the scan process; the removal itself is `common.removal`.
+Two looks make the list: `remember` before the generator starts, `sight` after its tree is gone. A file is the attempt's
+if only the second look shows it, by name and by inode; if it was born between the looks by the file system's own clock;
+and if it belongs to the owner that the file system gives this process's files. Files of unknown origin are kept.
+Standard library only, since it runs in the scan process; the removal itself is `common.removal`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from prefect_cachewatch.common.removal import (
     walk,
 )
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
 
 __all__ = ["RECORD", "Creation", "Held", "Recorder", "Refusal", "created_line", "holds", "key_of", "read_line", "sort"]
 
-#: In cachewatch's own directory of a cache that is generated in place: who each file is that a run made.
+#: File in cachewatch's own directory of a cache generated in place: it identifies each file that a run made.
 RECORD = "created"
 
-# Files of which it is kept what they looked like, to see whether the file system gives them other inode numbers.
+# Files whose status is kept as a sample, to detect whether the file system gives them other inode numbers.
 _SAMPLED = 4096
 _NAMED = 20
-# What is cachewatch's own, and what an NFS client keeps for a process that has it open.
+# cachewatch's own names, and the name under which an NFS client keeps a removed file that is still open.
 _OWN_DIRECTORY, _OWN_NAMES = ".cachewatch/", (".cachewatch-new-", ".cachewatch.lock", ".nfs")
 _TICK_S = 2.5
 _MANY = 10_000
@@ -53,11 +53,11 @@ _LAYERED = ("overlay", "aufs")
 
 
 class Refusal(Exception):
-    """Why nothing at all is removed, in one sentence."""
+    """Why nothing at all is removed, as one sentence."""
 
 
 class Held:
-    """A directory that is held open from the start, so that nothing that takes its place is ever taken for it.
+    """A directory that is held open from the start, so that a later one of the same path is not mistaken for it.
 
     Args:
         path: absolute, resolved.
@@ -71,7 +71,7 @@ class Held:
         self.top = self.known(top)
 
     def require_in_place(self) -> None:
-        """See that the path still leads to it; raises Refusal."""
+        """Check that the path still leads to it; raises Refusal."""
         try:
             now = self.known(look_path(self.path))
         except FileNotFoundError:
@@ -86,7 +86,7 @@ class Held:
         return self.known(look(fd, name))
 
     def known(self, entry: Entry) -> Entry:
-        """An entry without what its file system does not mean: a layered one gives a birth to what is only written to."""
+        """Return the entry, without the birth if the file system is layered: there a mere write changes it."""
         return entry._replace(born_ns=None) if self.layered else entry
 
     def close(self) -> None:
@@ -94,7 +94,9 @@ class Held:
 
 
 class Creation:
-    """What one attempt makes below some directories; 16 bytes for each file that is there before, 8 for each one made.
+    """The files that one attempt makes below some directories.
+
+    It takes 16 bytes of memory for each file that existed before, and 8 for each one made.
 
     Args:
         roots: absolute, resolved paths.
@@ -119,11 +121,11 @@ class Creation:
             raise
 
     def remember(self) -> None:
-        """Take what is there now for somebody else's; whatever was sighted before is forgotten.
+        """Record the existing files as not the attempt's, and forget what was sighted before.
 
         Raises:
-            Refusal: a directory is not the one that it was.
-            OSError: nothing can be made in one, so that the file system's clock and owner are not known.
+            Refusal: a directory has been replaced by another one.
+            OSError: no file can be made in a directory, so the file system's clock and owner are unknown.
         """
         for held in self.held:
             held.require_in_place()
@@ -136,16 +138,16 @@ class Creation:
                 inodes.append(_identity(entry))
                 self._sample(index, path, entry)
         self._names, self._inodes, self._made = sort(names), sort(inodes), array("q")
-        # Last of all, so that whatever came while we looked is older.
+        # Last of all, so that everything that came during the look is older.
         self._stamps = [make_stamp(held.fd) for held in self.held]
         for held, stamp in zip(self.held, self._stamps, strict=True):
             _wait_for_tick(held.fd, stamp)
 
     def sight(self, told: Callable[[int, str, Entry], None] = lambda index, path, entry: None) -> dict[str, Any]:
-        """Take what has come since for the attempt's, as far as that can be known; its tree must be gone.
+        """Record the files that came since as the attempt's, as far as that is known; its tree must be gone.
 
         Args:
-            told: the directory's index, the relative path and the entry of each.
+            told: called with the directory's index, the relative path and the entry of each.
 
         Returns:
             `made`: how many files, directories and others.
@@ -171,38 +173,39 @@ class Creation:
         return {"made": len(made)}
 
     def is_made(self, index: int, path: str, name: str, entry: Entry, now: Entry | None = None) -> bool:
-        """Say whether an entry is known to have come into being since `remember`.
+        """Say whether an entry is known to have been created since `remember`.
 
         Args:
             index: of the directory.
             path: relative to it.
             name: last part of it.
             entry: as it is now, by `Held.look`.
-            now: a later stamp; what is dated after it is not known to be anybody's.
+            now: a later stamp; the origin of an entry dated after it is unknown.
         """
         stamp = self._stamps[index]
         if entry.owner != stamp.owner or _is_own(path, name):
             return False
         if not (entry.is_file or entry.is_directory or entry.is_link):
-            return False  # a pipe or a socket holds no bytes, and somebody may be at its other end
+            return False  # a pipe or a socket holds no bytes, and another process may be at its other end
         if holds(self._names, hash((index, path))) or holds(self._inodes, _identity(entry)):
             return False
         if entry.born_ns is not None:
             return stamp.changed_ns < entry.born_ns and (now is None or entry.born_ns <= now.changed_ns)
-        # No birth is kept. What was moved here keeps its modification time; what was not listed may have been here before.
+        # No birth time is recorded. A file that was moved here keeps its modification time; one that was not listed may
+        # have been here before.
         if not self._complete or (entry.links > 1 and not entry.is_directory):
             return False
         return stamp.changed_ns < entry.changed_ns and (entry.is_directory or stamp.changed_ns < entry.modified_ns)
 
     def clean(self) -> dict[str, Any]:
-        """Remove what `sight` showed to be the attempt's, if it still is what it was; directories when they are empty.
+        """Remove what `sight` recorded as the attempt's and is unchanged since; directories when they are empty.
 
         Returns:
-            `removed` (files), `directories`, `freed_bytes`; `kept`, files that came since the start and are not known to be
-            the attempt's, with the first `kept_paths`; `failed` and `problems`, what should have gone.
+            `removed` (files), `directories`, `freed_bytes`; `kept`, files that came since the start but may not be the
+            attempt's, with the first `kept_paths`; `failed` and `problems`, removals that failed.
 
         Raises:
-            Refusal: nothing was touched.
+            Refusal: no file was touched.
         """
         for held in self.held:
             held.require_in_place()
@@ -246,16 +249,16 @@ class Creation:
         return answer | {"kept_paths": kept, "problems": problems[:_NAMED]}
 
     def find_made(self, index: int, places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Entry]]:
-        """Say which of some files have come into being since `remember`.
+        """Find the files, among some, that were created since `remember`.
 
         Args:
             index: of the directory.
             places: relative path of a file's directory with a trailing slash, and its name.
 
         Yields:
-            Relative path and entry of each one that has.
+            Relative path and entry of each one that was.
         """
-        held, here, fd = self.held[index], "/", -1  # no directory has this relative path
+        held, here, fd = self.held[index], "/", -1  # "/" is no directory's relative path
         try:
             for path, name in places:
                 try:
@@ -267,7 +270,7 @@ class Creation:
                         here = path
                     entry = held.look(fd, name)
                 except OSError:
-                    continue  # gone, or renamed since the scan: the next walk sees it
+                    continue  # removed or renamed since the scan: the next walk sees it
                 if self.is_made(index, path + name, name, entry):
                     yield path + name, entry
         finally:
@@ -275,7 +278,7 @@ class Creation:
                 os.close(fd)
 
     def list_made(self, index: int) -> Iterator[tuple[str, Entry]]:
-        """Go through a directory and say what has come into being in it since `remember`: path and entry."""
+        """Walk a directory and yield path and entry of each file that was created in it since `remember`."""
         for path, name, entry in self._entries(self.held[index]):
             if self.is_made(index, path, name, entry):
                 yield path, entry
@@ -300,7 +303,7 @@ class Creation:
             self._samples[index, path] = (entry.inode, entry.size_bytes, entry.changed_ns)
 
     def _check_samples(self) -> None:
-        """Look for a file that is another inode and has not changed."""
+        """Look for a sample file that has another inode and has not changed: then inode numbers prove nothing."""
         for (index, path), (inode, size_bytes, changed_ns) in self._samples.items():
             held = self.held[index]
             directory, _, name = path.rpartition("/")
@@ -322,12 +325,13 @@ class Creation:
 
 
 class Recorder:
-    """Writes down who each file is that comes in the first directory, while it comes.
+    """Records the identity of each file that appears in the first directory, while the attempt runs.
 
-    The record must be there (`publish.begun` makes it). What cannot be written is not known later, and stays.
+    The record must exist (`publish.begun` makes it). A file that could not be recorded is of unknown origin later, and
+    is kept.
 
     Args:
-        creation: which tells it.
+        creation: finds the files.
 
     Raises:
         OSError: the record cannot be opened.
@@ -338,17 +342,18 @@ class Recorder:
         held = creation.held[0]
         with Opened(open_below(held.fd, _OWN_DIRECTORY)) as directory:
             self._fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        # What was written already, 8 bytes a file, and the last of it.
+        # Files already written to the record, 8 bytes each, and the most recent of them.
         self._known = array("q")
         self._young: set[int] = set()
         self._lines: list[str] = []
         self._next_walk_s = 0.0
 
     def note(self, moved: Sequence[tuple[str, str]]) -> None:
-        """Record what has come by a scan.
+        """Record the new files that a scan found.
 
         Args:
-            moved: directory, with a trailing slash, and name of each file that grew or came; of many only some.
+            moved: directory, with a trailing slash, and name of each file that grew or appeared; only some if there are
+                many.
         """
         top = self.creation.held[0].path.rstrip("/") + "/"
         places = [(directory.removeprefix(top), name) for directory, name in moved if directory.startswith(top)]
@@ -360,23 +365,23 @@ class Recorder:
             self._lines = []
 
     def sight(self) -> dict[str, Any]:
-        """Record all that has come, when an attempt has ended; see `Creation.sight`."""
+        """Record all new files when an attempt has ended; see `Creation.sight`."""
         answer = self.creation.sight(self._take)
         self._write()
         return answer
 
     def beat(self) -> float:
-        """Record what has come between two scans, in a walk over all, while nothing else is asked for.
+        """Record, between two scans, the files that have appeared, by a walk over everything.
 
-        What a run that is killed has made since the last one is not known, so they are a second apart where that costs
-        little, and take a twentieth of the time at most.
+        It is used while no request is waiting. Files made after the last walk are of unknown origin if the run is
+        killed, so the walks are a second apart where that costs little, and take at most a twentieth of the time.
 
         Returns:
-            Seconds until it is to be called again.
+            Seconds until the next call.
         """
         now_s = time.monotonic()
         with contextlib.suppress(OSError):
-            os.utime(self._fd)  # a sign of life: who comes after a kill knows when it was
+            os.utime(self._fd)  # a sign of life: after a kill it shows when the run was last alive
         if now_s < self._next_walk_s:
             return min(self._next_walk_s - now_s, _BEAT_S)
         with contextlib.suppress(OSError):
@@ -408,12 +413,12 @@ class Recorder:
         try:
             write_all(self._fd, data)
         except OSError:
-            self._young, self._known = set(), array("q")  # a full disk: all of it is written once more, when it can be
+            self._young, self._known = set(), array("q")  # a full disk: write all of it again when that is possible
             raise
 
 
 def _wait_for_tick(fd: int, stamp: Entry) -> None:
-    """Let the file system's clock go on: it moves in steps of some milliseconds, of two seconds at most."""
+    """Wait until the file system's clock advances: it moves in steps of some milliseconds, at most two seconds."""
     pause_s, end_s = 0.001, time.monotonic() + _TICK_S
     while make_stamp(fd).changed_ns == stamp.changed_ns and time.monotonic() < end_s:
         time.sleep(pause_s)
@@ -425,32 +430,33 @@ def _identity(entry: Entry) -> int:
 
 
 def _as_sighted(index: int, path: str, entry: Entry) -> int:
-    # Without a birth time a file must not have changed since; a directory changes with what is removed from it.
+    # Without a birth time a file must not have changed since. For a directory that is not required: removing its
+    # entries changes it.
     since = entry.born_ns if entry.born_ns is not None else 0 if entry.is_directory else entry.changed_ns
     return hash((index, path, entry.device, entry.inode, entry.mode & 0o170000, since))
 
 
 def created_line(path: str, entry: Entry, top: Entry) -> str:
-    """Say in a line of the record who a file is.
+    """Format the record's line that identifies a file.
 
     Args:
         path: relative to the cache directory.
         entry: the file, by `Held.look`.
-        top: the cache directory; device numbers may change with a restart, but not that the two have the same.
+        top: the cache directory; a restart may change device numbers, but not whether the two are equal.
     """
     device = 0 if entry.device == top.device else entry.device
     return json.dumps([path, device, entry.inode, entry.born_ns, entry.changed_ns]) + "\n"
 
 
 def read_line(line: bytes, top: Entry) -> int | None:
-    """Read a line of the record; None where it is none, as the last one of a run that was killed.
+    """Parse a line of the record; None if it is not valid, for example the last one of a killed run.
 
     Args:
         line: of the file.
         top: the cache directory.
 
     Returns:
-        One of those numbers that `key_of` gives the file if it still is who it was.
+        The number that `key_of` gives the file if it is still the same one.
     """
     try:
         path, device, inode, born_ns, changed_ns = json.loads(line)
@@ -462,7 +468,7 @@ def read_line(line: bytes, top: Entry) -> int | None:
 
 
 def key_of(path: str, entry: Entry) -> int:
-    """Make a number of who a file is: wherever it lies, by its birth; by its path and unchanged, where none is kept."""
+    """Make a number that identifies a file: by its birth, whatever its path; else by path and change time."""
     return _key(path, entry.device, entry.inode, entry.born_ns, entry.changed_ns)
 
 
@@ -475,12 +481,12 @@ def _is_own(path: str, name: str) -> bool:
 
 
 def sort(values: array[int]) -> array[int]:
-    """Bring numbers in order, for `holds`."""
+    """Sort numbers, for `holds`."""
     return array("q", sorted(values))
 
 
 def holds(values: array[int], value: int) -> bool:
-    """Say whether a number is among some in order."""
+    """Say whether sorted numbers contain a value."""
     place = bisect_left(values, value)
     return place < len(values) and values[place] == value
 

@@ -1,7 +1,8 @@
-"""The way down through directories by descriptor, however deep, with few of them open; standard library only.
+"""Descends through directories by descriptor, to any depth, with few of them open; standard library only.
 
-An open directory is pinned against renames and links. Of those that a walk has passed the nearest stay open; another is
-opened again on the way back, by `..` of the one below or by its name, and is used only if it still is the same.
+An open directory is pinned against renames and links. Of the directories on the way down, the nearest stay open.
+Another one is opened again on the way back, by `..` of the one below or by its name, and is used only if it is still
+the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import look_path
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -30,10 +31,10 @@ class _Level(NamedTuple):
 
 
 class Descent:
-    """Open directories from a top one down to where a walk is; close it at the end.
+    """The open directories from a top one down to the current position of a walk; close it at the end.
 
     Args:
-        top_fd: descriptor of the top one, which is closed with it.
+        top_fd: descriptor of the top directory; closed with this object.
         top: its stat result.
     """
 
@@ -43,11 +44,11 @@ class Descent:
 
     @property
     def fd(self) -> int | None:
-        """The lowest directory; None if it was moved away meanwhile."""
+        """The lowest directory; None if it was moved meanwhile."""
         return self._fds[-1]
 
     def enter(self, name: str, fd: int, status: os.stat_result) -> None:
-        """Take in that a directory in the lowest one was opened.
+        """Add a directory that was opened in the lowest one.
 
         Args:
             name: in the lowest one.
@@ -57,7 +58,7 @@ class Descent:
         self._levels.append(_Level(name, (status.st_dev, status.st_ino)))
         self._fds.append(fd)
         passed = len(self._fds) - 1 - _KEPT_OPEN
-        # The top one stays open: from there each of the others is found by name.
+        # The top one stays open: from there each of the others can be found by name.
         if passed > 0 and (old := self._fds[passed]) is not None:
             self._fds[passed] = None
             os.close(old)
@@ -113,13 +114,13 @@ def _identity(fd: int) -> tuple[int, int]:
 
 
 def find_borders(roots: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Find what is mounted below some directories.
+    """Find the mount points below some directories.
 
     Args:
         roots: absolute paths.
 
     Returns:
-        The names of what is mounted, by the path of the directory around it with a trailing slash.
+        The names of the mount points, by the path of their directory with a trailing slash.
 
     Example:
         >>> "sys" in find_borders(["/"]).get("/", ())
@@ -137,8 +138,8 @@ def find_borders(roots: Sequence[str]) -> dict[str, frozenset[str]]:
 
 
 def _is_elsewhere(point: str, root: str) -> bool:
-    # A mount in the table may be hidden by a later one above it: what is at its path now belongs to that one.
+    # A mount in the table may be hidden by a later one above it: then its path now belongs to that one.
     try:
         return look_path(point).mount != look_path(root + "/.").mount
-    except OSError:  # nobody can see it, or it is the walk that will say so
+    except OSError:  # the mount point is not visible, or the walk will report the error
         return False

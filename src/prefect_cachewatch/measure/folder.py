@@ -1,7 +1,7 @@
-"""What is known of the files of one directory, packed into columns: about 65 bytes a file. Pure; standard library only.
+"""The known files of one directory, packed into columns: about 65 bytes a file. Pure; standard library only.
 
-A record is made on demand and never kept: a million of them would take half a gigabyte. It counts
-nothing (see `ledger`).
+A record is made on demand and never stored: a million of them would take half a gigabyte. The counting is done in
+`ledger`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Literal, NamedTuple
 
@@ -23,8 +23,8 @@ else:
 
 __all__ = ["FileRecord", "Folder", "Listing", "Missing", "Seen", "read_listing"]
 
-_ORIGINAL = -2  # in place of the scan it grew in: stood there at the start, and nothing of it has been counted
-_TOUCHED = -3  # likewise, and it was touched
+_ORIGINAL = -2  # in place of the scan in which it grew: it existed at the start, and no byte of it has been counted
+_TOUCHED = -3  # the same, and it was touched
 _inode_of = operator.attrgetter("st_ino")
 _size_of = operator.attrgetter("st_size")
 _blocks_of = operator.attrgetter("st_blocks")
@@ -34,15 +34,15 @@ _modified_of = operator.attrgetter("st_mtime_ns")
 _links_of = operator.attrgetter("st_nlink")
 
 
-# What has been missing in so many full scans was deleted, and so was what is beyond this number of files and was not
-# lost in the last scan alone: temporary files come and go for days.
+# A file that has been missing in this many full scans was deleted. Beyond this number of files, so was every missing
+# file that was not lost in the last scan: temporary files may come and go for days.
 _FULL_SCANS = 10
 _FILES_MAX = 50_000
 _INODE = (1 << 64) - 1
 
 
 class FileRecord(NamedTuple):
-    """What the ledger knows of one inode; sizes in bytes, times in nanoseconds of the file system's clock."""
+    """The ledger's data on one inode; sizes in bytes, times in nanoseconds of the file system's clock."""
 
     directory: str
     name: str
@@ -56,9 +56,9 @@ class FileRecord(NamedTuple):
     written_blocks: int
     grown_scan: int
     original: bool
-    """Whether it stood there at the start and nothing of it has been counted."""
+    """Whether it existed at the start and no byte of it has been counted."""
     touched: bool = False
-    """Whether it is such a file and was touched, which says nothing when it happens again."""
+    """Whether it is such a file and was touched; a second touch then proves nothing."""
 
     @property
     def path(self) -> str:
@@ -66,7 +66,7 @@ class FileRecord(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """One file of a listing, with the names that `os.stat_result` gives them."""
+    """One file of a listing, with the field names of `os.stat_result`."""
 
     st_ino: int
     st_nlink: int
@@ -79,25 +79,25 @@ class Seen(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Some files of a directory as a scan saw them."""
+    """Some files of a directory as one scan saw them."""
 
     directory: str
     rank: int
     names: str
     facts: Column
-    """Inode numbers, then sizes, blocks and change times: whatever happens to a file moves one of them."""
+    """Inode numbers, then sizes, blocks and change times: any change to a file changes one of these."""
     modified: Column | None
-    """Modification times, where any is not the change time."""
+    """Modification times; None if each equals the change time."""
     accessed: Column
-    """Access times, which no folder keeps."""
+    """Access times; folders do not store them."""
     links: array[int] | None
-    """Link counts, where any file has more than one name."""
+    """Link counts; None if every file has only one name."""
 
     def __len__(self) -> int:
         return len(self.facts) // 4
 
     def seen(self, index: int) -> Seen:
-        """The file at an index."""
+        """Return the file at an index."""
         count, facts = len(self), self.facts
         changed_ns = facts[3 * count + index]
         return Seen(
@@ -107,16 +107,16 @@ class Listing(NamedTuple):
         )  # fmt: skip
 
     def inodes(self) -> Column:
-        """The inode numbers."""
+        """Return the inode numbers."""
         return self.facts[: len(self)]
 
     def keys(self) -> list[int]:
-        """The inode numbers, each with its device's rank above it."""
+        """Return the inode numbers, each with its device's rank in the bits above it."""
         high = self.rank << 64
         return [inode | high for inode in self.inodes()]
 
     def only(self, indices: Sequence[int]) -> Listing:
-        """The listing without the other files."""
+        """Return a listing of only some files."""
         count, names = len(self), self.names.split("/")
         return Listing(
             self.directory, self.rank, "/".join(names[i] for i in indices),
@@ -141,7 +141,7 @@ def _column(code: Literal["q", "Q"], values: list[int]) -> Column:
 
 
 def _put(column: Column, index: int, value: int) -> Column:
-    """Set a value; returns the column, or a list in its place where the value does not fit."""
+    """Set a value; return the column, or a list in its place if the value does not fit."""
     try:
         column[index] = value
     except OverflowError:
@@ -153,14 +153,14 @@ def _put(column: Column, index: int, value: int) -> Column:
 def read_listing(
     directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: Column | None = None
 ) -> Listing:
-    """Pack what a scan saw.
+    """Pack the result of a scan.
 
     Args:
         directory: path with a trailing slash.
         rank: of its device.
         names: file names, joined by slashes.
         stats: their stat results.
-        facts: of `read_facts`, if they were read already.
+        facts: result of `read_facts`, if it was already computed.
 
     Returns:
         The listing.
@@ -182,7 +182,7 @@ class Folder:
 
     Args:
         listing: its files.
-        linked: whether one of them has further names, so that its inode may be found elsewhere too.
+        linked: whether one of them has further names, so that its inode may also appear elsewhere.
     """
 
     __slots__ = (
@@ -194,10 +194,11 @@ class Folder:
         self.facts, self.modified = listing.facts, listing.modified
         self.linked = linked
         self.seen_in = 0
-        """The number of the scan in which it was last found to be as it was."""
-        # Where all files agree, which is the rule, one number stands for the column.
+        """The number of the scan in which it was last found unchanged."""
+        # If all files agree, which is the usual case, one number stands for the column.
         self.codes: array[int] | int = _ORIGINAL
-        # High-water and written bytes and blocks follow from size and blocks but for files that shrank or were taken over.
+        # High-water and written bytes and blocks follow from size and blocks, except for files that shrank or were
+        # taken over.
         self.extra: array[int] | None = None
         inodes = listing.inodes()
         self.lowest, self.highest = min(inodes), max(inodes)
@@ -207,26 +208,26 @@ class Folder:
 
     @property
     def bytes_present(self) -> int:
-        """Apparent size of all its files."""
+        """Total apparent size of its files."""
         return sum(self.facts[len(self) : 2 * len(self)])
 
     @property
     def blocks_present(self) -> int:
-        """Blocks of all its files."""
+        """Total blocks of its files."""
         return sum(self.facts[2 * len(self) : 3 * len(self)])
 
     def modified_ns(self, index: int) -> int:
-        """When a file was modified."""
+        """Return when a file was modified."""
         return self.facts[3 * len(self) + index] if self.modified is None else self.modified[index]
 
     def last_seen(self, index: int) -> tuple[int, int]:
-        """The scan that saw a file grow last, -1 where none did, and its change time."""
+        """Return the last scan that saw a file grow, -1 if none did, and the file's change time."""
         code = self.codes if isinstance(self.codes, int) else self.codes[index]
         return max(code, -1), self.facts[3 * len(self) + index]
 
     @classmethod
     def of_records(cls, listing: Listing, records: Sequence[FileRecord], linked: bool) -> Folder:
-        """Make one from records in the listing's order."""
+        """Make a folder from records in the listing's order."""
         folder = cls(listing, linked)
         folder.codes = array("i", [_code(record) for record in records])
         for index, record in enumerate(records):
@@ -236,7 +237,7 @@ class Folder:
         return folder
 
     def is_as_listed(self, names: str, facts: Column) -> bool:
-        """Whether nothing has changed."""
+        """Whether nothing has changed since."""
         return not self.linked and self.facts == facts and self.names == names
 
     def has_the_same_files(self, names: str, facts: Column) -> bool:
@@ -250,7 +251,7 @@ class Folder:
         )
 
     def changed_indices(self, facts: Column) -> list[int]:
-        """Say which files differ, of a listing with the same files."""
+        """Return the indices of the files that differ, for a listing with the same files."""
         count, old = len(self), self.facts
         found: set[int] = set()
         for start in (count, 2 * count, 3 * count):
@@ -271,21 +272,21 @@ class Folder:
         )
 
     def inodes(self) -> Column:
-        """The inode numbers."""
+        """Return the inode numbers."""
         return self.facts[: len(self)]
 
     def keys(self) -> list[int]:
-        """The inode numbers, each with its device's rank above it."""
+        """Return the inode numbers, each with its device's rank in the bits above it."""
         high = self.rank << 64
         return [inode | high for inode in self.inodes()]
 
     def records(self) -> Iterator[FileRecord]:
-        """All records, in order."""
+        """Yield all records, in order."""
         for index, name in enumerate(self.names.split("/")):
             yield self.record(index, name)
 
     def record(self, index: int, name: str) -> FileRecord:
-        """The record at an index."""
+        """Return the record at an index."""
         count, facts, extra = len(self), self.facts, self.extra
         size, blocks = facts[count + index], facts[2 * count + index]
         code = self.codes if isinstance(self.codes, int) else self.codes[index]
@@ -299,7 +300,7 @@ class Folder:
         )  # fmt: skip
 
     def put(self, index: int, record: FileRecord) -> None:
-        """Replace the record at an index; same inode, same name."""
+        """Replace the record at an index with one of the same inode and name."""
         count, facts = len(self), self.facts
         if self.extra is None and not _is_plain(record):
             self._make_extra()
@@ -350,10 +351,10 @@ def _code(record: FileRecord) -> int:
 
 
 class Missing:
-    """The records of missing files: those that a scan did not find, for as long as they may turn up again.
+    """The records of files that a scan did not find, kept as long as the files may reappear.
 
-    A file that is renamed while a scan is under way, or a directory above it, may be in no place when the scan comes
-    there; a partial scan does not look everywhere. Taken for a new one when it turns up, it would count as written again.
+    A scan may miss a file if the file, or a directory above it, is renamed during the scan; a partial scan does not
+    look everywhere. If the file were taken for a new one when it reappears, its bytes would be counted twice.
 
     Example:
         >>> missing = Missing()
@@ -365,14 +366,14 @@ class Missing:
 
     def __init__(self) -> None:
         self.found: dict[int, FileRecord] = {}
-        """What `look_for` found, by inode number with the rank of the device above it."""
+        """The result of `look_for`, by inode number with the rank of the device in the bits above it."""
         self._folders: deque[tuple[int, list[Folder]]] = deque()
         self._places: dict[int, tuple[Folder, int]] = {}
         self._full_scans = 0
         self._files = 0
 
     def add(self, records: Mapping[int, FileRecord]) -> None:
-        """Take in what a scan did not find.
+        """Add the files that a scan did not find.
 
         Args:
             records: by inode number with the rank of the device above it.
@@ -388,7 +389,7 @@ class Missing:
             self._forget_the_oldest()
 
     def look_for(self, keys: Set[int]) -> None:
-        """Find files that turned up, for `found` and `take`."""
+        """Find files that have reappeared, for `found` and `take`."""
         self.found, self._places = {}, {}
         if not keys or not self._folders:
             return
@@ -405,10 +406,10 @@ class Missing:
                         self.found[key], self._places[key] = record, (folder, index)
 
     def look_for_renamed(self, came: Mapping[tuple[int, int, int], list[int]]) -> None:
-        """Find files that are known by path and turned up at another one, for `found` and `take`.
+        """Find files that are identified by path and have reappeared at another one, for `found` and `take`.
 
         Args:
-            came: rank, size and modification time to the numbers of files that nothing is known of; found ones are taken out.
+            came: (rank, size, modification time) to the numbers of unknown files; the ones found are removed from it.
         """
         for _, folders in reversed(self._folders) if came else ():
             for folder in folders:
@@ -419,13 +420,13 @@ class Missing:
                         self.found[number], self._places[number] = record, (folder, index)
 
     def take(self, key: int) -> None:
-        """Take out a file that was found."""
+        """Remove a file that was found."""
         del self.found[key]
         folder, index = self._places[key]
-        folder.facts[index] = 0  # no file has this number
+        folder.facts[index] = 0  # no file has this inode number
 
     def end_full_scan(self) -> None:
-        """Take in that a full scan has ended."""
+        """Note that a full scan has ended."""
         self._full_scans += 1
         while self._folders and self._folders[0][0] < self._full_scans - _FULL_SCANS:
             self._forget_the_oldest()

@@ -1,8 +1,8 @@
-"""What a scan adds up to, as the scan process and the watch both know it; standard library only."""
+"""The totals of a scan, as a type shared by the scan process and the watch; standard library only."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -10,16 +10,16 @@ else:
 
 __all__ = ["NO_NAME", "Growth"]
 
-NO_NAME = " (no name)"  # ends the path of a file that has none
+NO_NAME = " (no name)"  # ends the displayed path of a file that has no name
 
 
 class Growth(NamedTuple):
     """The ledger's totals after a scan; all bytes.
 
-    `bytes_written` and `allocated_written` count growth since the start and never fall;
-    `bytes_kept` and `allocated_kept` are their part in files that still exist.
-    `newest_changed_ns` is the change time of the file that grew last in this scan, None if none did;
-    `overwriting_ns` that of the last file that stood there at the start and is being overwritten, once.
+    `bytes_written` and `allocated_written` count growth since the start and never fall; `bytes_kept` and
+    `allocated_kept` are their part in files that still exist. `newest_changed_ns` is the change time of the file that
+    grew last in this scan, None if none grew. `overwriting_ns` is the change time of the last file that existed at the
+    start and is being overwritten; each file counts once.
     """
 
     bytes_written: int = 0

@@ -1,7 +1,7 @@
-"""When a run's files last grew, kept beside them on the clock of their own file system.
+"""Records when a run's files last grew, beside the files and on the clock of their own file system.
 
-Whoever finds the files after a kill takes from it which of them may be cut. Written by the scan process while it
-measures, read by `publish.target`; standard library only. It judges nothing.
+After a kill it tells which of the files may be cut. The scan process writes it while it measures, and `publish.target`
+reads it. Standard library only. It makes no decision.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import os
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.removal import look
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
 __all__ = ["MARK_BYTES", "GrowthMark", "read_mark", "write_mark"]
 
-# Of one length, so that it is overwritten in one step and never shorter or longer than it was.
+# Fixed length, so that one write replaces it and its length never changes.
 MARK_BYTES = 256
 _CLOCK_BACK_NS = 60 * 10**9
 
 
 class GrowthMark:
-    """Renews the mark with each scan; what cannot be written leaves an older mark, which only makes more files suspect.
+    """Renews the mark with each scan. If that fails, an older mark stays, which only makes more files suspect.
 
     Args:
         path: of the mark, absolute, on the file system of the directory.
-        directory: what is measured, absolute.
+        directory: the measured directory, absolute.
 
     Raises:
         OSError: it cannot be opened.
@@ -42,11 +42,11 @@ class GrowthMark:
         self._numbers: Hashable = None
 
     def close(self) -> None:
-        """Let go of the mark."""
+        """Close the mark's file."""
         os.close(self._fd)
 
     def begin_scan(self) -> None:
-        """Ask the file system what time it is; to be called before each scan."""
+        """Read the file system's clock; call it before each scan."""
         self._now_ns = None
         try:
             os.utime(self._fd)
@@ -55,15 +55,16 @@ class GrowthMark:
             pass
 
     def end_scan(self, numbers: Hashable, full: bool) -> None:
-        """Note what a scan has found.
+        """Record the result of a scan.
 
         Args:
-            numbers: what differs from the last scan's where something was written.
-            full: whether it looked at everything.
+            numbers: a value that differs from the last scan's if anything was written.
+            full: whether it was a full scan.
         """
         now_ns, full_ns = self._now_ns, self._full_ns
         if now_ns is not None and full_ns is not None and numbers != self._numbers:
-            # It may have grown any time since all was looked at; by the earlier time, should the clock have gone back.
+            # Growth may have come at any time since the last full scan. The earlier time is used, in case the clock was
+            # set back.
             try:
                 write_mark(self._fd, self._directory, min(now_ns, full_ns))
             except OSError:
@@ -78,7 +79,7 @@ def write_mark(fd: int, directory: str, grew_after_ns: int) -> None:
 
     Args:
         fd: of the mark.
-        directory: what was measured; it is named by its inode and birth, which a copy does not have.
+        directory: the measured directory; it is identified by its inode and birth, which a copy does not have.
         grew_after_ns: the last growth came after this moment of the file system's clock.
 
     Raises:
@@ -94,13 +95,13 @@ def read_mark(data: bytes, build_fd: int, now_ns: int) -> int | str:
     """Read a mark back.
 
     Args:
-        data: what the mark's file holds.
+        data: contents of the mark's file.
         build_fd: descriptor of the directory.
-        now_ns: what time it is on its file system's clock.
+        now_ns: the current time on its file system's clock.
 
     Returns:
-        The moment after which the last growth came, on that clock; or, where the mark says nothing about this
-        directory, why not.
+        The moment after which the last growth came, on that clock; or, if the mark does not apply to this directory,
+        the reason as a text.
     """
     try:
         body = json.loads(data)

@@ -1,10 +1,9 @@
-"""Growth accounting: from scans to two counters that never fall. Pure; standard library only.
+"""Growth accounting: turns scans into two counters that never fall. Pure; standard library only.
 
-Per inode it keeps the high-water of apparent size and of allocated blocks. A rename carries the
-credit along, a hard link counts once, a deletion subtracts nothing, a path that is written anew
-counts only what goes beyond what was counted for it, and what was there at the start is no growth
-(though overwriting it is, once). A scan is of everything, or of some directories and files.
-It does not decide anything: see `prefect_cachewatch.watching.stall`.
+For each inode it keeps the high-water mark of apparent size and of allocated blocks. A rename keeps the count, a hard
+link counts once, and a deletion subtracts nothing. A path that is written again counts only beyond what was counted for
+it before. Files that existed at the start are no growth, but overwriting one counts once. A scan covers everything, or
+some directories and files. It makes no decision: see `prefect_cachewatch.watching.stall`.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
 
-# Deleted paths whose high-water is remembered. Beyond it the oldest are forgotten, so that a generator
+# Deleted paths whose high-water mark is remembered. Beyond this number the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000
-# What stood there at the start may be overwritten once, and no slower than this: a file that is written to for ever
-# without growing is no growth for ever.
+# A file that existed at the start may be overwritten once, and no slower than this: a file that is written to
+# indefinitely without growing must not count as growth indefinitely.
 _OVERWRITE_BYTES_PER_S = 1 << 18
 _OVERWRITTEN_MAX = 1000
 _MOVED_MAX = 10_000
 _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
-# A directory's path; with a number, a further part of a large one.
+# A directory's path; with a number, a later part of a large directory.
 _Key = str | tuple[str, int]
 
 
 class Files(Mapping[int, FileRecord]):
-    """The records by inode number, with the rank of the device above it; each is made when it is asked for."""
+    """The records by inode number, with the rank of the device in the bits above it; each is made on access."""
 
     def __init__(self, folders: Mapping[_Key, Folder]) -> None:
         self._folders = folders
@@ -58,7 +57,7 @@ class Files(Mapping[int, FileRecord]):
         raise KeyError(key)
 
     def folders(self) -> Iterable[Folder]:
-        """The directories, or parts of large ones, in which they are kept."""
+        """Return the directories, or parts of large ones, that hold the records."""
         return self._folders.values()
 
 
@@ -66,8 +65,8 @@ class Ledger:
     """Counts growth over scans; feed each scan between `begin` and `end`.
 
     Args:
-        birth_ns: creation time of a path in nanoseconds, or None if unknown. Asked only when an inode
-            number shows up under another path, to tell a rename from a number that was used again.
+        birth_ns: returns the creation time of a path in nanoseconds, or None if unknown. Called only when an inode
+            number appears under another path, to tell a rename from a reused number.
 
     Example:
         >>> import os
@@ -79,22 +78,23 @@ class Ledger:
     def __init__(self, birth_ns: Callable[[str], int | None] = lambda path: None) -> None:
         self.scans = 0
         self.moved: list[tuple[str, str]] = []
-        """Directory and name of what grew or was written to in the last scan."""
+        """Directory and name of each file that grew or was written to in the last scan."""
         self.doubtful: set[str] = set()
         """Directories of which two named the same file in the last scan: it was moved meanwhile, or has two names."""
         self._birth_ns = birth_ns
         self._folders: dict[_Key, Folder] = {}
         self._retired: dict[str, tuple[int, int]] = {}
-        # What a scan did not find may have been moved while it was under way, or to where it did not look.
+        # A file that a scan did not find may have been moved during the scan, or to a place where the scan did not
+        # look.
         self._missing = Missing()
         self._numbers = Numbers()
         self._unnamed: dict[int, FileRecord] = {}
         self._unnamed_seen: dict[int, tuple[str, str, StatLike]] = {}
-        # Files that had the number of another one in the last full scan, by number and path.
+        # Files that shared their number with another one in the last full scan, by number and path.
         self._collided: set[tuple[int, str]] = set()
         self._full = True
         self._begun = 0
-        # How many parts of a directory have come; in a full scan only of those whose first part is not as it was.
+        # How many parts of a directory have arrived; in a full scan only for directories whose first part has changed.
         self._parts: dict[str, int] = {}
         self._start: dict[str, Folder] = {}
         self._staged: dict[_Key, Listing] = {}
@@ -106,25 +106,25 @@ class Ledger:
         self._newest: FileRecord | None = None
         self._touched_ns: int | None = None
         self._overwriting_ns: int | None = None
-        self._overwritten: dict[tuple[str, str], int] = {}  # until when by its change time a file may be overwritten
+        self._overwritten: dict[tuple[str, str], int] = {}  # until which change time a file may be overwritten
         self._grown_bytes = self._grown_blocks = 0
 
     @property
     def files(self) -> Files:
-        """All that is known of files that were present in the last scan."""
+        """The records of all files that were present in the last scan."""
         return Files(self._folders)
 
     @property
     def by_path(self) -> bool:
-        """Whether inode numbers of a watched device were seen not to tell files apart, or to change under them."""
+        """Whether inode numbers of a watched device turned out not to be unique or not to be stable."""
         return bool(self._numbers.by_path)
 
     def begin(self, full: bool = True) -> None:
-        """Begin a scan; one that was begun and never ended leaves no trace.
+        """Begin a scan. A scan that is never ended leaves no trace.
 
         Args:
-            full: whether every directory will be seen. If not, nothing is said about a directory that
-                is neither seen nor dropped, but for the files in it that are looked at.
+            full: whether every directory will be seen. If not, a directory that is neither seen nor dropped stays as it
+                was, except for the files in it that are looked at.
         """
         self._full = full
         self._begun += 1
@@ -132,16 +132,16 @@ class Ledger:
         self._unnamed_seen = {}
 
     def is_same(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> bool:
-        """Take in all entries of a directory, or of a part of it, if they are those of the last time.
+        """Accept all entries of a directory, or of a part of it, if they are unchanged.
 
         Args:
             directory: its path with a trailing slash.
             rank: number of its device within the scan.
-            names: names of whatever is in it.
+            names: names of all entries.
             stats: their stat results, in the same order.
 
         Returns:
-            Whether they are; if not, nothing was taken in.
+            Whether they are unchanged; if not, nothing was recorded.
         """
         folder, part = self._folders.get(directory), 0
         if folder is None:
@@ -153,7 +153,7 @@ class Ledger:
                 return False
         if rank in self._numbers.odd:
             stats = self._numbers.of(directory, rank, names, stats)
-        # This is where a full scan spends what it does not spend in the kernel.
+        # A full scan spends most of its user time on this line.
         if folder.linked or folder.rank != rank or folder.facts != read_facts(stats) or folder.names != "/".join(names):
             return False
         folder.seen_in = self._begun
@@ -162,12 +162,12 @@ class Ledger:
         return True
 
     def has_found_same(self, directory: str) -> bool:
-        """Say whether the first part of a directory was found to be as it was, in this scan so far."""
+        """Say whether the first part of a directory was found unchanged in this scan."""
         folder = self._folders.get(directory)
         return folder is not None and folder.seen_in == self._begun
 
     def see(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> None:
-        """Take in the regular files of one directory; a large one may come in several parts.
+        """Record the regular files of one directory; a large one may come in several parts.
 
         Args:
             directory: its path with a trailing slash.
@@ -190,7 +190,7 @@ class Ledger:
                 folder.seen_in = self._begun
                 return
             if folder.has_the_same_files(joined, facts):
-                # The usual change: something grew. A file that got a second name is worth a closer look.
+                # The usual change is growth. A file that got a second name needs a closer look.
                 changed = folder.changed_indices(facts)
                 if all(stats[index].st_nlink == 1 for index in changed):
                     folder.seen_in = self._begun
@@ -203,7 +203,7 @@ class Ledger:
             self._staged[key] = listing
 
     def drop(self, directory: str) -> None:
-        """Say in a partial scan that a directory is gone, or has no regular file.
+        """Record in a partial scan that a directory is gone, or has no regular file.
 
         Args:
             directory: its path with a trailing slash.
@@ -211,14 +211,14 @@ class Ledger:
         self._parts.setdefault(directory, 0)
 
     def look(self, directory: str, looks: Mapping[str, StatLike]) -> bool:
-        """Take in some files of a directory that is not seen as a whole in this partial scan.
+        """Record some files of a directory that is not seen as a whole in this partial scan.
 
         Args:
             directory: its path with a trailing slash.
             looks: file names and their stat results.
 
         Returns:
-            Whether they are the files that are known by these names; if not, the directory is to be seen.
+            Whether they are the files known by these names; if not, the caller must see the directory.
         """
         missing = len(looks)
         for key in self._keys_of(directory):
@@ -239,10 +239,10 @@ class Ledger:
         return missing == 0
 
     def see_unnamed(self, directory: str, rank: int, name: str, status: StatLike) -> None:
-        """Take in a file that has no name, in a scan that looks for them; it is counted once, also when it gets one.
+        """Record a file without a name, in a scan that looks for such files; it counts once, even if named later.
 
         Args:
-            directory: in which it would be, with a trailing slash.
+            directory: the one it would be in, with a trailing slash.
             rank: number of its device within the scan.
             name: what to call it.
             status: its stat result.
@@ -255,7 +255,7 @@ class Ledger:
         """End the scan.
 
         Returns:
-            The totals. The first scan is the start: whatever it saw is no growth.
+            The totals. The first scan is the start: nothing that it saw counts as growth.
         """
         self._newest, self._touched_ns, self._overwriting_ns = None, None, None
         self.moved, self.doubtful = [], set()
@@ -297,13 +297,13 @@ class Ledger:
         )
 
     def newest(self, limit: int) -> list[FileRecord]:
-        """Say which files grew last, as scans saw it, and then by change times; modification times anybody may set.
+        """Return the files that grew last, by scan and then by change time, which programs cannot set.
 
         Args:
-            limit: the most that are given.
+            limit: the most files returned.
 
         Returns:
-            Their records, the last first.
+            Their records, the latest first.
         """
         folders = list(self._folders.values())
         found = heapq.nlargest(
@@ -313,7 +313,7 @@ class Ledger:
         return [folders[n].record(i, folders[n].name_at(i)) for _, _, n, i in found]
 
     def _part_of(self, directory: str) -> int:
-        """Say how many parts of a directory have come in this scan."""
+        """Return how many parts of a directory have arrived in this scan."""
         part = self._parts.get(directory)
         if part is None:
             part = 1 if self.has_found_same(directory) else 0
@@ -336,7 +336,7 @@ class Ledger:
     def _take_the_start(self) -> None:
         for directory, folder in self._start.items():
             self._add(directory, folder)
-        # Further parts of large directories: no record is made of any file, unless one was seen in two parts.
+        # Further parts of large directories: no file gets a record, unless one was seen in two parts.
         of, inodes = "", set[int]()
         for key, listing in list(self._staged.items()):
             directory, part = (key, 0) if isinstance(key, str) else key
@@ -347,7 +347,7 @@ class Ledger:
             inodes.update(listing.inodes())
 
     def _stale(self) -> list[Folder]:
-        """Take away the folders that are no longer as they were."""
+        """Take out the folders that have changed."""
         if self._full:
             stale = (
                 [key for key, folder in self._folders.items() if folder.seen_in != self._begun] if self.scans else []
@@ -364,7 +364,7 @@ class Ledger:
 
     def _take_staged(self, stale: list[Folder]) -> None:
         pool, seen, elsewhere = self._sightings(stale)
-        # What was seen elsewhere in this very scan, or is known from where this one did not look, is no new file.
+        # A file that this scan saw elsewhere, or that is known from a place where it did not look, is not new.
         self._missing.look_for(seen.unknown.keys() - elsewhere)
         by_path = self._numbers.by_path
         self._missing.look_for_renamed(seen.by_size_and_date(by_path, elsewhere | self._missing.found.keys()))
@@ -403,15 +403,14 @@ class Ledger:
                 for index, record in zip(indices, records, strict=True)
             ]
             kept = listing if len(indices) == len(listing) else listing.only(indices)
-            # One with further names is compared anew in each scan, since any of its names may go.
+            # A folder with linked files is compared again in each scan, since any of their names may go.
             self._add(place, Folder.of_records(kept, made, linked=listing.links is not None))
 
     def _sightings(self, stale: list[Folder]) -> tuple[dict[int, FileRecord], Sightings, set[int]]:
-        """Bring what was seen together with what was known.
+        """Match what was seen with what was known.
 
         Returns:
-            The records of folders that are no longer as they were, what was seen of files, and the numbers of those
-            that stand in folders that are as they were.
+            The records of changed folders, the sightings of files, and the numbers of files in unchanged folders.
         """
         while True:
             pool = {
@@ -426,7 +425,8 @@ class Ledger:
                 doubted |= {
                     key >> 64
                     for key, path, other in collided
-                    # Moved while the scan was under way, it would not be found so again. Before the first nothing moves.
+                    # A file that was moved during the scan would not collide again. Before the first scan there are no
+                    # moves.
                     if not self.scans or {path, other} <= known or (key, path) in self._collided
                 }
             if not doubted:
@@ -447,7 +447,7 @@ class Ledger:
                 self._staged[place] = renumber_listing(listing)
 
     def _let_go_of_unnamed(self) -> None:
-        """Count as missing what had no name and may have got one, or was closed where they were looked for."""
+        """Count as missing the files without a name that are now named or closed, as far as this scan looked."""
         if not self._unnamed:
             return
         named = set[int]().union(*(listing.keys() for listing in self._staged.values()))
@@ -475,7 +475,7 @@ class Ledger:
             self._unnamed[key] = record
 
     def _known(self, keys: Set[int]) -> dict[int, FileRecord]:
-        """Say which of some inodes stand in the folders."""
+        """Return the records of the given inodes that are in folders."""
         found: dict[int, FileRecord] = {}
         if not keys or not self._folders:
             return found
@@ -499,7 +499,7 @@ class Ledger:
     def _claim(
         self, pool: dict[int, FileRecord], key: int, directory: str, name: str, status: StatLike
     ) -> FileRecord | None:
-        """Find the record of a file, taking it out of the pool; None if it is a new file."""
+        """Find the record of a file and remove it from the pool; None if the file is new."""
         record = pool.get(key)
         if record is None:
             record = self._missing.found.get(key)
@@ -537,9 +537,9 @@ class Ledger:
     def _is_another_file(self, record: FileRecord, directory: str, name: str, status: StatLike) -> bool:
         if (name == record.name and directory == record.directory) or status.st_nlink > 1:
             return False
-        # The number moved to another path: renamed, or deleted and given to a new file (ext4 and tmpfs do so at
-        # once). A file that was made after the known one last changed cannot be it.
-        # overlayfs makes a copy, with a birth of its own, of what is renamed.
+        # The number moved to another path: the file was renamed, or deleted and its number reused (ext4 and tmpfs do so
+        # at once). A file that was made after the known one last changed is a different one. overlayfs copies a file
+        # that is renamed, and the copy has a new birth.
         if (record.size_bytes, record.modified_ns) == (status.st_size, status.st_mtime_ns):
             return False
         born = self._birth_ns(directory + name)
@@ -558,10 +558,10 @@ class Ledger:
     def _changed(self, record: FileRecord, directory: str, name: str, status: StatLike) -> FileRecord:
         size, blocks = status.st_size, status.st_blocks
         high_bytes, high_blocks = record.high_bytes, record.high_blocks
-        # What stood here at the start was never counted: if it is written anew, that is growth, once. A write moves the
-        # modification time, as touch(1) does. That sets the access time to the same moment, but so may a read and a write
-        # in one tick, or a mapping that is written to; a change of mode moves the change time alone, but so do a write
-        # and setting the date back. These count no bytes, but are not nothing either.
+        # A file that existed at the start was never counted: if it is rewritten, that is growth, once. A write moves
+        # the modification time, but so does touch(1). A touch sets the access time to the same moment, but so may a
+        # read and a write in one tick, or a write through a mapping. A change of mode moves only the change time, but
+        # so do a write followed by setting the date back. These cases count no bytes, but still count as activity.
         moved = status.st_mtime_ns != record.modified_ns
         is_touch = size == record.size_bytes and (
             status.st_atime_ns == status.st_mtime_ns
@@ -604,9 +604,9 @@ class Ledger:
         return after
 
     def _note_overwriting(self, record: FileRecord, after: FileRecord) -> None:
-        """Take in a write to a file that stood there at the start, or did until it was overwritten in this run.
+        """Record a write to a file that existed at the start, until it has been overwritten in this run.
 
-        A large file that is overwritten in place shows nothing but its modification time, for as long as it takes.
+        While a large file is overwritten in place, only its modification time changes.
         """
         place = after.directory, after.name
         if record.original:
@@ -625,17 +625,17 @@ class Ledger:
         self._bytes_kept -= record.written_bytes
         self._blocks_kept -= record.written_blocks
         self._retired.pop(record.path, None)
-        if not record.original:  # what stood here at the start was never counted, and may be written anew
+        if not record.original:  # a file that existed at the start was never counted, and may be rewritten
             self._retired[record.path] = (record.high_bytes, record.high_blocks)
         if len(self._retired) > _RETIRED_MAX:
             del self._retired[next(iter(self._retired))]
 
 
 class AgeClock:
-    """Turns change times of files that grew in a scan into ages; where clocks disagree an age is taken as 0.
+    """Turns change times of files that grew in a scan into ages; if clocks disagree, an age counts as 0.
 
-    What grew in this scan changed after the last full one began. An older date, or a step of the wall clock in
-    between, says that the clocks of the file system and of this process are not one.
+    A file that grew in this scan changed after the last full scan began. An older date, or a step of the wall clock in
+    between, shows that the file system and this process use different clocks.
 
     Example:
         >>> clock = AgeClock()
@@ -653,14 +653,14 @@ class AgeClock:
     def ages_s(
         self, wall_ns: int, monotonic_ns: int, began_ns: int, changed_ns: Sequence[int | None], full: bool = True
     ) -> list[float | None]:
-        """Say how long ago files changed.
+        """Return how long ago files changed.
 
         Args:
             wall_ns: the wall clock at the end of the scan, nanoseconds.
             monotonic_ns: the monotonic clock at its end.
             began_ns: the monotonic clock at its beginning.
             changed_ns: change times by the file system's clock; None where there is none.
-            full: whether the scan saw everything, so that nothing that the next one finds can be older.
+            full: whether the scan was full, so that no change that the next one finds can be older.
 
         Returns:
             Seconds before the end, in the same order.

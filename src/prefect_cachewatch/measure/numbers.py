@@ -1,8 +1,9 @@
-"""By which number a file is known: its inode number, or one made of its device or its path. Pure; standard library only.
+"""Identifies a file by a number: its inode number, or one made from its device or its path.
 
-Inode numbers tell files apart on one device. On overlayfs over two file systems the files of a directory are on other
-devices than it, with equal numbers. Some FUSE servers (sshfs, rclone) number a file anew when the kernel has forgotten
-it, or give two files one number: there files are known by path, and a rename by size and date.
+Inode numbers are unique on one device. On overlayfs over two file systems, a directory's files are on other devices
+than the directory, with equal numbers. Some FUSE servers (sshfs, rclone) renumber a file after the kernel has forgotten
+it, or give two files one number: there files are identified by path, and a rename by size and date. Pure; standard
+library only.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, Seen
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from prefect_cachewatch.measure.snapshot import StatLike
 
-    # A listing, an index in it, and the name.
+    # A listing, an index in it, and the file's name.
     _Sighting = tuple[Listing, int, str]
 
 __all__ = ["Numbers", "Sightings", "number_of_path", "renumber_folder", "renumber_listing"]
@@ -26,17 +27,17 @@ _device_of = operator.attrgetter("st_dev")
 
 
 class Numbers:
-    """The rule for each device, by its rank within the scan; the usual one until something speaks against it."""
+    """The numbering rule of each device, by its rank within the scan; inode numbers unless evidence is against them."""
 
     def __init__(self) -> None:
         self.odd: set[int] = set()
-        """Ranks whose files have other numbers than those of their inodes."""
+        """Ranks whose files have numbers other than their inode numbers."""
         self.by_path: set[int] = set()
-        """Ranks whose files are known by path."""
+        """Ranks whose files are identified by path."""
         self._devices: dict[int, int] = {}
 
     def notice(self, rank: int, stats: Sequence[StatLike]) -> None:
-        """Take in which devices files are on."""
+        """Note which devices the files are on."""
         devices = set(map(_device_of, stats))
         if devices != {self._devices.setdefault(rank, stats[0].st_dev)}:
             self.odd.add(rank)
@@ -51,7 +52,7 @@ class Numbers:
             stats: their stat results, in the same order.
 
         Returns:
-            The stat results, with the numbers in place of the inodes'.
+            The stat results, with these numbers in place of the inode numbers.
         """
         if rank in self.by_path:
             return [_with(number_of_path(directory, name), 1, s) for name, s in zip(names, stats, strict=True)]
@@ -61,13 +62,13 @@ class Numbers:
         ]  # fmt: skip
 
     def go_by_path(self, rank: int) -> None:
-        """Trust the numbers of a device no more."""
+        """Stop trusting the inode numbers of a device."""
         self.by_path.add(rank)
         self.odd.add(rank)
 
 
 def number_of_path(directory: str, name: str) -> int:
-    """The number of a file that is known by path."""
+    """Return the number of a file that is identified by path."""
     return hash(directory + name) & _MASK
 
 
@@ -88,18 +89,18 @@ def renumber_listing(listing: Listing) -> Listing:
 
 
 class Sightings:
-    """What a scan saw of files in directories that are not as they were, held against what was known of them.
+    """Compares what a scan saw of files in changed directories with what was known of them.
 
     Args:
-        listings: what it saw.
-        pool: what was known, by number with the rank of the device above it.
+        listings: what the scan saw.
+        pool: what was known, by number with the rank of the device in the bits above it.
     """
 
     def __init__(self, listings: Iterable[Listing], pool: Mapping[int, FileRecord]) -> None:
         self.steady: set[int] = set()
-        """Numbers of files that still have the name they had before: that one stays, others are further ones."""
+        """Numbers of files that still have their earlier name: that name stays, others are additional ones."""
         self.unknown: dict[int, _Sighting] = {}
-        """By number; what `pool` does not know."""
+        """Files that `pool` does not know, by number."""
         self._first: dict[int, _Sighting] = {}
         self._twice: list[tuple[int, _Sighting]] = []
         for listing in listings:
@@ -115,14 +116,14 @@ class Sightings:
                     self._twice.append((key, here))
 
     def renumbered(self, pool: dict[int, FileRecord], numbers: Numbers) -> set[int]:
-        """Find known files that have another number, which they get in `pool`.
+        """Find known files that have a new number, and give them that number in `pool`.
 
         Args:
-            pool: as above.
+            pool: as for the class.
             numbers: the rules so far.
 
         Returns:
-            The ranks of devices that number a file anew of which nothing changed, to its change time.
+            The ranks of devices that renumbered a file in which nothing changed, including its change time.
         """
         doubted: set[int] = set()
         if not self.unknown or not pool:
@@ -135,14 +136,14 @@ class Sightings:
                 continue
             record, seen = pool[former], _seen(sighting)
             if former in self._first and _is_the_same(record, _seen(self._first[former])):
-                continue  # it was moved, and another stands in its place
+                continue  # it was moved, and another file has its place
             if _is_the_same(record, seen):
                 doubted.add(key >> 64)
             elif key >> 64 in numbers.odd and (record.size_bytes, record.modified_ns) == (
                 seen.st_size,
                 seen.st_mtime_ns,
             ):
-                new[key] = former  # overlayfs copies what is changed to another file system
+                new[key] = former  # overlayfs copies a changed file to another file system
         if numbers.by_path:
             new |= self._renamed(pool, numbers.by_path)
         for key, former in new.items():
@@ -154,7 +155,7 @@ class Sightings:
         """Find files without further names that have the number of another file.
 
         Args:
-            known: files in directories that are as they were, by number.
+            known: files in unchanged directories, by number.
 
         Returns:
             Number, path, and the path of the other.
@@ -172,7 +173,7 @@ class Sightings:
         return found
 
     def by_size_and_date(self, ranks: Set[int], known: Set[int]) -> dict[tuple[int, int, int], list[int]]:
-        """Rank, size and modification time to the numbers in `unknown`, of some devices, without what is known after all."""
+        """Map (rank, size, modification time) to the numbers in `unknown` on some devices, without the `known` ones."""
         found: dict[tuple[int, int, int], list[int]] = {}
         for key, sighting in self.unknown.items() if ranks else ():
             if key >> 64 in ranks and key not in known:
@@ -181,7 +182,7 @@ class Sightings:
         return found
 
     def _renamed(self, pool: Mapping[int, FileRecord], by_path: Set[int]) -> dict[int, int]:
-        """Of files that are known by path, numbers in `unknown` to numbers in `pool`, by size and date."""
+        """Map numbers in `unknown` to numbers in `pool`, by size and date, for files that are identified by path."""
         former: dict[tuple[int, int, int], list[int]] = {}
         for key, record in pool.items():
             if key >> 64 in by_path and key not in self._first:

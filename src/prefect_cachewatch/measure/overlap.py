@@ -1,8 +1,9 @@
-"""Does another run hold a directory above or below these ones? By the kernel's list of locks; standard library only.
+"""Finds out whether another run holds a directory above or below ours, from the kernel's list of locks.
 
-A run locks its cache directories themselves, so two runs in one directory meet there; of a directory and one below it
-each is locked by another run and neither notices. The kernel's list names every lock by device and inode, whoever
-holds it, and needs no file of ours. It does not name locks that are held on another host or in another pid namespace.
+A run locks its cache directories themselves, so two runs conflict on the same directory. But if one run locks a
+directory and another one a directory below it, neither notices. The kernel's list names every lock by device and inode,
+for every holder, and needs no file of ours. It omits locks that are held on another host or in another pid namespace.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,18 +24,18 @@ __all__ = ["find_overlap"]
 
 
 def find_overlap(paths: Sequence[str], budget_s: float) -> dict[str, Any]:
-    """Look for a locked directory above or below some others, which have been locked already.
+    """Look for a locked directory above or below this run's own locked directories.
 
     Args:
         paths: resolved absolute paths of directories that this run has locked.
-        budget_s: the longest time for what lies below; what was not reached in it is not found.
+        budget_s: the longest time for the directories below; those not reached by then are not found.
 
     Returns:
-        `path`, one of ours, with `above` or `below`, the directory that somebody else has locked; empty if there is none.
+        `path`, one of ours, with `above` or `below`, the directory that another run has locked; empty if there is none.
     """
     own, locked = [os.stat(path) for path in paths], _locked()
     marks = {status.st_dev: _marks(status, locked) for status in own}
-    # A job's own directories may lie in one another; and the lock file of one of them is its own too.
+    # A job's own directories may be nested, and each one's lock file is its own too.
     ours = {
         (status.st_dev, inode) for path, status in zip(paths, own, strict=True) for inode in _inodes_of(path, status)
     }
@@ -69,7 +70,7 @@ def _find_below(path: str, inodes: set[int], end_s: float) -> str | None:
 
 
 def _locked() -> set[tuple[str, int]]:
-    """Device, as the kernel shows it, and inode of all that somebody has locked for himself alone."""
+    """Return device, as the kernel shows it, and inode of every exclusive lock."""
     found: set[tuple[str, int]] = set()
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
@@ -84,7 +85,7 @@ def _locked() -> set[tuple[str, int]]:
 
 
 def _marks(status: os.stat_result, locked: set[tuple[str, int]]) -> set[str]:
-    """How the kernel shows a device: on btrfs and overlay not by the number that stat(2) gives; our own lock tells."""
+    """Return how the kernel shows a device, as our own lock reveals it: on btrfs and overlay not as stat(2) does."""
     plain = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     return {plain, *(mark for mark, inode in locked if inode == status.st_ino)}
 

@@ -1,8 +1,8 @@
 """The scan process: walks, keeps the ledger, answers requests of `scanner`; standard library only.
 
-One JSON object a line each way. It is a process of its own because a stat on a file system that
-hangs cannot be interrupted, and a thread that hangs in one takes its whole process along.
-It ends when its socket ends. It never decides and never signals anybody.
+It reads and writes one JSON object a line. It is a separate process because a stat on a file system that hangs cannot
+be interrupted, and a thread that hangs in one blocks its whole process. It ends when its socket ends. It makes no
+decision and sends no signal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.tree import Tree, TreeScan
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
@@ -40,7 +40,7 @@ _links_of, _size_of, _blocks_of = attrgetter("st_nlink"), attrgetter("st_size"),
 
 
 class ScanServer:
-    """Answers one request at a time over a ledger."""
+    """Answers one request at a time, using a ledger."""
 
     def __init__(self) -> None:
         self.roots: list[str] = []
@@ -54,19 +54,19 @@ class ScanServer:
         self.mark: GrowthMark | None = None
 
     def begin(self, roots: list[str], ignore: list[str], mark: str | None = None) -> dict[str, Any]:
-        """Begin a new ledger: what is there now is no growth.
+        """Begin a new ledger: existing files are no growth.
 
         Args:
             roots: absolute paths.
-            ignore: globs that never count.
-            mark: file that says when the first of them grew last; see `growth_mark`.
+            ignore: globs of files that never count.
+            mark: file that records when the first root grew last; see `growth_mark`.
         """
         self.roots, self.ignore = roots, ignore
         if self.mark is not None:
             self.mark.close()
             self.mark = None
         if mark is not None:
-            # Else an older mark stays, or none: all that is written from now on is suspect.
+            # On failure an older mark or none stays: every file written from now on is suspect.
             with contextlib.suppress(OSError):
                 self.mark = GrowthMark(mark, roots[0])
         self.ledger = Ledger(birth_ns)
@@ -97,9 +97,9 @@ class ScanServer:
             if self.mark is not None:
                 numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns
                 self.mark.end_scan((*numbers, growth.overwriting_ns, growth.files_present), made.full)
-            answer["scan"] = self.ledger.scans - 1  # the start is scan 0
+            answer["scan"] = self.ledger.scans - 1  # the initial scan is scan 0
             answer["growth"] = growth._asdict()
-            # Ages are taken here, at the end of the walk, so that no transport delay is in them.
+            # Ages are computed here, at the end of the walk, so that they contain no transport delay.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(
                 wall_ns,
@@ -136,10 +136,10 @@ class ScanServer:
         }
 
     def remember(self, record: bool = False) -> dict[str, Any]:
-        """Take what stands in the directories for somebody else's, before an attempt's generator starts.
+        """Record existing files as not the attempt's, before its generator starts.
 
         Args:
-            record: whether what comes is recorded in the first directory while it happens.
+            record: whether to record new files in the first directory while they appear.
         """
         began = time.perf_counter()
         if self.creation is None:
@@ -153,13 +153,13 @@ class ScanServer:
         return {"refused": None, "remembered_s": time.perf_counter() - began}
 
     def sight(self) -> dict[str, Any]:
-        """List what an attempt has made, when its tree is gone."""
+        """List the files that an attempt made, after its tree is gone."""
         if self.creation is None:
             return {}
         return self.recorder.sight() if self.recorder is not None else self.creation.sight()
 
     def clean(self) -> dict[str, Any]:
-        """Remove what `sight` listed; see `Creation.clean`. Where it is refused, nothing was touched."""
+        """Remove what `sight` listed; see `Creation.clean`. If that is refused, no file was touched."""
         if self.creation is None:
             return {"refused": "the scan process was started anew meanwhile, and what the attempt made is not known"}
         try:
@@ -187,7 +187,7 @@ def birth_ns(path: str) -> int | None:
         path: the file.
 
     Returns:
-        Nanoseconds of the file system's clock; None where the file system does not keep it.
+        Nanoseconds of the file system's clock; None if the file system does not record it.
     """
     buffer = ctypes.create_string_buffer(256)
     try:
@@ -203,13 +203,13 @@ def birth_ns(path: str) -> int | None:
 
 
 def check_directory(path: str, create: bool, count: bool = False, writable: bool = True) -> dict[str, Any]:
-    """Look at one directory before the start: resolve it, create it, say whether it can be watched and written.
+    """Check one directory before the start: resolve it, create it, and report whether it can be watched and written.
 
     Args:
         path: absolute path; symbolic links in it are resolved once, here.
-        create: whether a missing one is made.
-        count: whether the bytes that are there already are counted, at the price of a scan.
-        writable: whether this process has to be able to write to it.
+        create: whether to create a missing directory.
+        count: whether to count the existing bytes, which costs a scan.
+        writable: whether this process must be able to write to it.
 
     Returns:
         `path` (resolved), `error` (one sentence or None), `free_bytes`, `free_inodes`, `created`.
@@ -246,11 +246,11 @@ def check_directory(path: str, create: bool, count: bool = False, writable: bool
 
 
 def write_marker(path: str, text: str, unless: str | None = None) -> dict[str, Any]:
-    """Write a small file whole, by a temporary one beside it; not at all where another one is there.
+    """Write a small file atomically, by a temporary one beside it, unless another given file exists.
 
     Args:
         path: absolute path of the file.
-        text: what stands in it.
+        text: its contents.
         unless: absolute path of the other file.
 
     Returns:
@@ -263,13 +263,13 @@ def write_marker(path: str, text: str, unless: str | None = None) -> dict[str, A
 
 
 def identify(paths: list[str]) -> dict[str, Any]:
-    """Say of each file whether it is there, and which one it is: a file that is written anew is another one.
+    """Report for each file whether it exists, and its identity: a rewritten file is a different one.
 
     Args:
         paths: absolute paths.
 
     Returns:
-        `files`: path to [inode, size, modification and change time], or None where there is none.
+        `files`: path to [inode, size, modification time, change time], or None if there is no file.
     """
     files: dict[str, list[int] | None] = {}
     for path in paths:
@@ -283,7 +283,7 @@ def identify(paths: list[str]) -> dict[str, Any]:
 
 
 def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
-    """Count bytes, allocated bytes, files and directories in one scan, hard links once; keeps nothing."""
+    """Count bytes, allocated bytes, files and directories in one scan, each hard-linked file once; stores nothing."""
     began = time.perf_counter()
     linked: set[tuple[int, int]] = set()
     size = blocks = files = 0
@@ -318,7 +318,7 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
 
 
 def _requests(fd: int, server: ScanServer) -> Iterator[bytes]:
-    """Yield each line that comes; where what is made is recorded, the time in between is used for it."""
+    """Yield each incoming line; if new files are being recorded, use the time in between for that."""
     buffer, pause_s = b"", 0.0
     while True:
         line, separator, rest = buffer.partition(b"\n")
@@ -340,10 +340,10 @@ def main(fd: int, answers_fd: int | None = None) -> None:
 
     Args:
         fd: descriptor of the socket.
-        answers_fd: where answers go; default to the same socket.
+        answers_fd: where answers go; default the same socket.
     """
     target = fd if answers_fd is None else answers_fd
-    gc.disable()  # no cycles are made here, and walking the ledger's tuples costs a third of a scan
+    gc.disable()  # no cycles are made here, and traversing the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
     for line in _requests(fd, server):

@@ -1,6 +1,6 @@
-"""The scan process's client: a request with a deadline, an answer or a `ScanTimeout`; never a hang.
+"""The scan process's client: a request gets an answer or a `ScanTimeout` by its deadline; it never hangs.
 
-A scanner that is stuck in the kernel is left alone, and no second one is started while it is.
+A scan process that is stuck in the kernel is left alone, and no second one is started meanwhile.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TEND_EVERY_S = 0.5
 
 
 class DirectoryScanner:
-    """One scan process and the conversation with it; not thread-safe, one owner.
+    """One scan process and the connection to it; not thread-safe, one owner.
 
     Args:
-        deadline_s: least time a scan may take before it counts as not answering.
+        deadline_s: the shortest time after which a scan counts as not answering.
 
     Example:
         >>> scanner = DirectoryScanner()
@@ -57,7 +57,7 @@ class DirectoryScanner:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the process, if it is not there yet; does not wait for it."""
+        """Start the process if it is not running yet; does not wait for it."""
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
@@ -73,7 +73,7 @@ class DirectoryScanner:
         self._socket, self._buffer, self.pending = ours, b"", False
 
     def send(self, operation: str, **arguments: Any) -> None:
-        """Send a request without waiting; only when none is pending."""
+        """Send a request without waiting; allowed only when none is pending."""
         self.start()
         assert self._socket is not None
         if self.pending:
@@ -98,17 +98,17 @@ class DirectoryScanner:
             The answer.
 
         Raises:
-            ScanTimeout: not in time; the request stays pending and its answer may still come.
-            ScanError: the process ended, or says that it failed.
+            ScanTimeout: no answer in time; the request stays pending and its answer may still come.
+            ScanError: the process ended, or reported a failure.
         """
         assert self._socket is not None
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
-            # The socket is looked at before the clock: after a pause of this very process both may be ready.
+            # Read the socket before the clock: after a pause of this very process both may be due.
             left = max(0.0, deadline - time.monotonic())
             readable, _, _ = select.select([self._socket], [], [], min(left, _TEND_EVERY_S))
             if not readable and left > _TEND_EVERY_S:
-                if self._tended is not None:  # somebody may have stopped it: the file system is not to blame
+                if self._tended is not None:  # another process may have stopped it; the file system is not to blame
                     self._tended.look(math.inf)
                 continue
             if not readable:
@@ -144,14 +144,14 @@ class DirectoryScanner:
             The answer.
 
         Raises:
-            ScanTimeout: not in time, or the last request is still unanswered.
+            ScanTimeout: no answer in time, or the last request is still unanswered.
             ScanError: the process ended or failed.
         """
         self.send(operation, **arguments)
         return self.receive(self.deadline_s if timeout_s is None else timeout_s)
 
     def close(self) -> None:
-        """Let the process end; one that is stuck in the kernel is left to end when the kernel lets it."""
+        """Let the process end; one that is stuck in the kernel ends when the kernel allows it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -162,10 +162,11 @@ class DirectoryScanner:
         try:
             process.wait(0.05 if self.pending else 1.0)
         except subprocess.TimeoutExpired:
-            # In the kernel's D state: SIGKILL takes effect when the file system answers. Not waited for, by design.
+            # In the kernel's D state SIGKILL takes effect only when the file system answers. By design there is no wait
+            # for it.
             process.returncode = -9
             abandoned.append(process.pid)
 
 
-# Pids of scan processes that were stuck when they were left; for reports.
+# Pids of scan processes that were stuck when they were abandoned; for reports.
 abandoned: list[int] = []

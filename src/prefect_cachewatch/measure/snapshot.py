@@ -1,7 +1,7 @@
 """One scan of the cache directories: every regular file's size, blocks and times.
 
-Standard library only, since it runs in the scan process. It walks by directory descriptor,
-follows no symbolic link and crosses no border of a mount; it keeps no history (see `ledger`).
+Standard library only, since it runs in the scan process. It walks by directory descriptor, follows no symbolic link and
+crosses no mount point; it keeps no history (see `ledger`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from prefect_cachewatch.measure.descent import OPEN_DIRECTORY, Descent, find_borders
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any, NamedTuple, Protocol
 else:
@@ -31,24 +31,25 @@ __all__ = [
     "StatLike", "Visit", "Walk", "compile_ignore", "list_directory", "note_error", "walk_below", "walk_directories",
 ]  # fmt: skip
 
-# What grows beside a cache without being of it.
+# Files that grow beside a cache without being part of it.
 DEFAULT_IGNORE = ("*.log", "*.lock", ".nfs*")
 
-# What a tree that is being written to does all the time: gone, replaced by a file, by a link, stale on NFS.
+# Errors that are normal in a tree that is being written to: an entry is gone, replaced by a file or a link, or stale on
+# NFS.
 RACES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE})
 _MAX_ERRORS = 20
-# A directory of 200,000 files is taken in parts, so that their stat results need not all be in memory at once.
+# A directory of 200,000 files is read in parts, so that not all stat results are in memory at once.
 _PART = 4096
 _mode_of = operator.attrgetter("st_mode")
 
 
 THREADS = 16
-_WAITING_S = 0.0002  # of a call; a local one takes 2 us, one to a server in the same building 300 us and more
+_WAITING_S = 0.0002  # for a call; a local one takes 2 us, one to a server in the same building 300 us and more
 _SAMPLE = 64
 
 
 class StatLike(Protocol):
-    """What is read of an `os.stat_result`."""
+    """The fields of an `os.stat_result` that are read."""
 
     @property
     def st_dev(self) -> int: ...
@@ -70,16 +71,16 @@ class StatLike(Protocol):
 
 # (directory path with a trailing slash, rank of its device, file names, their stat results)
 Visit = Callable[[str, int, list[str], list[os.stat_result]], None]
-# (directory path with a trailing slash, its stat result from before it was listed, names of its subdirectories)
+# (directory path with a trailing slash, its stat result from before the listing, names of its subdirectories)
 Note = Callable[[str, os.stat_result, tuple[str, ...]], None]
-# Names of the subdirectories on the same mount, and their stat results where these were kept.
+# Names of the subdirectories on the same mount, with their stat results if these were kept.
 Subdirectories = list["tuple[str, os.stat_result | None]"]
-# Whether a directory's entries, and their stat results, are those of the last time; if so it is not visited.
+# Whether a directory's entries and their stat results are unchanged; if so, it is not visited.
 Same = Callable[[str, int, list[str], list[os.stat_result]], bool]
 
 
 class RootScan(NamedTuple):
-    """What became of one watched directory: its identity, or why it could not be read."""
+    """The result for one watched directory: its identity, or why it could not be read."""
 
     path: str
     device: int = 0
@@ -97,12 +98,12 @@ EVERYTHING: Container[str] = _Everything()
 
 
 class Walk:
-    """One walk over all watched directories; what it saw of files went to the visitor.
+    """One walk over all watched directories; the visitor gets the files.
 
     Args:
         same: see `walk_directories`.
         to_note: likewise.
-        borders: what is not looked at, since it is another mount; see `find_borders`.
+        borders: entries to skip, since they are other mounts; see `find_borders`.
     """
 
     def __init__(
@@ -119,17 +120,20 @@ class Walk:
         self.same, self.to_note, self.borders = same, to_note, borders
 
     def has_entered(self, status: os.stat_result, rank: int) -> bool:
-        """Say whether a directory was listed in this walk: one that is there twice (a nested root, a bind mount) counts
-        once. Two with one inode number, as some file systems have them, differ in their dates."""
+        """Say whether a directory was already listed in this walk.
+
+        One that appears twice (a nested root, a bind mount) counts once. On some file systems two directories share an
+        inode number; they are told apart by their dates.
+        """
         return hash((rank, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)) in self._entered
 
     def enter(self, status: os.stat_result, rank: int) -> None:
-        """Take in that a directory is listed."""
+        """Record that a directory is being listed."""
         self._entered.add(hash((rank, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)))
 
 
 class IgnoreTest:
-    """Says whether a file is to be ignored, by name and directory relative to the watched one.
+    """Says whether a file is ignored, by its name and its directory relative to the watched one.
 
     Args:
         ends: literal ends of names.
@@ -158,7 +162,7 @@ class IgnoreTest:
         )
 
     def may_match(self, names: Sequence[str]) -> bool:
-        """Say, for all names of a directory at once, whether any could be ignored; false is certain."""
+        """Say whether any of a directory's names could be ignored; false is certain."""
         if self._literal is None:
             return True
         text = "/".join(names)
@@ -172,8 +176,8 @@ def compile_ignore(globs: Iterable[str]) -> IgnoreTest | None:
         globs: shell patterns; one with a slash is matched against the relative path, else the name.
 
     Returns:
-        A test that is true for a file to ignore, or None where there is nothing to ignore.
-        Plain prefixes and suffixes cost no regex.
+        A test that is true for a file to ignore, or None if there is nothing to ignore. Plain prefixes and suffixes
+        cost no regex.
 
     Example:
         >>> compile_ignore(["*.log"])("run.log", "a/")
@@ -218,14 +222,14 @@ def walk_directories(
         ignore: globs of files to leave out (see `compile_ignore`).
         visit: called for a directory with its path, its device's rank, the names of its regular files
             and their stat results; more than once for a large one.
-        note: called with the path of a directory, its own stat result and its subdirectories' names.
-        same: asked for each directory, or part of one, with all its entries; what is the same as the last time
-            needs neither to be sorted by kind nor held against the globs, and is not visited.
-        to_note: directories that are noted even if they are the same as the last time.
+        note: called with a directory's path, its stat result and its subdirectories' names.
+        same: called for each directory, or part of one, with all its entries; an unchanged one is neither sorted by
+            kind nor matched against the globs, and is not visited.
+        to_note: directories that are noted even if they are unchanged.
 
     Returns:
-        What became of the roots. One that is missing or unreadable is said in its `RootScan`, an
-        unreadable directory below in `errors`; what vanishes during the walk is left out silently.
+        The result for the roots. The `RootScan` of a missing or unreadable root says so; an unreadable directory below
+        is in `errors`; an entry that vanishes during the walk is left out silently.
 
     Example:
         >>> walk_directories(["/proc/self/nowhere"], [], lambda *_: None).roots[0].missing
@@ -257,7 +261,7 @@ def walk_directories(
 def walk_below(
     top_fd: int, top: str, root_length: int, rank: int, ignored: IgnoreTest | None, visit: Visit, note: Note, walk: Walk
 ) -> None:
-    """Walk an open directory and all below it on its mount; changes the working directory.
+    """Walk an open directory and everything below it on its mount; changes the working directory.
 
     Args:
         top_fd: its descriptor, which is closed.
@@ -267,12 +271,12 @@ def walk_below(
         ignored: which files to leave out.
         visit: see `walk_directories`.
         note: see `walk_directories`.
-        walk: takes the count, and what could not be read.
+        walk: collects the counts and the errors.
 
     Raises:
         OSError: the directory itself cannot be listed.
     """
-    # Depth first; what is open on the way down is pinned against renames and links.
+    # Depth first; directories that are open on the way down are pinned against renames and links.
     try:
         status = os.fstat(top_fd)
     except OSError:
@@ -332,13 +336,13 @@ def list_directory(
     Args:
         fd: its descriptor.
         here: its path with a trailing slash.
-        own: its stat result, read before it was opened or since.
+        own: its stat result, read before or after it was opened.
         root_length: see `walk_below`, as the others.
         rank: of its device.
         ignored: which files to leave out.
         visit: gets the files.
         note: gets the directory.
-        walk: takes the count, and what could not be read.
+        walk: collects the counts and the errors.
 
     Returns:
         The subdirectories on the same mount.
@@ -353,9 +357,9 @@ def list_directory(
     for part in (listed,) if len(listed) <= _PART else _parts_of(listed):
         try:
             everything = list(map(os.lstat, part)) if walk.calls.settled else walk.calls.all(part)
-        except OSError:  # one of them vanished, or cannot be read: one by one, then
+        except OSError:  # one of them vanished or cannot be read: stat them one by one
             everything = None
-        # A mount may have come between its stat and its opening; all entries are on its device, but for mounts.
+        # A mount may have come between its stat and its opening. All entries are on its device, except mounts.
         elsewhere = everything is None or (everything and everything[0].st_dev != own.st_dev)
         if elsewhere and os.fstat(fd).st_dev != own.st_dev:
             return []
@@ -369,7 +373,7 @@ def list_directory(
         if names:
             visit(here, rank, names, stats)
     note(here, own, tuple([name for name, _ in subdirectories]) if subdirectories else ())
-    if len(listed) > _PART:  # so many stat results would take more memory than the ledger; they are read anew
+    if len(listed) > _PART:  # so many stat results would take more memory than the ledger; they are read again
         return [(name, None) for name, _ in subdirectories]
     return subdirectories
 
@@ -389,7 +393,7 @@ def _regular_files(
     subdirectories: Subdirectories,
     walk: Walk,
 ) -> tuple[list[str], list[os.stat_result]]:
-    # The usual leaf, nothing but regular files and none to ignore, is taken without a step of Python for each.
+    # The usual leaf, only regular files and none to ignore, is recorded without a Python step for each file.
     if (
         everything is not None
         and (ignored is None or not ignored.may_match(listed))
@@ -413,7 +417,7 @@ def _regular_files(
 
 
 def note_error(walk: Walk, path: str, error: OSError) -> None:
-    """Keep what could not be read, unless it is what a tree that is written to does all the time."""
+    """Record what could not be read, unless it is a normal error in a tree that is being written to."""
     if error.errno not in RACES and len(walk.errors) < _MAX_ERRORS:
         walk.errors.append(f"{path}: {os.strerror(error.errno or 0)}")
 
@@ -430,7 +434,7 @@ class StatCalls:
 
     def __init__(self) -> None:
         self.settled = False
-        """Whether calls were seen to be quick: one after the other is best."""
+        """Whether calls turned out to be quick, so that one after the other is best."""
         self._pool: Any = None
         self._calls = 0
         self._waited_s = 0.0
@@ -462,7 +466,7 @@ class StatCalls:
         return found  # type: ignore[return-value]
 
     def each(self, names: Sequence[str]) -> list[os.stat_result | OSError]:
-        """Stat some names without following links; an error stands in the place of what cannot be read."""
+        """Stat some names without following links; an entry that cannot be read yields its error."""
         if self._pool is None or len(names) < 2:
             return self._one_by_one(names)
         slices = [names[start::THREADS] for start in range(min(THREADS, len(names)))]
@@ -483,14 +487,14 @@ class StatCalls:
             self._waited_s += time.perf_counter() - wall_s - (time.thread_time() - cpu_s)
             self._calls += 1
             if self._calls == _SAMPLE and self._do_wait():
-                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - a megabyte that most scans never need
+                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - noqa: PLC0415 - a megabyte, seldom
 
                 self._pool = ThreadPoolExecutor(THREADS, "stat")
             self.settled = self._calls >= _SAMPLE and self._pool is None
         return found
 
     def _do_wait(self) -> bool:
-        # On a busy host time passes outside of calls that are quick: then the thread was put aside, it did not wait.
+        # On a busy host time passes outside quick calls: then the thread was preempted, and did not wait.
         waits = _voluntary_waits() - self._waits_before
         return self._waited_s > _SAMPLE * _WAITING_S and waits >= _SAMPLE // 2
 

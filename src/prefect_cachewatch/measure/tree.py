@@ -1,8 +1,8 @@
 """Full and partial scans of the same directories into one ledger; standard library only.
 
-A partial scan looks at the files that moved lately, stats the known directories and lists those
-that changed. It may miss what happens to other files until the next full scan, so no verdict
-rests on it (see `prefect_cachewatch.watching.stall`); it never counts anything that a full scan would not.
+A partial scan looks at the files that changed recently, stats the known directories and lists those that changed. It
+may miss changes to other files until the next full scan, so no verdict rests on it (see
+`prefect_cachewatch.watching.stall`). It never counts anything that a full scan would not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prefect_cachewatch.measure.snapshot import (
     walk_directories,
 )
 
-TYPE_CHECKING = False  # typing costs each scan process a megabyte; type checkers take this name for true
+TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -38,15 +38,16 @@ else:
 
 __all__ = ["Tree", "TreeScan", "find_unnamed"]
 
-HOT_SCANS = 10  # a file that moved within so many scans is looked at in each
-HOT_NEWEST = 100  # and so are those that moved last, however long ago that is
-_ROUNDS = 8  # directories that have been quiet are all looked at within so many partial scans
+HOT_SCANS = 10  # a file that changed within this many scans is looked at in each scan
+HOT_NEWEST = 100  # and so are the files that changed last, however long ago
+_ROUNDS = 8  # directories without changes are all looked at within this many partial scans
 _QUIET_MIN = 1000
-# A directory's date may be as coarse as this: one that changed so shortly before it was listed may change again unseen.
+# A directory's date may be this coarse: one that changed shortly before its listing may change again without a new
+# date.
 _COARSE_NS = 2_000_000_000
 
 
-# With a name in it no longer than the kernel takes, at four bytes for each character.
+# So that a path with a name in it stays below the kernel's limit, at four bytes for each character.
 _LONG_PATH = 950
 
 _pack = struct.Struct("QQqq").pack
@@ -66,7 +67,7 @@ def _pack_facts(status: os.stat_result) -> bytes:
 
 
 class _Directory:
-    """A directory as it was when it was listed last: 136 bytes and the names below."""
+    """A directory as of its last listing: 136 bytes and the names below."""
 
     __slots__ = ("below", "facts", "seen_in", "settled")
 
@@ -75,7 +76,7 @@ class _Directory:
         """Device, inode, times of modification and change, packed."""
         self.below, self.settled = below, settled
         self.seen_in = seen_in
-        """The number of the full scan that noted it last."""
+        """The number of the full scan that last noted it."""
 
     @property
     def identity(self) -> bytes:
@@ -84,7 +85,7 @@ class _Directory:
 
 
 class TreeScan(NamedTuple):
-    """One scan: the ledger's totals, None if a watched directory could not be read, and what the walk met."""
+    """One scan: the ledger's totals, None if a watched directory could not be read, and the walk's results."""
 
     growth: Growth | None
     walk: Walk
@@ -92,13 +93,13 @@ class TreeScan(NamedTuple):
 
 
 class Tree:
-    """Watched directories and what is known of them.
+    """Watched directories and their known state.
 
     Args:
         roots: absolute paths.
         ignore: globs of files to leave out.
-        ledger: takes what is seen.
-        wall_ns: the wall clock.
+        ledger: records what is seen.
+        wall_ns: the wall clock, in nanoseconds.
     """
 
     def __init__(
@@ -117,19 +118,19 @@ class Tree:
         self._begun = 0
         self._borders: Mapping[str, frozenset[str]] = {}
         self._doubtful: set[str] = set()
-        """Directories whose date says nothing, to be listed in the next partial scan."""
+        """Directories whose date proves nothing, to be listed in the next partial scan."""
 
     def full_scan(self, holders: Sequence[int] = ()) -> TreeScan:
-        """See everything.
+        """Scan everything.
 
         Args:
-            holders: pids at the top of a process tree whose files without a name are looked at.
+            holders: pids at the top of a process tree whose files without a name are included.
 
         Returns:
             The scan.
         """
-        # What is known of directories is brought up to date in place; an error on the way makes the next scan a full one.
-        # A directory whose files are as they were needs no other date, unless that said nothing.
+        # The known state is updated in place; an error on the way makes the next scan a full one. A directory whose
+        # files are unchanged needs no new date, unless its date proved nothing.
         to_note = self._doubtful if self._known else EVERYTHING
         self._new, self._known, self._doubtful = self._known, {}, set()
         self._settled_ns = self._wall_ns() - _COARSE_NS
@@ -139,7 +140,7 @@ class Tree:
         self._borders = walk.borders
         known, self._new = self._new, {}
         if any(root.missing or root.error for root in walk.roots):
-            # Half a look is none: files that could not be seen are not deleted files.
+            # An incomplete scan does not count: files that could not be seen were not necessarily deleted.
             return TreeScan(None, walk, True)
         if len(known) > walk.directories:
             known = {
@@ -158,14 +159,14 @@ class Tree:
         return TreeScan(growth, walk, True)
 
     def partial_scan(self, budget_s: float, holders: Sequence[int] = ()) -> TreeScan:
-        """See what moved lately, and what directories say; everything if nothing is known yet.
+        """Scan the files that changed recently and the directories; everything if nothing is known yet.
 
         Args:
-            budget_s: after this time nothing further is looked at; files that moved lately come first.
+            budget_s: after this time nothing more is looked at; recently changed files come first.
             holders: as in a full scan.
 
         Returns:
-            The scan; a full one where a partial one is not possible.
+            The scan; a full one if a partial one is not possible.
         """
         walk = Walk(same=self.ledger.is_same, borders=self._borders)
         for root, _ in self._root_of.values() if self._known else ():
@@ -184,7 +185,7 @@ class Tree:
         self._known = {}  # an error on the way makes the next scan a full one
         self.ledger.begin(full=False)
         first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
-        if not self.ledger.by_path:  # a renamed file is told from a new one where all is seen
+        if not self.ledger.by_path:  # a renamed file is told from a new one only in a full scan
             self._look_at_directories(known, first, stop_s, walk)
         walk.calls.close()
         os.chdir("/")
@@ -229,7 +230,7 @@ class Tree:
                 self._doubtful.add(directory)
 
     def _note(self, path: str, status: os.stat_result, below: tuple[str, ...]) -> None:
-        if len(path) > _LONG_PATH:  # partial scans go by path: what lies so deep is left to the full ones
+        if len(path) > _LONG_PATH:  # partial scans go by path: what lies this deep is left to the full ones
             return
         facts, settled = _pack_facts(status), status.st_mtime_ns < self._settled_ns
         directory = self._new.get(path)
@@ -243,7 +244,7 @@ class Tree:
             self._doubtful.add(path)
 
     def _look_at_hot_files(self, known: dict[str, _Directory], stop_s: float, walk: Walk) -> list[str]:
-        """Stat the files that moved lately, the last first; returns their directories."""
+        """Stat the files that changed recently, the latest first; return their directories."""
         hot: dict[str, list[str]] = {}
         for directory, name in reversed(self._hot):
             hot.setdefault(directory, []).append(name)
@@ -279,7 +280,7 @@ class Tree:
         lstat, steps = os.lstat, 0
         while True:
             steps += 1
-            # A clock that is read at each step costs as much as a stat does.
+            # Reading the clock at each step would cost as much as a stat.
             if steps % 8 == 1 and time.monotonic() > stop_s:
                 self._doubtful.update(path for path in queue if path in known and not known[path].settled)
                 return
@@ -306,7 +307,7 @@ class Tree:
                 queue += self._list(known, path, walk)
 
     def _list(self, known: dict[str, _Directory], path: str, walk: Walk) -> list[str]:
-        """List a directory anew, and walk what is new below it; returns the directories to look at because of it."""
+        """List a directory again, and walk what is new below it; return the directories to look at because of it."""
         root, rank = self._root_above(path)
         root_path = root.path.rstrip("/") + "/"
         before = known[path].below
@@ -324,7 +325,7 @@ class Tree:
             if status.st_dev != root.device:
                 self._drop(known, path)
                 return []
-            self.ledger.drop(path)  # should it have no file any more
+            self.ledger.drop(path)  # in case it has no file any more
             below = [name for name, _ in list_directory(fd, path, status, *args)]
             for name in set(before) - set(below):
                 self._drop(known, path + name + "/")
@@ -339,7 +340,7 @@ class Tree:
                 came = set(self._new)
                 walk_below(os.open(name, OPEN_DIRECTORY, dir_fd=fd), inner, *args)
                 queue += self._former_paths(known, self._new.keys() - came)
-        except OSError as error:  # what is new below may have gone again: the directory is listed once more
+        except OSError as error:  # what is new below may have gone again: list the directory once more
             note_error(walk, path, error)
             if path in self._new:
                 self._new[path].settled = False
@@ -349,13 +350,13 @@ class Tree:
         return queue
 
     def _former_paths(self, known: dict[str, _Directory], new: Iterable[str]) -> list[str]:
-        """Where directories that came up were known before: one that was renamed is gone from there."""
+        """Return where new directories were known before: a renamed one is gone from there."""
         if not self._path_of:
             self._path_of = {directory.identity: path for path, directory in known.items()}
         return [former for path in new if (former := self._path_of.get(self._new[path].identity)) is not None]
 
     def _drop(self, known: dict[str, _Directory], path: str) -> None:
-        """Forget a directory and all below it, but for what was seen in this scan."""
+        """Forget a directory and everything below it, except what this scan saw."""
         pending = [path]
         while pending:
             here = pending.pop()
@@ -387,10 +388,10 @@ def find_unnamed(
     Args:
         roots: absolute directories.
         holders: pids at the top of the tree.
-        budget_s: the longest time; processes that were not reached in it are not looked at.
+        budget_s: the longest time, in seconds; processes not reached by then are left out.
 
     Returns:
-        The path each would have, or had, and its stat result; a file that is held twice comes twice.
+        The path that each would have, or had, and its stat result; a file that is held twice appears twice.
 
     Example:
         >>> import tempfile
@@ -410,7 +411,7 @@ def find_unnamed(
         try:
             fds = os.listdir(f"/proc/{pid}/fd")
             pending += _children(pid)
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
         for fd in fds:
             link = f"/proc/{pid}/fd/{fd}"

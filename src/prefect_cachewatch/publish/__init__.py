@@ -1,3 +1,3 @@
-"""Only whole caches are used: the store, staging, manifests, checks, activation, roll-back, clean-up, health."""
+"""Lets only whole caches be used: store, staging, manifests, checks, activation, roll-back, clean-up, health."""
 
 __all__: list[str] = []

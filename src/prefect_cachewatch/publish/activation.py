@@ -1,7 +1,7 @@
-"""Which build is current: activation, its history, and the way back.
+"""Decides which build is current: activation, its history, and the roll-back.
 
-The history is written before the link is switched, and read from the link: whatever a kill
-leaves, the link says what is active, and the entries before it say what was.
+The history is written before the link is switched, and is interpreted by the link. So after a kill at any moment the
+link shows the active build, and the history entries before it show the earlier ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KEPT = 200
 
 @dataclass(frozen=True)
 class Activation:
-    """A switch of `current`: from which build, to which, and what stood in the way."""
+    """A switch of `current`: from which build, to which, and which builds were passed over."""
 
     build_id: str
     previous: str | None
@@ -42,25 +42,25 @@ class Activation:
 
 @dataclass(frozen=True)
 class History:
-    """Builds in the order they were activated, and when each that was current stopped being so (wall seconds)."""
+    """Builds in the order of activation, and when each former current build stopped being current (wall seconds)."""
 
     entries: tuple[str, ...] = ()
     released: tuple[tuple[str, float], ...] = ()
 
     def released_at(self, build_id: str) -> float:
-        """When a build stopped being current; 0 where it never was."""
+        """Return when a build stopped being current; 0 if it never was."""
         return dict(self.released).get(build_id, 0.0)
 
 
 def rollback_order(entries: tuple[str, ...], current: str | None) -> list[str]:
-    """Say where a roll-back would go, first choice first.
+    """List the targets of a roll-back, first choice first.
 
     Args:
         entries: builds in the order of their activation.
         current: the active build.
 
     Returns:
-        The builds activated before it, the latest first, each once. What was activated after it was rolled back from.
+        The builds activated before it, the latest first, each once. Builds activated after it were rolled back from.
 
     Example:
         >>> rollback_order(("a", "b", "c"), "c"), rollback_order(("a", "b", "c"), "b")
@@ -75,22 +75,22 @@ def rollback_order(entries: tuple[str, ...], current: str | None) -> list[str]:
 def activate_build(
     folder: CacheFolder, build_id: str, *, verify: str = "quick", now: Callable[[], float] = time.time
 ) -> Activation:
-    """Make a whole build the current one, in one step; what was known against it is forgotten then.
+    """Make a whole build the current one, in one step, and clear its status.
 
     Args:
         folder: the open cache.
         build_id: which build.
-        verify: quick (names, sizes, and every byte of what changed since it was published) or full, before the switch;
-            one that was found damaged before is always read in full.
+        verify: quick (names, sizes, and every byte of files that changed since publication) or full, before the switch;
+            a build that was found damaged before is always read in full.
         now: wall seconds.
 
     Returns:
-        What was switched.
+        The switch.
 
     Raises:
-        BuildDamaged: if the build is not whole, which is noted; the current one stays.
-        StoreError: if there is no such build, or `current` was tampered with.
-        StoreBusy: if somebody else switches for longer than a minute.
+        BuildDamaged: the build is not whole, which is recorded; the current one stays.
+        StoreError: there is no such build, or `current` was tampered with.
+        StoreBusy: another process holds the switch's lock for longer than a minute.
     """
     with hold_switch(folder, "activate a build"):
         known = read_statuses(folder).get(build_id)
@@ -100,11 +100,11 @@ def activate_build(
             clear_status(folder, build_id)
             return Activation(build_id, previous, folder.build_path(build_id), manifest)
         history = read_history(folder)
-        # What lies after the current one was rolled back from: a later roll-back must not go there.
+        # Builds after the current one were rolled back from: a later roll-back must not go to one of them.
         earlier = tuple(reversed(rollback_order(history.entries, previous)))
         entries = (*earlier, *([previous] if previous else []), build_id)[-_KEPT:]
         _switch(folder, History(entries, history.released), previous, build_id, now())
-        # Last: whatever dies before, a build that is not current and was bad is never taken for good.
+        # Last: if the process dies before this, a bad build that is not current is never taken for a good one.
         clear_status(folder, build_id)
         return Activation(build_id, previous, folder.build_path(build_id), manifest)
 
@@ -117,23 +117,23 @@ def roll_back(
     unhealthy: str | None = None,
     now: Callable[[], float] = time.time,
 ) -> Activation:
-    """Make the build current again that was so before; twice goes back two steps.
+    """Make the previous build current again; a second call goes back another step.
 
-    The build that is left is noted as rolled back, or as unhealthy.
+    The build that stops being current is recorded as rolled back, or as unhealthy.
 
     Args:
         folder: the open cache.
         verify: quick or full as in `activate_build`, before the switch; builds that are gone, damaged or were unhealthy
-            are passed over, and said.
-        expected: the build to go back from; where another is current, somebody has switched meanwhile.
-        unhealthy: why the build that is left is not healthy; it is noted even where there is no way back.
+            are passed over, and the result names them.
+        expected: the build to go back from; if another one is current, another process has switched meanwhile.
+        unhealthy: why the current build is not healthy; it is recorded even if no roll-back is possible.
         now: wall seconds.
 
     Returns:
-        What was switched.
+        The switch.
 
     Raises:
-        StoreError: if nothing is current, or no whole build was current before it; the current one stays.
+        StoreError: nothing is current, or no whole build was current before; the current one stays.
     """
     with hold_switch(folder, "roll back"):
         current = read_current(folder)
@@ -165,7 +165,7 @@ def roll_back(
                 skipped.append(f"the build {build_id} is gone")
                 continue
             if unhealthy is None:
-                # Before the switch: killed in between, it is generated anew, which costs time and nothing else.
+                # Before the switch: after a kill in between, the build is generated again, which costs only time.
                 mark_build(folder, current, "rolled_back", f"to {build_id}", now())
             _switch(folder, history, current, build_id, now())
             return Activation(build_id, current, folder.build_path(build_id), manifest, tuple(skipped))
@@ -178,10 +178,10 @@ def roll_back(
 
 
 def read_history(folder: CacheFolder) -> History:
-    """Read in which order builds were activated.
+    """Read the order in which builds were activated.
 
     Raises:
-        StoreError: if the file was cut or edited.
+        StoreError: the file was cut or edited.
     """
     lost = "(the way back is lost then, no build is), then activate the build you want"
     return read_record(folder.fd, _HISTORY, _LIMIT_BYTES, _decode, path=folder.path, lost=lost) or History()
@@ -190,7 +190,7 @@ def read_history(folder: CacheFolder) -> History:
 def verify_build(
     folder: CacheFolder, build_id: str, depth: str, now: Callable[[], float] = time.time
 ) -> tuple[Manifest, Verdict]:
-    """Verify a build and note what comes of it, where this user may: damage, or that every byte is well again.
+    """Verify a build and record the result if permitted: damage, or that every byte is right again.
 
     Args:
         folder: the open cache.
@@ -199,11 +199,11 @@ def verify_build(
         now: wall seconds.
 
     Returns:
-        Its manifest, and the verdict that it is whole.
+        Its manifest and the verdict, which says that it is whole.
 
     Raises:
-        BuildDamaged: if it is not, with what was found.
-        StoreError: if there is no such build.
+        BuildDamaged: it is not whole; the error has the differences.
+        StoreError: there is no such build.
     """
     try:
         found = require_whole(folder, build_id, depth)
@@ -226,14 +226,14 @@ def _require_good(folder: CacheFolder, build_id: str, verify: str, now_s: float)
     try:
         return require_whole(folder, build_id, "full" if verify == "full" else "changed")[0]
     except BuildDamaged as error:
-        # Best effort: a full disk must not hide what was found.
+        # Best effort: a full disk must not hide the damage.
         with contextlib.suppress(OSError):
             _note_damage(folder, build_id, error, now_s)
         raise
 
 
 def _note_damage(folder: CacheFolder, build_id: str, error: BuildDamaged, now_s: float) -> None:
-    # What only this user cannot read is no damage; a build that was never finished is not damaged either.
+    # A file that only this user cannot read is no damage; a build that was never finished is not damaged either.
     unreadable = error.data.get("kinds") == ["unreadable"]
     unfinished = build_id in read_unfinished(folder) and build_id != read_current(folder)
     if not unreadable and not unfinished:
@@ -243,7 +243,8 @@ def _note_damage(folder: CacheFolder, build_id: str, error: BuildDamaged, now_s:
 def _switch(folder: CacheFolder, history: History, previous: str | None, build_id: str, now_s: float) -> None:
     released = dict(history.released)
     if previous:
-        # Before the switch: a reader that took the old build a moment ago has the whole grace time, whatever dies here.
+        # Before the switch: if the process dies here, a reader that has just taken the old build still has the whole
+        # grace time.
         released[previous] = now_s
     body = {
         "schema_version": 1,

@@ -1,9 +1,10 @@
-"""What runs have made in a directory that is generated in place, for whoever comes next: only that may be removed.
+"""Records which files runs have made in a directory that is generated in place: later runs may remove only these.
 
     CACHE_DIR/.cachewatch/begun.json   key and build of the last generation that began here, when, and how it ended
-    CACHE_DIR/.cachewatch/created      who each file is that a run made: appended while it happens (`measure.creation`)
+    CACHE_DIR/.cachewatch/created      identity of each file that a run made: appended as it appears
+    (`measure.creation`)
 
-The record holds of files that were seen while a run wrote them; what came later, or by other hands, is in none.
+The record covers files that were seen while a run wrote them. Later files, and files of other programs, are not in it.
 """
 
 from __future__ import annotations
@@ -56,27 +57,27 @@ _MAX_LINE = 1 << 16
 _TICK_MAX_S = 0.05
 
 
-# How long after the last sign of life of a run that was killed its generator may have written, besides its grace
-# period; and where the machine itself was gone, whose last seconds never came to the disk.
+# How long after the last sign of life of a killed run its generator may have written, besides its grace period. The
+# second value is for a crash of the machine, whose last seconds never reached the disk.
 _AFTER_NS, _AFTER_CRASH_NS = 5 * 10**9, 60 * 10**9
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """A time in which a generator wrote that nobody has shown to be whole, on the file system's clock.
+    """A period in which a generator wrote files that were never shown to be whole, on the file system's clock.
 
-    `until_ns` is None where nothing is known about its end; `since_ns` is 0 where nothing is known at all.
+    `until_ns` is None if its end is unknown; `since_ns` is 0 if its beginning is unknown.
     """
 
     since_ns: int
     until_ns: int | None
 
     def covers(self, entry: Entry, grew_after_ns: int = 0) -> bool:
-        """Say whether a file may have been cut then.
+        """Say whether a file may have been cut in this period.
 
         Args:
-            entry: the file, that no run is known to have made.
-            grew_after_ns: what changed last before this moment is whole.
+            entry: the file, which no run is known to have made.
+            grew_after_ns: a file that changed last before this moment is whole.
         """
         if entry.changed_ns < max(self.since_ns, grew_after_ns):
             return False
@@ -84,13 +85,13 @@ class Doubt:
             return True
         if entry.born_ns is not None and entry.born_ns >= self.since_ns:
             return entry.born_ns <= self.until_ns
-        # A later chown or chmod changes the one date, whoever wrote to it the other too.
+        # A later chown or chmod changes only the change time; a later write changes the modification time too.
         return min(entry.changed_ns, entry.modified_ns) <= self.until_ns
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The last generation that began in a directory: which, when, whether it ended properly, what was in doubt before."""
+    """The last generation that began in a directory: which one, when, whether it ended properly, and earlier doubts."""
 
     key: str
     build_id: str
@@ -103,7 +104,7 @@ class Begun:
 
 
 class Made:
-    """The files that runs are known to have made in a directory, and are still what they were.
+    """The files in a directory that runs are known to have made and that are unchanged since.
 
     Args:
         build_fd: descriptor of the directory.
@@ -122,7 +123,7 @@ class Made:
             raise
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         self._held.close()
 
     def knows(self, path: str, entry: Entry) -> bool:
@@ -137,10 +138,10 @@ class Made:
         return holds(self._keys, key_of(path, self._held.known(entry)))
 
     def entries(self) -> tuple[dict[str, Entry], dict[str, Entry]]:
-        """Look at every file and link.
+        """Look at every file and link in the directory.
 
         Returns:
-            Those that a run has made, by relative path, and all others.
+            Those that a run has made, and all others, by relative path.
         """
         made: dict[str, Entry] = {}
         others: dict[str, Entry] = {}
@@ -157,10 +158,10 @@ class Made:
         return made, others
 
     def remove(self) -> Removed:
-        """Remove all of it; directories stay, for those who hold them.
+        """Remove all these files; directories stay, since other processes may hold them open.
 
         Returns:
-            What went.
+            What was removed.
 
         Raises:
             StoreError: one of them cannot be removed.
@@ -173,11 +174,11 @@ class Made:
         return done
 
     def rewrite(self, meta_fd: int, made: dict[str, Entry]) -> None:
-        """Write the record anew, of what is still there.
+        """Rewrite the record with the files that still exist.
 
         Args:
             meta_fd: descriptor of cachewatch's own directory in it.
-            made: of `entries`.
+            made: the first result of `entries`.
         """
         top = self._held.top
         lines = [json.dumps({"inode": top.inode, "born_ns": top.born_ns}) + "\n"]
@@ -199,13 +200,13 @@ class Made:
             os.close(meta_fd)
         with os.fdopen(fd, "rb") as file:
             entry = look(fd)
-            # Written by somebody else it could name anybody's file.
+            # A record written by another user could name any file.
             if not entry.is_file or entry.owner not in (os.geteuid(), self._held.top.owner):
                 return keys
             try:
                 head = json.loads(file.readline(_MAX_LINE))
                 if (head["inode"], head["born_ns"]) != (top.inode, top.born_ns):
-                    return keys  # copied here together with the directory: other files have these numbers
+                    return keys  # copied here together with the directory: the inode numbers belong to other files
             except (ValueError, TypeError, KeyError):
                 return keys
             while line := file.readline(_MAX_LINE):
@@ -215,7 +216,7 @@ class Made:
 
 
 def read_begun(meta_fd: int) -> Begun | None:
-    """Read which generation began last; None where none is known.
+    """Read which generation began last; None if none is known.
 
     Args:
         meta_fd: descriptor of cachewatch's own directory.
@@ -226,7 +227,7 @@ def read_begun(meta_fd: int) -> Begun | None:
 def _decode(found: Any) -> Begun:
     begun = Begun(str(found["key"]), str(found["build_id"]))
     if found.get("since_ns") is None:
-        return begun  # an earlier version's
+        return begun  # from an earlier version
     until_ns, directory = found["until_ns"], found["directory"]
     return replace(
         begun,
@@ -240,7 +241,7 @@ def _decode(found: Any) -> Begun:
 
 
 def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str | None) -> tuple[Doubt, ...]:
-    """Say when a generator wrote in a directory without anybody having shown since that its files are whole.
+    """Return the periods in which a generator wrote files that were not shown to be whole since.
 
     Args:
         meta_fd: descriptor of cachewatch's own directory, with the record as the last run left it.
@@ -249,15 +250,15 @@ def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str 
         whole_id: the build that was published last.
 
     Returns:
-        The times; none where the last generation was published, or none is known.
+        The periods; none if the last generation was published, or no generation is known.
     """
     if begun is None or begun.since_ns is None or begun.build_id == whole_id:
         return ()
     top, now_ns = look(build_fd), make_stamp(meta_fd).changed_ns
     if begun.directory != (top.inode, top.born_ns) or now_ns < begun.since_ns:
-        return (Doubt(0, None),)  # copied, or the clock was set back: dates say nothing
+        return (Doubt(0, None),)  # copied, or the clock was set back: dates prove nothing
     until_ns = begun.until_ns
-    if until_ns is None:  # it was killed
+    if until_ns is None:  # the run was killed
         try:
             alive_ns = look(meta_fd, RECORD).changed_ns
         except OSError:
@@ -268,7 +269,8 @@ def find_doubts(meta_fd: int, build_fd: int, begun: Begun | None, whole_id: str 
 
 
 def _next_tick(meta_fd: int) -> int:
-    # What is written in one tick of the kernel's clock has one date: what was there before is to have an earlier one.
+    # Everything written in one tick of the kernel's clock has the same date: wait, so that files that existed before
+    # have an earlier one.
     first_ns = now_ns = make_stamp(meta_fd).changed_ns
     until_s = time.monotonic() + _TICK_MAX_S
     while now_ns == first_ns and time.monotonic() < until_s:
@@ -278,16 +280,16 @@ def _next_tick(meta_fd: int) -> int:
 
 
 def write_begun(meta_fd: int, build_fd: int, begun: Begun, *, ended: bool = False) -> Begun:
-    """Note durably which generation begins, or that it has ended and all that it made is in the record.
+    """Record durably which generation begins, or that it has ended and all its files are in the record.
 
     Args:
         meta_fd: descriptor of cachewatch's own directory.
         build_fd: descriptor of the cache directory.
-        begun: what it is.
+        begun: the generation.
         ended: whether it has ended.
 
     Returns:
-        It, with the time of the file system's clock.
+        The generation, with the time of the file system's clock.
     """
     top = look(build_fd)
     if ended:
@@ -302,16 +304,16 @@ def write_begun(meta_fd: int, build_fd: int, begun: Begun, *, ended: bool = Fals
 
 
 def begin_record(path: str | os.PathLike[str]) -> Creation:
-    """Take what is there now for somebody else's; which generation begins is noted already.
+    """Record the existing files as not this generation's; its beginning is already recorded.
 
     Args:
         path: of the cache directory.
 
     Returns:
-        What shows later what has come since; to be closed.
+        An object that later finds the new files; the caller closes it.
 
     Raises:
-        StoreError: the directory is not what it was.
+        StoreError: the directory has been replaced.
     """
     creation = Creation([str(Path(path))])
     try:
@@ -326,11 +328,11 @@ def begin_record(path: str | os.PathLike[str]) -> Creation:
 
 
 def append_record(meta_fd: int, lines: list[str]) -> None:
-    """Add to the record.
+    """Append lines to the record.
 
     Args:
         meta_fd: descriptor of cachewatch's own directory, where the record is.
-        lines: of `creation.created_line`.
+        lines: from `creation.created_line`.
     """
     with Opened(os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=meta_fd)) as fd:
         write_all(fd, "".join(lines).encode("ascii"))

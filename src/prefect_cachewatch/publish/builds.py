@@ -1,7 +1,6 @@
 """The builds of one cache: their state, their manifests, and pins that keep them from clean-up.
 
-Reads only, but for the record of what is known against builds; what changes a build is in `staging`, `activation` and
-`collection`.
+It only reads, except for the record of build statuses; `staging`, `activation` and `collection` change builds.
 """
 
 from __future__ import annotations
@@ -49,13 +48,14 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 PIN = "pin"
-# Names the builds that were begun and not finished: what lies in such a build says nothing, a generator wrote all of it.
+# Names the builds that were begun and not finished. The contents of such a build prove nothing: a generator wrote all
+# of it.
 UNFINISHED = ".unfinished.json"
-# 100,000 files with long names make some 30 MB.
+# 100,000 files with long names take some 30 MB.
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
-#: From the least to the worst.
+#: From the mildest to the worst.
 Status = Literal["rolled_back", "unhealthy", "damaged"]
 
 _RECORD = ".status.json"
@@ -68,7 +68,7 @@ _WHY_MAX = 500
 class BuildInfo:
     """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined.
 
-    `status` is what is known against one that was published: damaged, unhealthy or rolled_back, with `why` and `since`.
+    `status` is the defect of a published build: damaged, unhealthy or rolled_back, with `why` and `since`.
     """
 
     build_id: str
@@ -86,7 +86,7 @@ class BuildInfo:
 
     @property
     def in_order(self) -> bool:
-        """Whether it is published, whole as far as anybody knows, and nothing is known against it."""
+        """Whether it is published, whole as far as is known, and has no status against it."""
         return self.state in ("active", "published") and self.status is None
 
 
@@ -102,7 +102,7 @@ def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
         Its descriptor.
 
     Raises:
-        StoreError: if there is none, or a link stands in its place.
+        StoreError: there is none, or there is a link in its place.
     """
     check_build_id(build_id)
     try:
@@ -129,8 +129,8 @@ def read_manifest(build_fd: int, path: str) -> Manifest:
         The manifest.
 
     Raises:
-        BuildDamaged: if there is none, or it was cut or edited.
-        StoreError: if a link stands in its place.
+        BuildDamaged: there is none, or it was cut or edited.
+        StoreError: there is a link in its place.
     """
     where = f"{path}/{META_DIRECTORY}/{MANIFEST}"
     try:
@@ -160,7 +160,7 @@ def read_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> Mani
         The manifest.
 
     Raises:
-        BuildDamaged: if there is none, it was cut or edited, or it belongs to another build.
+        BuildDamaged: there is none, it was cut or edited, or it belongs to another build.
     """
     path = folder.build_path(build_id)
     manifest = read_manifest(build_fd, path)
@@ -179,13 +179,14 @@ def require_whole(folder: CacheFolder, build_id: str, depth: str = "quick") -> t
     Args:
         folder: the open cache.
         build_id: which build.
-        depth: quick for names and sizes; changed for these and every byte of what changed since it was published; full.
+        depth: quick: names and sizes; changed: also every byte of files that changed since publication; full: every
+            byte.
 
     Returns:
         Its manifest and the verdict.
 
     Raises:
-        BuildDamaged: if it is not whole, with what was found.
+        BuildDamaged: it is not whole; the error has the differences.
     """
     with open_build(folder, build_id) as fd:
         manifest = read_own_manifest(folder, build_id, fd)
@@ -208,8 +209,8 @@ def pin_build(build_fd: int) -> HeldLock:
     """Keep a build from clean-up for as long as the lock is held.
 
     Raises:
-        StoreBusy: if it is being removed.
-        StoreError: if it has no pin, so never was published.
+        StoreBusy: it is being removed.
+        StoreError: it has no pin file, so it was never published.
     """
     try:
         with open_subdirectory(build_fd, META_DIRECTORY, META_DIRECTORY) as meta_fd:
@@ -228,14 +229,15 @@ def is_pinned(build_fd: int) -> bool:
 
 
 def list_builds(folder: CacheFolder, writing: str | None) -> list[BuildInfo]:
-    """List every build of a cache, the newest first, refused ones last.
+    """List all builds of a cache, the newest first, refused ones last.
 
     Args:
         folder: the open cache.
-        writing: id of the staging build that a live publisher writes, if there is one.
+        writing: id of the staging build that a live publisher is writing, if any.
 
     Returns:
-        The builds. A state is never guessed from a name: whole means that a manifest is there and fits itself.
+        The builds. A state is never guessed from a name: whole means that there is a manifest and that its own digest
+        fits.
     """
     try:
         active = read_current(folder)
@@ -254,7 +256,7 @@ def list_builds(folder: CacheFolder, writing: str | None) -> list[BuildInfo]:
 
 
 def quarantined_builds(folder: CacheFolder) -> list[str]:
-    """List the refused builds, the newest first; what somebody else put there is none."""
+    """List the refused builds, the newest first; entries of other programs are left out."""
     found = []
     for name in _build_names(folder.quarantine_fd):
         with contextlib.suppress(StoreError):
@@ -268,13 +270,13 @@ def _build_names(directory_fd: int) -> list[str]:
 
 
 def read_unfinished(folder: CacheFolder) -> frozenset[str]:
-    """Read which builds were begun and not finished, by the store's own record.
+    """Read from the store's own record which builds were begun and not finished.
 
     Args:
         folder: the open cache.
 
     Returns:
-        Ids; none where the record is missing or was cut: then a build is judged by what lies in it alone.
+        Ids; none if the record is missing or was cut: then a build is judged by its contents alone.
     """
     return read_note(folder.fd, UNFINISHED, 1 << 20, _decode_unfinished) or frozenset()
 
@@ -284,7 +286,7 @@ def _decode_unfinished(body: Any) -> frozenset[str]:
 
 
 def has_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
-    """Say whether a build was published: its manifest is whole and its own, and no copy of another build's.
+    """Say whether a build was published: its manifest is whole, and not a copy of another build's.
 
     Args:
         folder: the open cache.
@@ -302,7 +304,7 @@ def has_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
 
 
 def _with_status(build: BuildInfo, known: BuildStatus) -> BuildInfo:
-    # One that is known to be damaged is for a person to look at, as one whose manifest was cut is.
+    # A person has to look at a build that is known to be damaged, as at one whose manifest was cut.
     damaged = known.status == "damaged" and build.state == "published"
     note = "; ".join(filter(None, [build.note, known.sentence()]))
     state = "damaged" if damaged else build.state
@@ -346,7 +348,7 @@ def _is_directory(directory_fd: int, name: str) -> bool:
     try:
         return stat.S_ISDIR(os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mode)
     except OSError:
-        return True  # gone, or not to be looked at: whoever opens it says so
+        return True  # gone, or not accessible: the next open reports the error
 
 
 def _has_manifest(build_fd: int) -> bool:
@@ -359,17 +361,17 @@ def _has_manifest(build_fd: int) -> bool:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """What is known against a build: one small file of the store says it, changed under the switch's lock."""
+    """The defect of a build, from one small file of the store that is changed under the switch's lock."""
 
     #: damaged, unhealthy or rolled_back.
     status: Status
-    #: In one sentence.
+    #: The reason, in one sentence.
     why: str
-    #: When it was found, ISO 8601 in UTC.
+    #: When it was found, in ISO 8601, UTC.
     at: str
 
     def sentence(self) -> str:
-        """Say it for a list or a message.
+        """Describe it for a list or a message.
 
         Example:
             >>> BuildStatus("rolled_back", "by hand", "2026-01-31T23:59:59+00:00").sentence()
@@ -379,7 +381,7 @@ class BuildStatus:
 
 
 def merge_status(known: BuildStatus | None, found: BuildStatus) -> BuildStatus:
-    """Join what was known with what was found: the worse one stays, and of two alike the earlier.
+    """Join a known status with a new one: the worse one stays; of two equal ones, the earlier.
 
     Example:
         >>> damaged, back = BuildStatus("damaged", "x", "t"), BuildStatus("rolled_back", "y", "u")
@@ -390,41 +392,41 @@ def merge_status(known: BuildStatus | None, found: BuildStatus) -> BuildStatus:
 
 
 def read_statuses(folder: CacheFolder) -> dict[str, BuildStatus]:
-    """Read what is known against the builds of a cache.
+    """Read the statuses of a cache's builds.
 
     Args:
         folder: the open cache.
 
     Returns:
-        By build id; builds in order are not in it.
+        Statuses by build id; builds in order have none.
 
     Raises:
-        StoreError: if the file was cut or edited: a damaged build must not pass for a good one by that.
+        StoreError: the file was cut or edited; a damaged build must not pass for a good one because of that.
     """
     lost = "(what was known against builds is lost then), and verify the builds with cachewatch store verify"
     return read_record(folder.fd, _RECORD, _LIMIT_BYTES, _decode_all, path=folder.path, lost=lost) or {}
 
 
 def mark_build(folder: CacheFolder, build_id: str, status: Status, why: str, now_s: float) -> BuildStatus:
-    """Note what was found against a build; the caller holds the switch's lock.
+    """Record a build's status; the caller holds the switch's lock.
 
     Args:
         folder: the open cache.
         build_id: which build.
-        status: what was found.
-        why: in one sentence.
+        status: the new status.
+        why: the reason, in one sentence.
         now_s: wall seconds.
 
     Returns:
-        What is known now: a worse status that was noted before stays.
+        The resulting status: a worse one that was recorded before stays.
 
     Raises:
-        StoreError: if the record cannot be read.
-        OSError: if it cannot be written.
+        StoreError: the record cannot be read.
+        OSError: it cannot be written.
     """
     known = read_statuses(folder)
     at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
-    # Escaped when it is shown; a lone surrogate of a file's name must not stop the writing.
+    # It is escaped when it is shown. A lone surrogate from a file name must not stop the writing.
     found = merge_status(known.get(build_id), BuildStatus(status, redact(why)[:_WHY_MAX], at))
     if known.get(build_id) != found:
         _write(folder, known | {build_id: found})
@@ -432,15 +434,15 @@ def mark_build(folder: CacheFolder, build_id: str, status: Status, why: str, now
 
 
 def clear_status(folder: CacheFolder, build_id: str) -> None:
-    """Forget what was known against a build; the caller holds the switch's lock.
+    """Clear a build's status; the caller holds the switch's lock.
 
     Args:
         folder: the open cache.
         build_id: a build that was verified again, or chosen by a person.
 
     Raises:
-        StoreError: if the record cannot be read.
-        OSError: if it cannot be written.
+        StoreError: the record cannot be read.
+        OSError: it cannot be written.
     """
     known = read_statuses(folder)
     if known.pop(build_id, None) is not None:
@@ -448,7 +450,7 @@ def clear_status(folder: CacheFolder, build_id: str) -> None:
 
 
 def _write(folder: CacheFolder, statuses: Mapping[str, BuildStatus]) -> None:
-    # Builds that clean-up has removed are forgotten here, so that the record does not grow with the years.
+    # Removed builds are dropped here, so that the record does not grow over the years.
     there = set(os.listdir(folder.builds_fd))
     builds = {build: asdict(status) for build, status in sorted(statuses.items()) if build in there}
     body = {"schema_version": 1, "builds": builds}

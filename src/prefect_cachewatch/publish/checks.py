@@ -1,4 +1,4 @@
-"""May this build be published, and which files may a failed attempt have cut? Rules over a listing; no file is touched here.
+"""Decides whether a build may be published, and which files a failed attempt may have cut. Pure rules over a listing.
 
 The `category` of a finding is a contract: reports and automations match on it.
 """
@@ -23,7 +23,7 @@ _LEFT = {"temporary_file": "a temporary file", "empty_file": "an empty file"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found: what, which files, and whether it forbids to publish."""
+    """One result of a check: what, which files, and whether it forbids publication."""
 
     category: str
     message: str
@@ -35,13 +35,13 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     """Check a finished staging build against the policy.
 
     Args:
-        tree: what is in the build.
+        tree: the contents of the build.
         policy: the rules.
-        last_bytes: size of the last published build, if there is one.
+        last_bytes: size of the last published build, if any.
 
     Returns:
-        What was found, refusals first; empty means that all is well. Categories: `special_file`, `link_escapes`,
-        `unreadable`, `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
+        The findings, refusals first; empty if there are none. Categories: `special_file`, `link_escapes`, `unreadable`,
+        `temporary_file`, `empty_file`, `empty_cache`, `missing_file`, `wrong_file_count`, `too_small`,
         `size_out_of_band`, `shared_file`.
 
     Example:
@@ -87,15 +87,15 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
 
 
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
-    """Keep the findings that forbid to publish."""
+    """Keep the findings that forbid publication."""
     return [finding for finding in findings if finding.severity == "refuse"]
 
 
 def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Finding]:
-    """Make a warning of temporary and empty files that no run is known to have made: they were not left by one.
+    """Downgrade refusals about temporary and empty files to warnings if no run is known to have made the files.
 
     Args:
-        findings: of `check_tree`.
+        findings: from `check_tree`.
         made: paths of the files that runs have made.
 
     Returns:
@@ -116,7 +116,7 @@ def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Find
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Say in one line what was found.
+    """Summarize findings in one line.
 
     Example:
         >>> summarize_findings([Finding("too_small", "the build has 1 B"), Finding("x", "y")])
@@ -157,7 +157,7 @@ def _check_band(total: int, last_bytes: int | None, policy: PublishPolicy) -> li
 
 
 def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
-    # A hard link to a file outside: whoever writes there changes the published build.
+    # A hard link to a file outside: a write to that file changes the published build.
     names: dict[int, int] = {}
     for file in files:
         names[file.inode] = names.get(file.inode, 0) + 1
@@ -188,24 +188,24 @@ def find_suspects(
 ) -> list[Suspect]:
     """Find the files that a killed attempt may have left incomplete.
 
-    A generator that skips files which exist would keep a truncated one for ever, so a retry that resumes takes these
-    away first. The rule goes by change times, which no generator can set as it can the modification time (cp -a,
-    unzip, tar), against the moment of the last growth on the same clock.
+    A generator that skips existing files would keep a truncated one indefinitely, so a retry that resumes removes these
+    first. The rule compares change times with the moment of the last growth on the same clock. A generator cannot set a
+    change time, as it can a modification time (cp -a, unzip, tar).
 
-    A file is taken for whole only where it is known that the attempt went on writing others for the whole window
-    after this one had changed last.
+    A file counts as whole only if the attempt is known to have written other files for the whole window after this
+    file's last change.
 
     Args:
-        files: what is in the staging build.
+        files: the files of the staging build.
         temporary: globs of temporary files.
         allow_empty: globs of files that may be empty.
-        grew_after_ns: the attempt's last growth came after this moment, on the clock that stamps the files; None where
-            nobody knows, or where change times say nothing, as after a copy: then every file is suspect.
-        window_s: whatever changed this long before that moment is suspect.
+        grew_after_ns: the attempt's last growth came after this moment, on the clock that stamps the files. None if
+            that is unknown, or if change times prove nothing, as after a copy: then every file is suspect.
+        window_s: a file that changed within this time before that moment is suspect.
         reported: paths that the watch saw growing, or open for writing, at the end.
 
     Returns:
-        The suspects in order of path, each with the first reason that holds.
+        The suspects in order of path, each with the first reason that applies.
 
     Example:
         >>> files = [ScannedFile("a", 9, 0, 1, 1, 10 * 10**9), ScannedFile("b", 9, 0, 2, 1, 99 * 10**9)]

@@ -1,7 +1,7 @@
-"""Clean-up of builds that nobody needs: looks, asks a rule over values, moves aside, removes.
+"""Removes builds that are no longer needed: looks, applies a pure rule, moves aside, removes.
 
-How long ago a build was in use is taken from change times, which no generator can set, against the clock of the file
-system that keeps them, and from the store's own history.
+How long ago a build was in use follows from the store's own history and from change times, which no generator can set,
+on the clock of the file system that holds them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Collected:
-    """What a clean-up decided about each build, and how many bytes it freed."""
+    """The decisions of a clean-up about each build, and how many bytes it freed."""
 
     decisions: tuple[GcDecision, ...]
     freed_bytes: int
@@ -47,7 +47,7 @@ class Collected:
 
     @property
     def removed(self) -> tuple[GcDecision, ...]:
-        """The builds that went, or would go."""
+        """The builds that were removed, or would be in a dry run."""
         return tuple(decision for decision in self.decisions if decision.remove)
 
 
@@ -61,25 +61,25 @@ def collect_builds(
     dry_run: bool = False,
     now: Callable[[], float] = time.time,
 ) -> Collected:
-    """Remove surplus builds, never one that somebody uses.
+    """Remove surplus builds, never one that is in use.
 
     Args:
         folder: the open cache.
-        writing: asks for the staging build of a live publisher.
-        keep: how many whole builds stay, the active one among them.
+        writing: returns the id of the staging build of a live publisher, if any.
+        keep: how many whole builds stay, including the active one.
         keep_quarantined: how many refused builds stay.
-        grace_s: what was finished, active or written to less than this ago stays.
+        grace_s: a build that was finished, active or written to within this time stays.
         dry_run: decide only.
         now: wall seconds.
 
     Returns:
-        The decisions and the bytes.
+        The decisions and the bytes freed.
 
     Raises:
-        StoreError: if `current` or the history was tampered with; nothing is removed then.
+        StoreError: `current` or the history was tampered with; nothing is removed then.
     """
     with hold_switch(folder, "clean up"):
-        # Before anything goes: a tampered link must not make every build look unused.
+        # Before any removal: with a tampered link every build would look unused.
         current = read_current(folder)
         history = read_history(folder)
         builds = list_builds(folder, writing())
@@ -99,25 +99,25 @@ def collect_builds(
         if not dry_run:
             decisions = [_move_aside(folder, decision, problems) for decision in decisions]
     freed = sum(decision.size_bytes for decision in decisions if decision.remove)
-    # Without the lock: removing 100 GB takes minutes, and nobody can reach it any more.
+    # Without the lock: removing 100 GB takes minutes, and no reader can reach it any more.
     if not dry_run:
         problems += _empty_trash(folder.builds_fd, folder.quarantine_fd)
     return Collected(tuple(decisions), freed, dry_run, tuple(problems))
 
 
 def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -> list[str]:
-    """Remove the oldest refused builds when another has come, so that run after refused run fills no disk.
+    """Remove the oldest refused builds after a new one, so that repeated refusals do not fill the disk.
 
     Args:
         folder: the open cache.
         keep: how many stay; the newest always does.
-        max_bytes: how many bytes they may have together.
+        max_bytes: their largest total size.
 
     Returns:
         What could not be removed, each with path and reason.
 
     Raises:
-        StoreBusy: somebody switches for longer than a minute; nothing is removed.
+        StoreBusy: another process holds the switch's lock for longer than a minute; nothing is removed.
     """
     sizes = []
     for build_id in quarantined_builds(folder):
@@ -139,7 +139,7 @@ def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -
 def _file_system_now(folder: CacheFolder, now_s: float) -> float:
     try:
         return make_stamp(folder.fd).changed_ns / 1e9
-    except OSError:  # one may look without a right to write
+    except OSError:  # a look needs no write permission
         return now_s
 
 
@@ -167,16 +167,16 @@ def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) 
         if decision.state == "quarantined":
             move_to_trash(folder.quarantine_fd, decision.build_id)
         elif decision.state == "abandoned":
-            # Never published: nobody can have pinned it, and no directory need stand there.
+            # Never published: no reader can have pinned it, and it may not even be a directory.
             move_to_trash(folder.builds_fd, decision.build_id)
         else:
             with _own_pin(folder, decision.build_id):
                 move_to_trash(folder.builds_fd, decision.build_id)
     except StoreBusy:
-        # A reader came between the listing and now.
+        # A reader pinned it between the listing and now.
         return replace(decision, remove=False, reason="pinned")
     except OSError as error:
-        # The others are not to stay for one that cannot go: it keeps its name and is whole.
+        # One failure must not keep the others: the build keeps its name and is whole.
         of = folder.quarantine_path if decision.state == "quarantined" else folder.build_path
         problems.append(_cannot_remove(of(decision.build_id), error))
         return replace(decision, remove=False)
@@ -184,7 +184,7 @@ def _move_aside(folder: CacheFolder, decision: GcDecision, problems: list[str]) 
 
 
 def _cannot_remove(path: str, error: OSError) -> str:
-    # What lies in a lower layer of an overlay is not moved in one step, and nobody is to see it half removed.
+    # A directory in a lower layer of an overlay cannot be moved in one step, and no reader may see it half removed.
     layer = " (it may lie in a lower layer of an overlay)" if error.errno == errno.EXDEV else ""
     return f"cannot remove {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}{layer}"
 
@@ -207,7 +207,7 @@ def _own_pin(folder: CacheFolder, build_id: str) -> Iterator[None]:
             meta_fd = stack.enter_context(open_subdirectory(fd, META_DIRECTORY, META_DIRECTORY))
             os.stat(PIN, dir_fd=meta_fd, follow_symlinks=False)
         except (StoreError, FileNotFoundError):
-            pass  # never published: nobody can have pinned it
+            pass  # never published: no reader can have pinned it
         else:
             stack.enter_context(hold_exclusive(meta_fd, PIN, "remove a build", past_readers=False))
         yield
@@ -222,13 +222,13 @@ class Candidate:
     idle_since_s: float
     size_bytes: int = 0
     pinned: bool = False
-    #: Whether something is known against it: it was unhealthy, or rolled back from.
+    #: Whether it has a status against it: it was unhealthy, or rolled back from.
     marked: bool = False
 
 
 @dataclass(frozen=True)
 class GcDecision:
-    """What becomes of a build, and why: active, writing, damaged, pinned, young, kept or surplus."""
+    """The decision about a build and its reason: active, writing, damaged, pinned, young, kept or surplus."""
 
     build_id: str
     state: str
@@ -248,22 +248,22 @@ def plan_collection(
 ) -> list[GcDecision]:
     """Decide which builds to remove.
 
-    Never the active one, one that is being written, one that a reader has pinned, and none that was finished, was
-    active or was written to less than the grace time ago. Damaged builds are left for a person to look at.
+    Never removed are: the active build, one that is being written, one that a reader has pinned, and one that was
+    finished, active or written to within the grace time. Damaged builds are left for a person to look at.
 
     Args:
         builds: every build of one cache; `state` is active, published, staging, abandoned, damaged or quarantined.
-        keep: how many whole builds stay, the active one among them.
+        keep: how many whole builds stay, including the active one.
         keep_quarantined: how many refused builds stay, the newest.
-        now_s: wall time. If it ran backwards everything is young, and stays.
-        grace_s: see above.
-        rollback_order: what a roll-back would go to, first choice first; these fill `keep` before newer ones do.
+        now_s: wall time. If the clock was set back, every build counts as young and stays.
+        grace_s: the grace time, in seconds.
+        rollback_order: the targets of a roll-back, first choice first; they fill `keep` before newer builds do.
 
     Returns:
-        A decision a build, in the order given.
+        One decision for each build, in the order given.
 
     Raises:
-        ValueError: if `keep` is less than 1.
+        ValueError: `keep` is less than 1.
 
     Example:
         >>> builds = [Candidate("a", "published", 0), Candidate("b", "active", 5), Candidate("c", "published", 3)]
@@ -274,7 +274,7 @@ def plan_collection(
         raise ValueError("keep must be at least 1: the active build always stays")
     rank = {build_id: place for place, build_id in enumerate(rollback_order)}
     whole = [build for build in builds if build.state in ("active", "published")]
-    # Active, then roll-back targets in order, then the newest, last what was bad; ids sort by age.
+    # Active first, then roll-back targets in order, then the newest, bad ones last; ids sort by age.
     whole.sort(key=lambda b: b.build_id, reverse=True)
     whole.sort(key=lambda b: (b.state != "active", b.marked, rank.get(b.build_id, len(rank))))
     refused = sorted((b for b in builds if b.state == "quarantined"), key=lambda b: b.build_id, reverse=True)
@@ -288,7 +288,7 @@ def plan_collection(
         elif build.state == "staging":
             reason = "writing"
         elif build.state == "damaged":
-            # Somebody edited or cut it: what is left may be all there is, so a person decides.
+            # It was edited or cut: the rest may be all there is, so a person decides.
             reason = "damaged"
         elif build.pinned:
             reason = "pinned"
@@ -301,12 +301,12 @@ def plan_collection(
 
 
 def surplus_quarantined(builds: Sequence[tuple[str, int]], keep: int, max_bytes: int | None) -> list[str]:
-    """Say which refused builds may go when another has come; the newest always stays.
+    """Return the refused builds to remove after a new one; the newest always stays.
 
     Args:
         builds: ids and sizes of those in quarantine.
         keep: how many stay, the newest.
-        max_bytes: how many bytes they may have together; None for any number.
+        max_bytes: their largest total size; None for no limit.
 
     Returns:
         Ids, the oldest first.

@@ -1,7 +1,7 @@
 """Writes, renames and removals that a power cut or kill -9 cannot leave half done.
 
-Everything goes by directory descriptor and a bare name, so that no symbolic link planted
-meanwhile is followed. What the names mean is known above.
+Every call takes a directory descriptor and a bare name, so that no symbolic link planted meanwhile is followed. The
+callers know what the names mean.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Names of this form are half-done work of a process that died; nobody reads them.
+# Names of this form are half-done work of a process that died; no reader opens them.
 _LEFTOVER = ".cachewatch-new-"
 _TRASH = ".cachewatch-trash-"
 
@@ -49,14 +49,14 @@ _TRASH = ".cachewatch-trash-"
 def refusing(
     what: str, path: str, then: str = "", kind: type[StoreError] = StoreError, named: str | None = None
 ) -> Iterator[None]:
-    """Turn what the system refuses into one sentence.
+    """Turn an OSError into one sentence.
 
     Args:
         what: follows "cannot", before the path.
-        path: of what it is refused.
+        path: of the file or directory.
         then: the end of the sentence.
-        kind: of the error.
-        named: the path in the sentence; default as it is, harmless for a terminal.
+        kind: class of the error to raise.
+        named: the path in the sentence; default `path`, made harmless for a terminal.
 
     Raises:
         StoreError: for any OSError.
@@ -81,26 +81,26 @@ def sync_directory(directory_fd: int) -> None:
         directory_fd: descriptor of the directory.
 
     Raises:
-        OSError: if the storage reports a failed write.
+        OSError: the storage reports a failed write.
     """
     try:
         os.fsync(directory_fd)
     except OSError as error:
-        # Some FUSE file systems have no fsync for directories; there is nothing more to do on them.
+        # Some FUSE file systems have no fsync for directories; nothing more can be done on them.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
 
 
 def write_durably(directory_fd: int, name: str, data: bytes) -> None:
-    """Write a file so that its name shows the old contents or all of the new, never a part.
+    """Write a file so that its name shows either the old contents or all of the new, never a part.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name in it.
-        data: all of the contents.
+        data: the whole contents.
 
     Raises:
-        OSError: if it could not be written; the old file is unchanged then.
+        OSError: it could not be written; the old file is unchanged then.
     """
     write_entry(directory_fd, name, data, mode=0o644, sync=True, prefix=_LEFTOVER)
     sync_directory(directory_fd)
@@ -112,10 +112,10 @@ def switch_link(directory_fd: int, name: str, target: str) -> None:
     Args:
         directory_fd: descriptor of the directory that holds the link.
         name: the link's name.
-        target: what it says afterwards.
+        target: its new target.
 
     Raises:
-        OSError: if it could not be switched; the link says what it said before then.
+        OSError: it could not be switched; the link is unchanged then.
     """
     temporary = _LEFTOVER + secrets.token_hex(8)
     os.symlink(target, temporary, dir_fd=directory_fd)
@@ -135,11 +135,11 @@ def move_entry(source_fd: int, source: str, target_fd: int, target: str) -> None
         source_fd: descriptor of the directory it leaves.
         source: its name there.
         target_fd: descriptor of the directory it enters.
-        target: its name there; nothing may be there.
+        target: its name there, which must not exist.
 
     Raises:
-        StoreError: if something is there already, or the two lie on different file systems.
-        OSError: if it could not be moved.
+        StoreError: the target exists, or the two are on different file systems.
+        OSError: it could not be moved.
     """
     # rename(2) would silently replace an empty directory.
     if entry_exists(target_fd, target):
@@ -157,28 +157,28 @@ def move_entry(source_fd: int, source: str, target_fd: int, target: str) -> None
 
 
 def discard_tree(directory_fd: int, name: str, trash_fd: int | None = None) -> None:
-    """Remove a directory with all below it; whoever looks sees it whole or not at all.
+    """Remove a directory with everything below it; another process sees it whole or not at all.
 
     Args:
         directory_fd: descriptor of the directory that holds it.
         name: its name.
-        trash_fd: where it goes first, on the same file system; default the same directory.
+        trash_fd: directory that it is moved to first, on the same file system; default the same directory.
 
     Raises:
-        StoreError: if something in it cannot be removed, or is another mount; it has lost its name by then.
-        OSError: if its name cannot be taken away.
+        StoreError: an entry in it cannot be removed, or is another mount; it has lost its name by then.
+        OSError: it cannot be renamed.
     """
     target_fd = directory_fd if trash_fd is None else trash_fd
     _remove(target_fd, move_to_trash(directory_fd, name, trash_fd))
 
 
 def move_to_trash(directory_fd: int, name: str, trash_fd: int | None = None) -> str:
-    """Take an entry's name away, so that nobody finds it half removed.
+    """Rename an entry, so that no process finds it half removed.
 
     Args:
         directory_fd: descriptor of the directory that holds it.
         name: its name.
-        trash_fd: where it goes, on the same file system; default the same directory.
+        trash_fd: directory that it is moved to, on the same file system; default the same directory.
 
     Returns:
         The name under which `remove_leftovers` will find it.
@@ -193,16 +193,16 @@ def move_to_trash(directory_fd: int, name: str, trash_fd: int | None = None) -> 
 
 
 def remove_leftovers(directory_fd: int) -> int:
-    """Remove what processes that were killed half-way left in a directory.
+    """Remove the remains of killed processes from a directory.
 
     Args:
         directory_fd: descriptor of the directory; the caller holds the lock of its writers.
 
     Returns:
-        How many entries went.
+        How many entries were removed.
 
     Raises:
-        StoreError: if one cannot be removed; all others went.
+        StoreError: an entry cannot be removed; all others were.
     """
     count, failed = 0, None
     for name in os.listdir(directory_fd):
@@ -218,12 +218,12 @@ def remove_leftovers(directory_fd: int) -> int:
 
 
 def is_leftover(name: str) -> bool:
-    """Say whether a name is one that half-done work of ours has."""
+    """Say whether a name is one of our half-done work."""
     return name.startswith((_LEFTOVER, _TRASH))
 
 
 def entry_exists(directory_fd: int, name: str) -> bool:
-    """Say whether a directory has an entry of this name, be it a dangling link."""
+    """Say whether a directory has an entry of this name, even a dangling link."""
     try:
         os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -232,16 +232,16 @@ def entry_exists(directory_fd: int, name: str) -> bool:
 
 
 def holds_change_times(directory_fd: int) -> bool:
-    """Say whether a file's change time is the file system's own: on some (FAT, sshfs) it follows the modification time.
+    """Say whether change times are the file system's own: on some (FAT, sshfs) they follow the modification time.
 
     Args:
         directory_fd: descriptor of a directory of ours there.
 
     Returns:
-        True where no program can set it.
+        True if no program can set them.
 
     Raises:
-        OSError: if no file can be made there.
+        OSError: no file can be created there.
     """
     name = _LEFTOVER + secrets.token_hex(8)
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
@@ -255,19 +255,19 @@ def holds_change_times(directory_fd: int) -> bool:
 
 
 def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
-    """Read a regular file by descriptor, following no link and waiting for no pipe.
+    """Read a regular file by descriptor, without following a link or waiting for a pipe.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name.
-        limit_bytes: a larger file is refused, since nobody wrote such a one here.
+        limit_bytes: a larger file is refused, since the store writes none here.
 
     Returns:
         Its contents.
 
     Raises:
-        StoreError: if it is no regular file or too large.
-        OSError: if it cannot be read; FileNotFoundError if it is not there.
+        StoreError: it is not a regular file, or too large.
+        OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
@@ -287,21 +287,21 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
 def read_record(
     directory_fd: int, name: str, limit_bytes: int, decode: Callable[[Any], T], *, path: str, lost: str
 ) -> T | None:
-    """Read a JSON file of the store's own, which is believed as a whole or not at all.
+    """Read a JSON file of the store's own, which is accepted as a whole or not at all.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name.
         limit_bytes: a larger file is refused.
-        decode: makes a value of what JSON gave; whatever it misses it raises as a dict or a list does.
+        decode: converts the JSON data to a value; for missing data it raises as a dict or a list does.
         path: of the directory, for messages.
-        lost: what moving the file away costs and what to do then, for the message.
+        lost: what is lost by moving the file away and what to do then, for the message.
 
     Returns:
-        The value; None where there is no such file.
+        The value; None if there is no such file.
 
     Raises:
-        StoreError: if it was cut or edited, or cannot be read.
+        StoreError: it was cut or edited, or cannot be read.
     """
     shown = for_terminal(f"{path}/{name}", 1000)
     try:
@@ -313,16 +313,16 @@ def read_record(
 
 
 def read_note(directory_fd: int, name: str, limit_bytes: int, decode: Callable[[Any], T]) -> T | None:
-    """Read a JSON file of the store's own whose loss costs time and nothing else.
+    """Read a JSON file of the store's own whose loss costs only time.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name.
-        limit_bytes: a larger file is none.
+        limit_bytes: a larger file is ignored.
         decode: as for `read_record`.
 
     Returns:
-        The value; None where there is none, or it was cut or edited, or cannot be read.
+        The value; None if there is no file, or it was cut or edited, or cannot be read.
     """
     try:
         return read_record(directory_fd, name, limit_bytes, decode, path="", lost="")

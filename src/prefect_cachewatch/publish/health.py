@@ -1,4 +1,4 @@
-"""Does what uses the cache work with it? A command or an HTTP address, asked until a deadline."""
+"""Checks that the users of the cache work with it: runs a command or asks an HTTP address until a deadline."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HealthCheck(InputModel):
 
 @dataclass(frozen=True)
 class HealthResult:
-    """How a health check ended: the reason is the end of a sentence."""
+    """The result of a health check: the reason is the end of a sentence."""
 
     ok: bool
     reason: str
@@ -71,17 +71,17 @@ def check_health(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HealthResult:
-    """Ask until all is well or the deadline has passed.
+    """Repeat the check until it succeeds or the deadline has passed.
 
     Args:
-        check: what to ask.
+        check: the health check.
         cache_dir: path of the activated build.
-        env: whole environment of a command.
+        env: the whole environment of a command.
         clock: monotonic seconds.
         sleep: waits between two requests.
 
     Returns:
-        Whether all is well, within the deadline + one request's time limit.
+        The result, within the deadline + one request's time limit.
     """
     started_s = clock()
     if check.command is not None:

@@ -1,10 +1,10 @@
-"""Caches whose generator bakes in its path: no staging, a marker says whether they are whole.
+"""Caches whose generator stores its own path in them: no staging, and a marker shows whether they are whole.
 
-    CACHE_DIR/.cachewatch/manifest.json    what the last whole generation consisted of
-    CACHE_DIR/.cachewatch/whole            the marker: the digest of that manifest, only while it is true
+    CACHE_DIR/.cachewatch/manifest.json    contents of the last whole generation
+    CACHE_DIR/.cachewatch/whole            the marker: the digest of that manifest, present only while it is true
 
-The marker goes before the first byte of a new generation and comes back last. There is no
-way back to an earlier build here. Only what runs are known to have made is ever removed (see `begun`).
+The marker is removed before the first byte of a new generation and comes back last. An earlier build cannot be restored
+here. Only files that runs are known to have made are ever removed (see `begun`).
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ _NAMED = 5
 
 
 class InPlaceBuild(BuildTarget):
-    """A generation into the directory where the cache is used; what others put there stays, whatever happens."""
+    """A generation into the directory where the cache is used; files of other programs always stay."""
 
     mode = "in_place"
     creation: Creation
     begun: Begun
 
     def require_certain(self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()) -> None:
-        """Refuse to go on beside files that an attempt may have cut and that are not known to be a run's.
+        """Refuse to continue if there are files that an attempt may have cut and that no run is known to have made.
 
-        They may be the user's, and are not removed; a generator that skips existing files would have them published.
+        They may be the user's, and are not removed. A generator that skips existing files would get them published.
 
         Args:
-            policy: says which files are the user's own, or no part of the cache.
-            window_s: the stall window, unless the policy has one of its own.
+            policy: tells which files are the user's own, or no part of the cache.
+            window_s: the stall window, unless the policy sets one.
             reported: paths that the watch saw growing, or open for writing, at the end.
 
         Raises:
@@ -109,20 +109,20 @@ class InPlaceBuild(BuildTarget):
             self.begun = replace(self.begun, doubts=())
 
     def note_growth(self) -> None:
-        """Take this moment for the last growth, and for the first at which the generator that now starts may write."""
+        """Record this moment as the last growth, and as the earliest at which the starting generator may write."""
         super().note_growth()
         with self._open() as fd, meta_directory(fd, self.path) as meta_fd:
             self.begun = write_begun(meta_fd, fd, self.begun)
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
-        """Check what is there; what others left there is no fault of the generator's.
+        """Check the contents; files of other programs do not count against the generator.
 
         Args:
             policy: the rules.
-            extra: what others found, such as the user's check command.
+            extra: findings of other checks, such as the user's check command.
 
         Returns:
-            Everything found, refusals first; see `checks.check_tree`.
+            All findings, refusals first; see `checks.check_tree`.
         """
         found = super().check(policy, extra)
         self._record()
@@ -131,14 +131,14 @@ class InPlaceBuild(BuildTarget):
         return sorted(spare_others(found, entries), key=lambda finding: finding.severity != "refuse")
 
     def quarantine(self, findings: Sequence[Finding], message: str) -> str:
-        """Leave a refused cache where it is, without its marker, with the reasons beside it.
+        """Leave a refused cache where it is, without its marker, and write the reasons beside it.
 
         Args:
-            findings: why.
-            message: the same in one sentence.
+            findings: the reasons.
+            message: the reasons in one sentence.
 
         Returns:
-            The cache directory: it cannot be moved, since its path is baked in.
+            The cache directory: it cannot be moved, since the cache contains its path.
         """
         self._require_open()
         with self._open() as fd:
@@ -147,16 +147,16 @@ class InPlaceBuild(BuildTarget):
         return self.path
 
     def clean(self) -> None:
-        """Remove what runs are known to have made; directories stay, for those who hold them."""
+        """Remove the files that runs are known to have made; directories stay, since processes may hold them open."""
         self._require_open()
         self._record()
         with self._open() as fd, contextlib.closing(Made(fd, self.path)) as made:
             self.notes += _remove_made(made, "to begin with nothing")
 
     def close(self) -> None:
-        """List what was made, and give the writer's lock up."""
+        """List the files that were made, and release the writer's lock."""
         if self._lock.fileno() >= 0:
-            with contextlib.suppress(StoreError, OSError):  # what is not listed is not known, and stays
+            with contextlib.suppress(StoreError, OSError):  # a file that is not listed has no known origin, and is kept
                 self._record()
                 with self._open() as fd, meta_directory(fd, self.path) as meta_fd:
                     self.begun = write_begun(meta_fd, fd, self.begun, ended=True)
@@ -211,25 +211,25 @@ def begin_in_place(
     now: Callable[[], float] = time.time,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> InPlaceBuild:
-    """Take the marker away and become the one writer of a cache directory.
+    """Remove the marker and become the one writer of a cache directory.
 
     Args:
         cache_dir: an existing directory, absolute.
         name: the cache's name, for the manifest.
-        recipe: what the build is made from.
-        fresh: generate although a whole cache of this key is there. With it, and where the key differs, the files that
-            runs are known to have made are removed first, since a generator that skips existing files would keep
-            them; whatever else is there stays, and `notes` says so.
-        grace_s: how long the generator may write on when its run is killed.
+        recipe: the inputs of the build.
+        fresh: generate even if there is a whole cache of this key. Then, and if the key differs, the files that runs
+            are known to have made are removed first, since a generator that skips existing files would keep them. All
+            other files stay, and `notes` says so.
+        grace_s: how long the generator may still write after its run is killed, in seconds.
         now: wall seconds.
         entropy: random bytes.
 
     Returns:
-        The build; `adopted` where there are files of an unfinished generation, and `prepare_resume` must come first.
+        The build; `adopted` if there are files of an unfinished generation: then call `prepare_resume` first.
 
     Raises:
-        StoreBusy: if another generation writes there.
-        StoreError: if the directory cannot be used.
+        StoreBusy: another generation writes there.
+        StoreError: the directory cannot be used.
     """
     path = str(Path(cache_dir))
     started_s = now()
@@ -241,12 +241,13 @@ def begin_in_place(
             )
             remove_leftovers(meta_fd)
             last, begun = _last_manifest(fd, path), read_begun(meta_fd)
-            # The last to begin, and no marker: its publication was broken off, and nobody may measure another by it.
+            # The last build is also the last to begin, and has no marker: its publication was interrupted, and no other
+            # build may be compared with it.
             broken_off = last is not None and begun is not None and last.build_id == begun.build_id
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(MARKER, dir_fd=meta_fd)
                 broken_off = False
-            # Durable before the generator starts: after a power cut no marker stands over half a cache.
+            # Durable before the generator starts: after a power cut no marker must remain on half a cache.
             sync_directory(meta_fd)
             doubts = find_doubts(meta_fd, fd, begun, last.build_id if last else None)
             made = stack.enter_context(contextlib.closing(Made(fd, path)))
@@ -259,7 +260,7 @@ def begin_in_place(
             if others:
                 notes.append(describe_others(others))
             build_id = make_build_id(started_s, entropy(4))
-            # Before the record is made anew, whose change time tells how long the last run was alive.
+            # Before the record is rewritten: its change time shows how long the last run was alive.
             begun = write_begun(meta_fd, fd, Begun(recipe.key, build_id, grace_s=grace_s, doubts=doubts))
             if broken_off:
                 os.unlink(MANIFEST, dir_fd=meta_fd)
@@ -283,12 +284,12 @@ def begin_in_place(
 def find_whole_in_place(
     cache_dir: str | os.PathLike[str], key: str, *, verify: Literal["quick", "full"] = "quick"
 ) -> Manifest | None:
-    """Find out whether a cache directory is whole and of this key, so that nothing need be generated.
+    """Find out whether a cache directory is whole and of this key, so that no generation is needed.
 
     Args:
         cache_dir: the directory; it need not exist.
         key: `BuildRecipe.key`.
-        verify: names and sizes, or all digests.
+        verify: quick for names and sizes, full for every digest.
 
     Returns:
         Its manifest, or None.
@@ -315,7 +316,7 @@ def verify_in_place(
         Its manifest and the verdict.
 
     Raises:
-        BuildDamaged: if the marker is missing (a generation is under way or failed) or the manifest was changed.
+        BuildDamaged: the marker is missing (a generation is under way or failed) or the manifest was changed.
     """
     path = str(Path(cache_dir))
     with _open_directory(path) as fd:
@@ -339,7 +340,7 @@ def verify_in_place(
 
 
 def _remove_made(made: Made, why: str) -> list[str]:
-    """Remove what runs have made; says how much, unless it was nothing. Raises StoreError."""
+    """Remove the files that runs have made; return a note of how many, if any. Raises StoreError."""
     done = made.remove()
     count = done.files + done.others
     if not count:

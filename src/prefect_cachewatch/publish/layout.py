@@ -4,7 +4,7 @@
     ROOT/NAME/current             symbolic link to builds/BUILD-ID, the active one
     ROOT/NAME/quarantine/         builds that the checks refused
 
-What is in a build is `builds`' matter.
+`builds` handles the contents of a build.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ QUARANTINE = "quarantine"
 CURRENT = "current"
 # Held by the one publisher from staging to activation, for hours.
 _WRITER_LOCK = ".writer.lock"
-# Held while builds change their state, for moments: an operator rolls back while a publisher is at work.
+# Held briefly while builds change their state: an operator may roll back while a publisher is at work.
 _SWITCH_LOCK = ".switch.lock"
 _SWITCH_WAIT_S = 60.0
 _LINK = re.compile(r"builds/([^/]+)/?")
@@ -60,25 +60,25 @@ class CacheFolder:
     quarantine_fd: int
 
     def build_path(self, build_id: str) -> str:
-        """The absolute path of a build."""
+        """Return the absolute path of a build."""
         return f"{self.path}/{BUILDS}/{build_id}"
 
     def quarantine_path(self, build_id: str) -> str:
-        """The absolute path of a refused build."""
+        """Return the absolute path of a refused build."""
         return f"{self.path}/{QUARANTINE}/{build_id}"
 
 
 def check_root(root: str | os.PathLike[str]) -> Path:
-    """Make the root of a store absolute and refuse what cannot be one.
+    """Make the root of a store absolute, and refuse a directory that cannot be one.
 
     Args:
-        root: a directory, there already; symbolic links in the path to it are resolved once, here.
+        root: an existing directory; symbolic links in its path are resolved once, here.
 
     Returns:
         Its absolute path without links.
 
     Raises:
-        StoreError: if it is not a directory, or is `/` or the home directory.
+        StoreError: it is not a directory, or is `/` or the home directory.
     """
     text = os.fspath(root)
     shown = for_terminal(text, 1000)
@@ -103,17 +103,18 @@ def open_folder(root: Path, name: str, *, create: bool = False, change: bool = F
     Args:
         root: as `check_root` returned it.
         name: the cache's name.
-        create: make what is missing, for a publisher.
-        change: something will be switched or removed. Then, as for a publisher, a folder is refused that another user
-            made where everybody may write; one of another owner in a directory that only some may write to is not:
-            volumes that a group shares need that.
+        create: create missing directories, for a publisher.
+        change: the caller will switch or remove something. Then, as for a publisher, a folder is refused that another
+            user made where every user may write. Another owner's folder in a directory that only some may write to is
+            accepted: volumes that a group shares need that.
 
     Yields:
         The open folder; closed at the end of the block.
 
     Raises:
-        StoreError: an OSError of the block becomes one; also if the name leads out of the root, there is no such cache, a link or a file stands where a
-            directory belongs, it is somebody else's, or it lies on two file systems.
+        StoreError: the name leads out of the root, there is no such cache, there is a link or a file in place of a
+            directory, it belongs to another user, or it lies on two file systems. An OSError of the block becomes one
+            too.
     """
     check_cache_name(name)
     path = f"{root}/{name}".replace("//", "/")
@@ -143,12 +144,12 @@ def open_folder(root: Path, name: str, *, create: bool = False, change: bool = F
                 )
         try:
             if create:
-                # Always, not only after a mkdir: whoever made them may have died before it was durable.
+                # Always, not only after a mkdir: the process that created them may have died before they were durable.
                 for holder in (fd, root_fd):
                     sync_directory(holder)
             yield CacheFolder(name, path, fd, builds_fd, quarantine_fd)
         except OSError as error:
-            # What nobody foresaw (no permission, read-only, an I/O error) is one sentence too.
+            # Unforeseen errors (no permission, read-only, an I/O error) become one sentence too.
             at = f" at '{for_terminal(os.fsdecode(error.filename))}'" if isinstance(error.filename, str | bytes) else ""
             raise StoreError(
                 f"cannot work in {for_terminal(path, 1000)}: {os.strerror(error.errno or 0)}{at}", path=path
@@ -168,7 +169,7 @@ def open_subdirectory(directory_fd: int, name: str, path: str) -> Iterator[int]:
         Its descriptor.
 
     Raises:
-        StoreError: if it is missing, a link or no directory.
+        StoreError: it is missing, a link or not a directory.
     """
     with contextlib.ExitStack() as stack:
         yield _open(stack, directory_fd, name, path, create=False)
@@ -178,9 +179,9 @@ def hold_writer(folder: CacheFolder, purpose: str) -> HeldLock:
     """Become the one publisher of a cache.
 
     Raises:
-        StoreBusy: if there is one already.
+        StoreBusy: there is one already.
     """
-    # A second of patience: whoever lists the store probes this lock for a moment.
+    # Wait a second: a process that lists the store tests this lock for a moment.
     return hold_exclusive(folder.fd, _WRITER_LOCK, purpose, wait_s=1.0)
 
 
@@ -190,10 +191,10 @@ def has_writer(folder: CacheFolder) -> bool:
 
 
 def hold_switch(folder: CacheFolder, purpose: str) -> HeldLock:
-    """Keep others from switching, adopting or removing builds for a moment.
+    """Keep other processes from switching, adopting or removing builds for a moment.
 
     Raises:
-        StoreBusy: if another does so for longer than a minute.
+        StoreBusy: another process holds the lock for longer than a minute.
     """
     return hold_exclusive(folder.fd, _SWITCH_LOCK, purpose, wait_s=_SWITCH_WAIT_S)
 
@@ -205,10 +206,10 @@ def read_current(folder: CacheFolder) -> str | None:
         folder: the open cache.
 
     Returns:
-        Its id, or None where nothing was ever activated.
+        Its id, or None if nothing was ever activated.
 
     Raises:
-        StoreError: if `current` is no link, or leads anywhere but to a build of this cache.
+        StoreError: `current` is not a link, or does not lead to a build of this cache.
     """
     link = f"{for_terminal(folder.path, 1000)}/{CURRENT}"
     try:
@@ -227,7 +228,7 @@ def read_current(folder: CacheFolder) -> str | None:
 
 
 def _refuse_planted(fd: int, above_fd: int, path: str) -> None:
-    try:  # root publishes into nobody's folder that anybody could have put there
+    try:  # root must not publish into a folder that any user could have planted
         refuse_planted(os.fstat(fd), os.fstat(above_fd), "it", path)
     except FileRefused as error:
         raise StoreError(f"{for_terminal(path, 1000)} is not used: {error}; remove it", path=path) from None

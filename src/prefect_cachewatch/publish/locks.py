@@ -1,6 +1,6 @@
 """Locks of the store: flock on a descriptor, so that they end with the process that holds them.
 
-The text in a lock file is for people; whether the lock is held, only the kernel says.
+The text in a lock file is for people; only the kernel decides whether the lock is held.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class HeldLock:
         self._fd = fd
 
     def fileno(self) -> int:
-        """The descriptor that holds the lock; a child that inherits it holds the lock too."""
+        """Return the descriptor that holds the lock; a child that inherits it holds the lock too."""
         return self._fd
 
     def park(self) -> Self:
-        """Hold it by a descriptor that no child waits to close (see `common.parked`)."""
+        """Hold the lock by a parked descriptor, which a child closes without waiting (see `common.parked`)."""
         self._fd = park(self._fd)
         return self
 
     def release(self) -> None:
-        """Give the lock up; a second time does nothing."""
+        """Release the lock; a second call has no effect."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -80,16 +80,16 @@ def hold_exclusive(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HeldLock:
-    """Take a lock for oneself alone.
+    """Take an exclusive lock.
 
-    A child made with fork does not keep it: it would outlive the holder in that child.
+    A child made with fork does not keep it, since the lock would then outlive its holder.
 
     Args:
-        directory_fd: descriptor of the directory of the lock file; created if missing, never removed.
+        directory_fd: descriptor of the lock file's directory; the file is created if missing and never removed.
         name: the lock file's name.
-        purpose: what the holder does, shown to whoever finds it held.
-        past_readers: whether shared locks are no hindrance, since only strangers take them; the file is then its
-            owner's alone. False for a lock that readers of ours take too.
+        purpose: what the holder does, shown to another process that finds it held.
+        past_readers: whether to take it despite shared locks, since only foreign programs take them; the file is then
+            private to its owner. False for a lock that our own readers take too.
         wait_s: how long to wait for another holder.
         clock: monotonic seconds.
         sleep: waits between two tries.
@@ -98,8 +98,8 @@ def hold_exclusive(
         The lock.
 
     Raises:
-        StoreBusy: if another holds it; the message says who and since when.
-        StoreError: if the file system has no locks or the lock file is a link.
+        StoreBusy: another process holds it; the message says which one and since when.
+        StoreError: the file system has no locks, or the lock file is a link.
     """
     lock = _hold(
         directory_fd,
@@ -114,7 +114,7 @@ def hold_exclusive(
     )
     _forget_in_forks(lock)
     if past_readers:
-        # On a local disk who may read a file may lock it, exclusively too.
+        # On a local disk a user who may read a file may lock it, even exclusively.
         with contextlib.suppress(OSError):
             os.fchmod(lock.fileno(), 0o600)
     note = {"host": socket.gethostname(), "pid": os.getpid(), "purpose": purpose}
@@ -128,27 +128,27 @@ def hold_exclusive(
 
 
 def hold_shared(directory_fd: int, name: str) -> HeldLock:
-    """Take a lock together with other readers; needs no right to write.
+    """Take a shared lock; needs no write permission.
 
     Args:
-        directory_fd: descriptor of the directory of the lock file, which must be there.
+        directory_fd: descriptor of the lock file's directory; the file must exist.
         name: the lock file's name.
 
     Returns:
         The lock.
 
     Raises:
-        StoreBusy: if a writer holds it.
-        FileNotFoundError: if there is no lock file.
+        StoreBusy: a writer holds it.
+        FileNotFoundError: there is no lock file.
     """
-    # Somebody who lists builds holds the pin for a moment, to see whether it is free.
+    # A process that lists builds holds the pin for a moment, to test whether it is free.
     return _hold(
         directory_fd, name, is_reader_only, os.O_RDONLY, "read", 1.0, time.monotonic, time.sleep, mode=0
     ).park()
 
 
 def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
-    """Say whether anybody holds a lock, without leaving a trace in its file.
+    """Say whether any process holds a lock, without changing its file.
 
     Args:
         directory_fd: descriptor of the directory of the lock file.
@@ -156,11 +156,11 @@ def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
         by_readers: whether shared holders count, or only an exclusive one.
 
     Returns:
-        True if so; False too where there is no lock file.
+        True if so; False also if there is no lock file.
     """
     try:
-        # NFS gives an exclusive lock only to those who may write; that is right for who may remove, and a mere
-        # reader's list then shows no pins.
+        # NFS gives an exclusive lock only with write permission. That is right for a process that may remove builds;
+        # the list of a mere reader then shows no pins.
         mode = os.O_RDWR if by_readers and os.access(name, os.W_OK, dir_fd=directory_fd) else os.O_RDONLY
         fd = os.open(name, mode | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
     except PermissionError:
@@ -181,15 +181,15 @@ def is_locked(directory_fd: int, name: str, *, by_readers: bool) -> bool:
 
 
 def describe_holder(directory_fd: int, name: str) -> str:
-    """Say who holds a lock, for a message: by the kernel, and by what its holder wrote into the file.
+    """Describe a lock's holder for a message, from the kernel and from what the holder wrote into the file.
 
     Args:
         directory_fd: descriptor of the directory of the lock file.
         name: the lock file's name.
 
     Returns:
-        For example `pid 4711 on node-3, publish 'llama' since 2026-01-31T23:59:59+00:00`; or, where whoever wrote
-        that does not hold it any more, `pid 815: tar -c /store`.
+        For example `pid 4711 on node-3, publish 'llama' since 2026-01-31T23:59:59+00:00`; or, if the process that wrote
+        this no longer holds it, `pid 815: tar -c /store`.
     """
     holders = _kernel_holders(directory_fd, name)
     try:
@@ -252,7 +252,7 @@ def _hold(
 
 
 def _is_still(directory_fd: int, name: str, fd: int) -> bool:
-    # Somebody removed or replaced the file between our open and the lock: then ours guards nothing.
+    # Another process removed or replaced the file between our open and the lock: then our lock protects nothing.
     try:
         there = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -269,6 +269,6 @@ def _forget_in_forks(lock: HeldLock) -> None:
 
 
 def _close_in_child() -> None:
-    # A close leaves the parent's lock alone; LOCK_UN would take it away from the parent.
+    # Closing the descriptor leaves the parent's lock alone; LOCK_UN would release it for the parent too.
     for lock in list(_writers):
         lock.release()

@@ -1,6 +1,6 @@
-"""The manifest: what a whole build consists of, as JSON that notices when it was cut or edited.
+"""The manifest: the contents of a whole build, as JSON that detects when it was cut or edited.
 
-Pure: bytes in, values out. Who writes it, and when, is `staging`'s matter.
+Pure: bytes in, values out. `staging` decides when it is written.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from prefect_cachewatch.errors import BuildDamaged
 
 __all__ = ["DIGEST_ALGORITHM", "FileEntry", "LinkEntry", "Manifest", "decode_manifest", "encode_manifest"]
 
-# SHA-256: cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib where the
-# processor has SHA instructions; docs/store.md has the figures.
+# SHA-256: cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib if the processor has
+# SHA instructions; docs/store.md has the figures.
 DIGEST_ALGORITHM = "sha256"
 SCHEMA_VERSION = 1
 _HEX = frozenset("0123456789abcdef")
@@ -42,7 +42,7 @@ class LinkEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole build: where it came from, what it depends on, and every file of it."""
+    """A whole build: its origin, its inputs, and every file of it."""
 
     name: str
     build_id: str
@@ -94,17 +94,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Read a manifest back and refuse one that was cut short or changed since it was written.
+    """Parse a manifest and refuse one that was cut short or changed since it was written.
 
     Args:
-        data: what the file holds.
+        data: contents of the file.
         where: its path, for the message.
 
     Returns:
         The manifest, exactly as it was written.
 
     Raises:
-        BuildDamaged: if it is no JSON, no manifest, of another version, or its own digest does not fit.
+        BuildDamaged: it is not JSON, not a manifest, of another version, or its own digest does not fit.
     """
     shown = for_terminal(where, 1000)
     try:

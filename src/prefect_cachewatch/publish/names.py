@@ -1,6 +1,6 @@
-"""What caches and builds are called, and the key that says whether two builds are the same cache.
+"""Names of caches and builds, and the key that decides whether two builds are the same cache.
 
-Pure: no clock, no random source and no file is read here.
+Pure: reads no clock, no random source and no file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "matches_any",
 ]
 
-# Stands inside a published build and belongs to cachewatch; nothing else in a build does.
+# cachewatch's own directory inside a published build; everything else there belongs to the cache.
 META_DIRECTORY = ".cachewatch"
 PLACEHOLDER = CACHE_DIR_PLACEHOLDER
 _BUILD_ID = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}")
@@ -44,7 +44,7 @@ def check_cache_name(name: str) -> str:
         The same name.
 
     Raises:
-        StoreError: if the name is empty, too long, hidden, or would lead out of the root.
+        StoreError: the name is empty, too long, hidden, or would lead out of the root.
 
     Example:
         >>> check_cache_name("llama-3-70b-n300")
@@ -87,7 +87,7 @@ def make_build_id(now_s: float, entropy: bytes) -> str:
 
 
 def check_build_id(build_id: str) -> str:
-    """Refuse what is not a build id, before it becomes part of a path.
+    """Refuse a text that is not a build id, before it becomes part of a path.
 
     Args:
         build_id: as `cachewatch store list` prints it.
@@ -96,7 +96,7 @@ def check_build_id(build_id: str) -> str:
         The same id.
 
     Raises:
-        StoreError: if it does not look like one.
+        StoreError: it does not look like one.
 
     Example:
         >>> check_build_id("19700101T000000000Z-01020304")
@@ -118,7 +118,7 @@ def cache_key_digest(
     Args:
         values: the user's key values, such as model revision, device mesh and dtype.
         argv: the generator's command with `{cache_dir}` still in it, since that path differs each time.
-        tool_versions: versions of tools, where the user gives some.
+        tool_versions: versions of tools, if the user gives any.
 
     Returns:
         64 hexadecimal digits (SHA-256 of the canonical JSON of the three).
@@ -133,7 +133,7 @@ def cache_key_digest(
 
 
 def expand_placeholder(words: Iterable[str], cache_dir: str) -> list[str]:
-    """Put the cache directory where `{cache_dir}` stands; other braces are left alone.
+    """Replace `{cache_dir}` by the cache directory; other braces stay.
 
     Example:
         >>> expand_placeholder(["gen", "--out={cache_dir}", "{other}"], "/s/b")
@@ -143,11 +143,12 @@ def expand_placeholder(words: Iterable[str], cache_dir: str) -> list[str]:
 
 
 def matches_any(path: str, globs: Iterable[str]) -> bool:
-    """Say whether a path relative to the cache matches one of some globs.
+    """Say whether a path relative to the cache matches one of several globs.
 
     Args:
         path: relative, with `/`.
-        globs: shell patterns, case counts; one with a slash is matched against the whole path, else the name.
+        globs: case-sensitive shell patterns; one with a slash is matched against the whole path, any other against the
+            name.
 
     Returns:
         True at the first match.

@@ -1,4 +1,4 @@
-"""What people write about publishing: where, under which key, after which checks, and what is kept.
+"""The input model of publishing: the store, the key, the checks, and how many builds are kept.
 
 A pydantic model with bounds and a description on each field; nothing here looks at the machine.
 """
@@ -162,7 +162,7 @@ class PublishPolicy(InputModel):
     @field_validator("cache_key", "tool_versions", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
-        # 8 from Python and "8" from the command line must make one key.
+        # 8 from Python and "8" from the command line must make the same key.
         if not isinstance(value, dict):
             return value
         return {name: _scalar_text(item) for name, item in value.items()}

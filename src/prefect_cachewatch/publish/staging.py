@@ -1,4 +1,4 @@
-"""A build in the store that is being written, if there is room for it; the writer's lock is held from beginning to end.
+"""A staging build in the store, if there is room for it; the writer's lock is held from beginning to end.
 
 It does not switch `current` (see `activation`).
 """
@@ -47,7 +47,7 @@ __all__ = [
 
 STAGING_RECORD = ".staging.json"
 QUARANTINE_RECORD = "quarantine.json"
-# What lies in a published build's directory of ours; a generator that starts from a copy of one copies it along.
+# Our own files in a published build's directory; a generator that starts from a copy of a build copies them too.
 _COPIED = frozenset({MANIFEST, PIN, QUARANTINE_RECORD})
 
 
@@ -85,19 +85,20 @@ class StagedBuild(BuildTarget):
         """Move a refused build into quarantine, with the reasons beside it.
 
         Args:
-            findings: why.
-            message: the same in one sentence.
+            findings: the reasons.
+            message: the reasons in one sentence.
 
         Returns:
-            Where it lies now.
+            Its new path.
 
         Raises:
-            StoreError: if it cannot be moved; it stays a staging build then.
+            StoreError: it cannot be moved; it stays a staging build then.
         """
         self._require_open()
         with refusing("move", self.path, named=f"{for_terminal(self.path, 1000)} into quarantine"):
             with hold_switch(self._folder, "put a build into quarantine"):
-                # First: whatever fails from here on, the next run of the key begins anew and does not meet the same again.
+                # First: if anything fails after this, the next run of the key begins with a new build and does not meet
+                # the same failure.
                 self._forget()
                 with self._open() as fd:
                     set_aside_meta(fd)
@@ -108,7 +109,7 @@ class StagedBuild(BuildTarget):
         return self._folder.quarantine_path(self.build_id)
 
     def clean(self) -> None:
-        """Begin again with nothing in the directory, which stays the same one: who watches it holds it."""
+        """Empty the directory but keep it, since the watch holds it open."""
         self._require_open()
         with self._open() as fd:
             done = empty_directory(fd)
@@ -139,7 +140,8 @@ class StagedBuild(BuildTarget):
     def _write_manifest(self, build_fd: int, meta_fd: int, data: bytes) -> None:
         sync_directory(self._folder.builds_fd)
         super()._write_manifest(build_fd, meta_fd, data)
-        # Until it is closed, which is after the activation: a clean-up in between would take it for one that nobody uses.
+        # Held until this object is closed, which is after the activation: a clean-up in between would take the build
+        # for unused.
         self._resources.callback(pin_build(build_fd).release)
 
     def _check_meta(self, build_fd: int) -> list[Finding]:
@@ -152,9 +154,9 @@ class StagedBuild(BuildTarget):
         return [Finding("reserved_name", message, paths=(META_DIRECTORY,))]
 
     def _before_manifest(self, build_fd: int) -> None:
-        # Nothing of ours lies there before: what does was copied from another build.
+        # Nothing of ours is there yet: a directory of that name was copied from another build.
         if entry_exists(build_fd, META_DIRECTORY):
-            # Into the store's trash: what a kill leaves in the build would pass for the generator's.
+            # Into the store's trash: after a kill, remains in the build would pass for the generator's files.
             discard_tree(build_fd, META_DIRECTORY, self._folder.builds_fd)
 
     def _finished(self) -> None:
@@ -168,27 +170,27 @@ class StagedBuild(BuildTarget):
 
 
 def note_unfinished(folder: CacheFolder, build_id: str) -> None:
-    """Note that a build is begun; the caller is the one publisher.
+    """Record that a build has begun; the caller is the one publisher.
 
     Args:
         folder: the open cache.
         build_id: which build.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: it cannot be written.
     """
     there = set(os.listdir(folder.builds_fd))
     _write_unfinished(folder, (read_unfinished(folder) & there) | {build_id})
 
 
 def note_finished(folder: CacheFolder, build_id: str) -> None:
-    """Note that a build is published, or lies in quarantine; the caller is the one publisher."""
+    """Record that a build is published, or is in quarantine; the caller is the one publisher."""
     if build_id in (known := read_unfinished(folder)):
         _write_unfinished(folder, known - {build_id})
 
 
 def set_aside_meta(build_fd: int) -> None:
-    """Give another name to what a generator put where cachewatch writes into a build.
+    """Rename what a generator put in the place of cachewatch's own directory in a build.
 
     Args:
         build_fd: descriptor of the build's directory.
@@ -208,7 +210,7 @@ def _write_unfinished(folder: CacheFolder, builds: frozenset[str] | set[str]) ->
 
 
 def _foreign_meta(build_fd: int) -> str | None:
-    """Say what stands in the place of our directory, where it is neither missing nor copied from another build."""
+    """Describe what is in the place of our directory, if it is neither missing nor copied from another build."""
     try:
         status = os.stat(META_DIRECTORY, dir_fd=build_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -229,14 +231,14 @@ def _foreign_meta(build_fd: int) -> str | None:
 
 @dataclass(frozen=True)
 class FreeSpace:
-    """What an unprivileged process may still write; `inodes` is None where the file system has no fixed number."""
+    """What an unprivileged process may still write; `inodes` is None if the file system has no fixed number."""
 
     size_bytes: int
     inodes: int | None
 
 
 def read_free_space(directory_fd: int) -> FreeSpace:
-    """Read the free space of the file system that a directory is on.
+    """Read the free space of a directory's file system.
 
     Args:
         directory_fd: descriptor of the directory.
@@ -249,17 +251,17 @@ def read_free_space(directory_fd: int) -> FreeSpace:
 
 
 def require_space(free: FreeSpace, path: str, *, needed_bytes: int, needed_inodes: int, why: str) -> None:
-    """Refuse to begin what cannot end.
+    """Refuse to start a build for which there is no room.
 
     Args:
-        free: as it was read.
+        free: from `read_free_space`.
         path: the store, for the message.
         needed_bytes: bytes that must be free.
         needed_inodes: inodes that must be free.
         why: where the numbers come from, for the message.
 
     Raises:
-        NotEnoughSpace: if either is short; nothing was written.
+        NotEnoughSpace: either is short; nothing was written.
 
     Example:
         >>> require_space(FreeSpace(10**9, None), "/s", needed_bytes=10**8, needed_inodes=5, why="the last build")

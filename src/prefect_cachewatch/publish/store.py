@@ -4,7 +4,7 @@
     ROOT/NAME/current             the active one
     ROOT/NAME/quarantine/         builds that the checks refused
 
-Every method opens the cache anew and holds nothing afterwards but what it returns.
+Every method opens the cache again, and afterwards holds only what it returns.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _RESOLVE_TRIES = 100
 
 @dataclass
 class PinnedBuild(Closing):
-    """The active build as a reader holds it: it stays on disk until `close`, whatever is activated meanwhile."""
+    """The active build as a reader holds it: it stays on disk until `close`, even if another one is activated."""
 
     build_id: str
     path: str
@@ -72,22 +72,22 @@ class PinnedBuild(Closing):
     _lock: HeldLock
 
     def fileno(self) -> int:
-        """The descriptor that pins the build; a child that inherits it (`pass_fds`) pins it too."""
+        """Return the descriptor that pins the build; a child that inherits it (`pass_fds`) pins it too."""
         return self._lock.fileno()
 
     def close(self) -> None:
-        """Let the build go."""
+        """Release the build."""
         self._lock.release()
 
 
 class CacheStore:
-    """A directory of named caches, each with whole builds of which one is current.
+    """A directory of named caches; each has whole builds, one of which is current.
 
     Args:
         root: an existing directory on a local disk or NFS.
 
     Raises:
-        StoreError: if it cannot be a store.
+        StoreError: it cannot be a store.
 
     Example:
         >>> import tempfile
@@ -108,7 +108,7 @@ class CacheStore:
             )
 
     def current_path(self, name: str) -> str:
-        """Where plain readers look: the link that is switched in one step."""
+        """The path for plain readers: the link that is switched in one step."""
         return f"{self.root}/{name}/{CURRENT}"
 
     def begin(
@@ -120,13 +120,13 @@ class CacheStore:
         now: Callable[[], float] = time.time,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> StagedBuild:
-        """Become the one publisher of a cache and get a directory to write to.
+        """Become the one publisher of a cache and return a directory to write to.
 
         Args:
-            name: the cache; made if it is new.
-            recipe: what the build is made from.
-            adopt: go on with the staging build of the same key that a killed publisher left; `adopted` says so, and
-                `prepare_resume` must come before the generator then.
+            name: the cache; created if it is new.
+            recipe: the inputs of the build.
+            adopt: continue the staging build of the same key that a killed publisher left. Then `adopted` is set, and
+                `prepare_resume` must be called before the generator starts.
             now: wall seconds.
             entropy: random bytes.
 
@@ -134,8 +134,8 @@ class CacheStore:
             The staging build; use it in a `with` block.
 
         Raises:
-            StoreBusy: if another publisher is at work on this cache; says who.
-            StoreError: if the store cannot be used.
+            StoreBusy: another publisher is at work on this cache; the message says which one.
+            StoreError: the store cannot be used.
         """
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(open_folder(self.root, name, create=True))
@@ -143,7 +143,7 @@ class CacheStore:
                 lock = stack.enter_context(hold_writer(folder, f"publish '{for_terminal(name)}'"))
                 with hold_switch(folder, "begin a build"):
                     for fd in (folder.fd, folder.builds_fd, folder.quarantine_fd):
-                        # What cannot be removed has lost its name and hinders nobody; clean-up says so.
+                        # An entry that cannot be removed has lost its name and blocks nothing; clean-up reports it.
                         with contextlib.suppress(StoreError):
                             remove_leftovers(fd)
                     build_id, started_s = _find_abandoned(folder, recipe.key) if adopt else (None, 0.0)
@@ -151,7 +151,7 @@ class CacheStore:
                     if build_id is None:
                         started_s = now()
                         build_id = make_build_id(started_s, entropy(4))
-                        # Before there is anything that could be taken for a build of somebody else's.
+                        # Before the directory exists, which could otherwise be taken for a foreign build.
                         note_unfinished(folder, build_id)
                         os.mkdir(build_id, 0o755, dir_fd=folder.builds_fd)
                         sync_directory(folder.builds_fd)
@@ -177,22 +177,22 @@ class CacheStore:
     def find_whole(
         self, name: str, key: str, *, verify: Literal["quick", "full"] = "quick"
     ) -> tuple[BuildInfo, Manifest] | None:
-        """Find a whole build of this key, so that nothing need be generated.
+        """Find a whole build of this key, so that no generation is needed.
 
-        The current one; else the newest that was published and never current: its publisher died before the
-        switch, or was told not to. One that was current before and is not any more was rolled back from, or is old; one
-        that was found damaged or unhealthy once is not taken again. Damage that is found here is noted.
+        It takes the current build, else the newest one that was published and never current: its publisher died before
+        the switch, or was told not to switch. A former current build is not taken, since it is old or was rolled back
+        from; nor is one that was once found damaged or unhealthy. Damage that is found here is recorded.
 
         Args:
             name: the cache; it need not exist.
             key: `BuildRecipe.key`.
-            verify: names and sizes, or all digests.
+            verify: quick for names and sizes, full for every digest.
 
         Returns:
             The build and its manifest, or None.
 
         Raises:
-            StoreError: if the store was tampered with.
+            StoreError: the store was tampered with.
         """
         if not (self.root / name).is_dir():
             return None
@@ -224,11 +224,12 @@ class CacheStore:
             depth: quick for names and sizes, full for every digest.
 
         Returns:
-            The verdict that it is whole.
+            The verdict, which says that it is whole.
 
         Raises:
-            BuildDamaged: if it is not, with what was found; it is noted, and the build not used again.
-            StoreError: if there is no such build.
+            BuildDamaged: it is not whole; the error has the differences. This is recorded, and the build is not used
+                again.
+            StoreError: there is no such build.
         """
         with open_folder(self.root, name) as folder:
             return verify_build(folder, build_id or _active(folder), depth)[1]
@@ -240,16 +241,16 @@ class CacheStore:
 
         Args:
             name: the cache.
-            build_id: which build; default the last published one. Builds that were unhealthy or rolled back from are
-                passed over then, and named in the result; a damaged one is refused.
-            verify: how deep it is looked at before.
+            build_id: which build; default the last published one. The default passes over builds that were unhealthy or
+                rolled back from, and the result names them; a damaged one is refused.
+            verify: depth of the verification before the switch.
         """
         with open_folder(self.root, name, change=True) as folder:
             skipped: list[str] = []
             if build_id is None:
                 builds = list_builds(folder, _writing(folder))
                 bad = [build for build in builds if build.status in ("unhealthy", "rolled_back")]
-                # One that was found damaged is read in full: a refusal that says so, or it was restored.
+                # A build that was found damaged is read in full: it is refused with that reason, or was restored.
                 last = _newest(build for build in builds if build.in_order or (build.status == "damaged" and build.key))
                 passed = [build for build in bad if last is None or _age(build) > _age(last)]
                 skipped = [f"the build {build.build_id} was {build.note}" for build in passed]
@@ -268,7 +269,7 @@ class CacheStore:
         expected: str | None = None,
         unhealthy: str | None = None,
     ) -> Activation:
-        """Make the build current that was so before; see `activation.roll_back`."""
+        """Make the previous build current again; see `activation.roll_back`."""
         with open_folder(self.root, name, change=True) as folder:
             return roll_back(folder, verify=verify, expected=expected, unhealthy=unhealthy)
 
@@ -302,17 +303,17 @@ class CacheStore:
             return prune_quarantine(folder, keep=keep, max_bytes=max_bytes)
 
     def open_current(self, name: str) -> PinnedBuild:
-        """Take the active build for reading: it stays on disk until it is closed or the process ends.
+        """Open the active build for reading: it stays on disk until it is closed or the process ends.
 
         Args:
             name: the cache.
 
         Returns:
-            The build; use its `path`, not `current`, since that may be switched meanwhile.
+            The build; use its `path` and not `current`, which may be switched meanwhile.
 
         Raises:
-            StoreError: if nothing was ever activated, or the store was tampered with.
-            BuildDamaged: if its manifest was cut or edited.
+            StoreError: nothing was ever activated, or the store was tampered with.
+            BuildDamaged: its manifest was cut or edited.
         """
         with open_folder(self.root, name) as folder:
             for _ in range(_RESOLVE_TRIES):
@@ -321,7 +322,8 @@ class CacheStore:
                     with open_build(folder, build_id) as fd:
                         manifest = read_own_manifest(folder, build_id, fd)
                         lock = pin_build(fd)
-                        # Clean-up may have moved it between the link and the pin; then another is current.
+                        # Clean-up may have moved it between reading the link and pinning; then another build is
+                        # current.
                         if _is_at(folder, build_id, fd):
                             return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock)
                         lock.release()
@@ -333,14 +335,14 @@ class CacheStore:
             raise StoreBusy(f"'{for_terminal(name)}' is switched faster than it can be opened: try again")
 
     def require_space(self, name: str, *, expected_bytes: int | None = None) -> None:
-        """Refuse a generation for which there is no room, before the first byte.
+        """Refuse a generation for which there is no room, before the first byte is written.
 
         Args:
             name: the cache; it need not exist.
-            expected_bytes: size of the build, where the job says so; else that of the last published one.
+            expected_bytes: size of the build if the job gives it; default that of the last published one.
 
         Raises:
-            NotEnoughSpace: if less than 1.1 times that is free, in bytes or in inodes.
+            NotEnoughSpace: less than 1.1 times that is free, in bytes or in inodes.
         """
         last = None
         if (self.root / name).is_dir():
@@ -378,7 +380,7 @@ def _is_at(folder: CacheFolder, build_id: str, build_fd: int) -> bool:
 
 
 def _read_staging(folder: CacheFolder) -> dict[str, Any]:
-    # A record that was cut or edited costs a resume, never a build.
+    # A record that was cut or edited only prevents a resume; no build is lost.
     return read_note(folder.fd, STAGING_RECORD, 65536, _decode_staging) or {}
 
 
@@ -400,7 +402,7 @@ def _find_abandoned(folder: CacheFolder, key: str) -> tuple[str | None, float]:
             if not has_own_manifest(folder, record["build_id"], fd):
                 return record["build_id"], record["started_s"]
     except StoreError:
-        pass  # gone, or no directory any more: another one is begun
+        pass  # gone, or not a directory any more: a new one is begun
     return None, 0.0
 
 

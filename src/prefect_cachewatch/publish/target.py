@@ -1,6 +1,6 @@
-"""A build that is being written, wherever it lies: retries, checks, digests, manifest.
+"""A build that is being written, staged or in place: retries, checks, digests, manifest.
 
-What staged and in-place builds have in common. It starts no process and makes nothing current.
+The shared base of staged and in-place builds. It starts no process and makes nothing current.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ REPORTED = ".reported.json"
 
 @dataclass(frozen=True)
 class BuildRecipe:
-    """What a build is made from; the key says whether two builds are the same cache."""
+    """The inputs of a build; the key decides whether two builds are the same cache."""
 
     argv: tuple[str, ...]
     cache_key: Mapping[str, str]
@@ -60,17 +60,17 @@ class BuildRecipe:
 
     @classmethod
     def of(cls, argv: Sequence[str], policy: PublishPolicy) -> BuildRecipe:
-        """Take it from a command, with `{cache_dir}` still in it, and a policy."""
+        """Make it from a command that still contains `{cache_dir}`, and a policy."""
         return cls(tuple(argv), dict(policy.cache_key), dict(policy.tool_versions))
 
     @property
     def key(self) -> str:
-        """The digest over all of it."""
+        """The digest of all inputs."""
         return cache_key_digest(self.cache_key, self.argv, self.tool_versions)
 
 
 class BuildTarget(Closing, ABC):
-    """The one build of a cache that is being written; `close` gives the writer's lock up."""
+    """The one build of a cache that is being written; `close` releases the writer's lock."""
 
     mode: str
 
@@ -94,23 +94,23 @@ class BuildTarget(Closing, ABC):
         self._checked: BuildTree | None = None
         self._done = False
         self.watched = False
-        """Whether the watch records what is made in place, as a flow's does; else it is listed here at the end."""
+        """Whether the watch records the files made in place, as a flow's does; else they are listed here at the end."""
         self.notes: list[str] = []
-        """What is to be said of what was found and removed, in sentences."""
+        """Sentences for the user about what was found and removed."""
 
     @property
     def key(self) -> str:
-        """The digest of what the build depends on."""
+        """The digest of the build's inputs."""
         return self.recipe.key
 
     @property
     def checked(self) -> BuildTree | None:
-        """What was in the build when it was checked last."""
+        """The contents of the build when it was last checked."""
         return self._checked
 
     @property
     def manifest_path(self) -> str:
-        """Where the manifest stands once it is published."""
+        """The path of the manifest after publication."""
         return f"{self.path}/{META_DIRECTORY}/{MANIFEST}"
 
     def prepare_resume(
@@ -120,22 +120,22 @@ class BuildTarget(Closing, ABC):
         window_s: float,
         reported: Collection[str] = (),
     ) -> list[Suspect]:
-        """Remove what a killed attempt may have cut, so that the next one writes it again.
+        """Remove the files that a killed attempt may have cut, so that the next one writes them again.
 
-        Where nothing shows which files are whole (the directory was copied, its clock was set back, its file system
-        lets change times be set), all of them go, and `notes` says why.
+        If it is unknown which files are whole (the directory was copied, its clock was set back, its file system lets
+        programs set change times), all of them are removed, and `notes` says why.
 
         Args:
-            policy: says what is temporary, and whether suspects are kept.
-            window_s: the stall window, unless the policy has one of its own.
-            reported: paths in the build that the watch saw growing, or open for writing, at the end; those that were
-                noted when an earlier run ended count too.
+            policy: tells which files are temporary, and whether suspects are kept.
+            window_s: the stall window, unless the policy sets one.
+            reported: paths in the build that the watch saw growing, or open for writing, at the end; those recorded at
+                the end of an earlier run count too.
 
         Returns:
-            What was removed.
+            The files that were removed.
 
         Raises:
-            StoreError: if one cannot be removed; nothing is known to be whole then, and the same is tried again.
+            StoreError: a file cannot be removed; then no file counts as whole, and the next call tries again.
         """
         self._require_open()
         if policy.suspects == "keep":
@@ -167,11 +167,11 @@ class BuildTarget(Closing, ABC):
 
     @property
     def reported_record(self) -> str:
-        """Path of the record of the files that a run saw open or growing at its end: JSON, by `reported_json`."""
+        """Path of the record of files that a run saw open or growing at its end: JSON, from `reported_json`."""
         return f"{self._record_path}{REPORTED}"
 
     def reported_json(self, paths: Collection[str]) -> str:
-        """Write the contents of `reported_record`.
+        """Make the contents of `reported_record`.
 
         Args:
             paths: absolute; those below the build count.
@@ -181,7 +181,7 @@ class BuildTarget(Closing, ABC):
         return json.dumps({"build_id": self.build_id, "paths": below})
 
     def note_growth(self) -> None:
-        """Take this moment, of the file system's clock, for the last growth; to be called before a generator starts.
+        """Record this moment of the file system's clock as the last growth; call it before a generator starts.
 
         Raises:
             StoreError: it cannot be written.
@@ -196,7 +196,7 @@ class BuildTarget(Closing, ABC):
             sync_directory(record_fd)
 
     def _read_growth(self, record_fd: int, build_fd: int) -> int | str:
-        """The moment after which an earlier attempt's last growth came, or why nobody knows."""
+        """Return the moment after which an earlier attempt's last growth came, or why it is unknown."""
         try:
             if not holds_change_times(record_fd):
                 return "on its file system any program may set a file's change time"
@@ -212,14 +212,14 @@ class BuildTarget(Closing, ABC):
         return read_note(record_fd, REPORTED, 1 << 24, lambda found: [str(path) for path in found["paths"]]) or []
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
-        """Check what the generator left; nothing is changed.
+        """Check the generator's output; changes nothing.
 
         Args:
             policy: the rules.
-            extra: what others found, such as the user's check command.
+            extra: findings of other checks, such as the user's check command.
 
         Returns:
-            Everything found, refusals first; see `checks.check_tree`.
+            All findings, refusals first; see `checks.check_tree`.
         """
         self._require_open()
         with self._open() as fd:
@@ -238,16 +238,16 @@ class BuildTarget(Closing, ABC):
         """Digest the build, make it durable, and write its manifest last.
 
         Args:
-            policy: says which files belong to the cache.
+            policy: tells which files belong to the cache.
             findings: warnings for the manifest; call `check` first, and do not publish with refusals.
             growth: the watch's growth summary.
-            threads: files read at once; default one a core.
+            threads: files read in parallel; default one for each core.
 
         Returns:
-            The manifest. From now on the build is whole, and nothing of it is written any more.
+            The manifest. From now on the build is whole, and none of its files is written any more.
 
         Raises:
-            StoreError: if the build changes meanwhile, or cannot be written; it stays unfinished then.
+            StoreError: the build changes meanwhile, or cannot be written; it stays unfinished then.
         """
         self._require_open()
         refused = [finding.message for finding in findings if finding.severity == "refuse"]
@@ -259,7 +259,7 @@ class BuildTarget(Closing, ABC):
         with refusing("publish", self.path, "; it stays unfinished, and what is current stays so"):
             with self._open() as fd:
                 files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
-                # The digests took a while; what was checked must still be what is there.
+                # The digests took a while: the build must still be what was checked.
                 if scan_build(fd) != self._checked:
                     raise StoreError(
                         f"something wrote into {self.path} while it was published: stop it, then publish again",
@@ -276,14 +276,14 @@ class BuildTarget(Closing, ABC):
 
     @abstractmethod
     def quarantine(self, findings: Sequence[Finding], message: str) -> str:
-        """Put a refused build aside, with the reasons beside it; say where it lies."""
+        """Put a refused build aside, with the reasons beside it; return its path."""
 
     @abstractmethod
     def clean(self) -> None:
-        """Begin again with nothing of what earlier attempts wrote."""
+        """Begin again without any file of earlier attempts."""
 
     def require_certain(self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()) -> None:
-        """Refuse to go on beside files that may be cut and must not be removed; where all is the store's, there are none.
+        """Refuse to continue beside files that may be cut and must not be removed; a build in the store has none.
 
         Args:
             policy: the rules.
@@ -295,7 +295,7 @@ class BuildTarget(Closing, ABC):
         """
 
     def _own_files(self, build_fd: int) -> tuple[list[ScannedFile], dict[str, Entry] | None]:
-        """The files that may be removed, and who each has to be; None where all of the directory is the store's."""
+        """Return the files that may be removed, and their identities; None for these if all is the store's."""
         return scan_build(build_fd).files, None
 
     @abstractmethod
@@ -303,15 +303,15 @@ class BuildTarget(Closing, ABC):
 
     @abstractmethod
     def _probe_directory(self) -> contextlib.AbstractContextManager[int]:
-        """Open the directory of our own records, on the build's file system."""
+        """Open the directory of our own records on the build's file system."""
 
     @property
     @abstractmethod
     def _record_path(self) -> str:
-        """Its path, with a slash at the end."""
+        """Return that directory's path, with a slash at the end."""
 
     def _check_meta(self, build_fd: int) -> list[Finding]:
-        """Say what stands where cachewatch writes into the build."""
+        """Report what is in the place of cachewatch's own directory in the build."""
         return []
 
     def _before_manifest(self, build_fd: int) -> None:
@@ -321,14 +321,14 @@ class BuildTarget(Closing, ABC):
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(PIN, flags, 0o644, dir_fd=meta_fd))
         sync_directory(build_fd)
-        # Last of all, and in one step: with it the build is whole, without it it is none.
+        # Last of all, and in one step: the manifest makes the build whole.
         write_durably(meta_fd, MANIFEST, data)
 
     def _finished(self) -> None:
-        """Forget what only an unfinished build needs."""
+        """Forget the records that only an unfinished build needs."""
 
     def close(self) -> None:
-        """Give the writer's lock up; a build that was not finished stays, for a retry to resume."""
+        """Release the writer's lock; an unfinished build stays, for a retry to resume."""
         self._lock.release()
         self._resources.close()
         self._done = True
@@ -370,7 +370,7 @@ class BuildTarget(Closing, ABC):
 
 
 def refusal_record(target: BuildTarget, findings: Sequence[Finding], message: str) -> dict[str, Any]:
-    """What stands beside a refused build: why, in one sentence and in detail."""
+    """Return the record beside a refused build: the reason in one sentence and in detail."""
     return {
         "schema_version": 1,
         "build_id": target.build_id,
@@ -396,7 +396,7 @@ def write_meta(build_fd: int, path: str, name: str, record: Mapping[str, Any]) -
 
 @contextlib.contextmanager
 def meta_directory(build_fd: int, path: str) -> Iterator[int]:
-    """Open cachewatch's own directory in a build, made if missing."""
+    """Open cachewatch's own directory in a build; create it if missing."""
     if not entry_exists(build_fd, META_DIRECTORY):
         os.mkdir(META_DIRECTORY, 0o755, dir_fd=build_fd)
         sync_directory(build_fd)
@@ -405,15 +405,15 @@ def meta_directory(build_fd: int, path: str) -> Iterator[int]:
 
 
 def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
-    """Remove a file of a build by its relative path, following no link on the way.
+    """Remove a file of a build by its relative path, without following a link on the way.
 
     Args:
         build_fd: descriptor of the build's directory.
         path: relative to it.
-        entry: who it has to be; default whoever is there now.
+        entry: the entry it must be; default the one that is there now.
 
     Raises:
-        StoreError: if it cannot be removed; one that is gone is no error.
+        StoreError: it cannot be removed; a missing file is no error.
     """
     parent, _, name = path.rpartition("/")
     with (

@@ -1,7 +1,7 @@
-"""What is in a build: files, links and whatever has no place there, walked by descriptor.
+"""Lists a build: files, links and entries that do not belong there, walked by descriptor.
 
-Unlike a scan of the watch it forgives no race: nothing may change in a build that is being
-published. It reads no contents (see `verification`).
+Unlike a scan of the watch it tolerates no race: a build that is being published must not change. It reads no contents
+(see `verification`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ScannedFile:
     mtime_ns: int
     inode: int
     links: int
-    #: When contents, name or attributes changed last; no program can set it, as it can the modification time.
+    #: When contents, name or attributes changed last; unlike the modification time, no program can set it.
     changed_ns: int = 0
 
 
 @dataclass
 class BuildTree:
-    """All that is in a build but cachewatch's own directory."""
+    """All entries of a build except cachewatch's own directory."""
 
     files: list[ScannedFile] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class BuildTree:
 
     @property
     def total_bytes(self) -> int:
-        """Sum of the files' sizes."""
+        """Total size of the files."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -62,12 +62,12 @@ def scan_build(build_fd: int) -> BuildTree:
         build_fd: descriptor of the build's directory.
 
     Returns:
-        Its files and links in order of path, and separately what has no place in a build: `others` (devices,
-        pipes, sockets, mounts), `escapes` (links that lead out of the build or nowhere) and `unreadable` (what cannot
-        be read by this user, or is nested too deep, each with the reason).
+        Its files and links in order of path, and separately the entries that do not belong in a build: `others`
+        (devices, pipes, sockets, mounts), `escapes` (links that lead out of the build or nowhere) and `unreadable`
+        (entries that this user cannot read, or that are nested too deep, each with the reason).
 
     Raises:
-        StoreError: if a part of it vanishes meanwhile, or the storage fails.
+        StoreError: a part of it vanishes meanwhile, or the storage fails.
     """
     tree = BuildTree()
     walk_build(build_fd, tree, lambda _directory_fd, file, _name: tree.files.append(file))
@@ -84,12 +84,12 @@ def walk_build(build_fd: int, tree: BuildTree, visit: Visit, *, sync: bool = Fal
 
     Args:
         build_fd: descriptor of the build's directory.
-        tree: gets links and what has no place, but no files.
+        tree: gets links and entries that do not belong, but no files.
         visit: called with the directory's descriptor, the file, and its name in that directory.
         sync: make each directory's entries durable on the way back.
 
     Raises:
-        StoreError: if a part of it vanishes meanwhile, or the storage fails.
+        StoreError: a part of it vanishes meanwhile, or the storage fails.
     """
     top = look(build_fd)
     real_root = os.path.realpath(f"/proc/self/fd/{build_fd}")
@@ -111,7 +111,7 @@ def open_file(directory_fd: int, name: str, path: str) -> int:
         A descriptor.
 
     Raises:
-        StoreError: if it vanished, cannot be read, or became something else.
+        StoreError: it vanished, cannot be read, or is not a regular file any more.
     """
     with refusing("read", path, named=f"'{for_terminal(path)}'"):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory_fd)
@@ -151,7 +151,7 @@ def _walk(
                     tree.others.append(path)
         for name in directories:
             if depth >= _MAX_DEPTH:
-                # Whoever reads the cache by its path would fail too: PATH_MAX is not far.
+                # A reader that opens the cache by its path would fail too: PATH_MAX is near.
                 tree.unreadable.append((here + name, f"nested more than {_MAX_DEPTH} directories deep"))
                 continue
             try:
@@ -174,12 +174,12 @@ def _walk(
 
 
 def _is_readable(status: os.stat_result) -> bool:
-    # Without a call into the kernel for the usual file: there may be 100,000 of them.
+    # Without a system call for the usual file: there may be 100,000 of them.
     user = os.geteuid()
     return user == 0 or (status.st_uid == user and bool(status.st_mode & stat.S_IRUSR))
 
 
 def _leads_inside(link: str, real_root: str) -> bool:
-    # By what it resolves to, not by how it is spelt: links to directories make `..` lead elsewhere.
+    # By what the link resolves to, and not by its text: `..` after a link to a directory leads elsewhere.
     real = os.path.realpath(link)
     return os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)

@@ -1,4 +1,4 @@
-"""Is a build what its manifest says? Names and sizes, or every digest; nothing is changed."""
+"""Verifies a build against its manifest: names and sizes, or every digest; changes nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a build is whole, how deep that was looked at, and every difference."""
+    """Whether a build is whole, how deeply it was checked, and every difference."""
 
     depth: Literal["quick", "full"]
     problems: tuple[Problem, ...]
@@ -60,11 +60,11 @@ class Verdict:
 
     @property
     def whole(self) -> bool:
-        """True where build and manifest agree."""
+        """True if build and manifest agree."""
         return not self.problems
 
     def summary(self) -> str:
-        """Say it in one line."""
+        """Summarize it in one line."""
         if self.whole:
             how = "names and sizes agree" if self.depth == "quick" else "every digest agrees"
             count = "1 file" if self.files == 1 else f"{self.files} files"
@@ -87,14 +87,14 @@ def verify_files(
         build_fd: descriptor of the build's directory.
         manifest: as it was read.
         depth: quick reads names and sizes only, full every byte.
-        threads: files read at once when full; default one a core.
+        threads: files read in parallel when full; default one for each core.
         changed_since_ns: when quick, files that changed after this moment of the file system's clock are digested too.
 
     Returns:
         The verdict. A file that matches the manifest's ignore globs is no difference.
 
     Raises:
-        StoreError: if something cannot be read or changes meanwhile.
+        StoreError: a file cannot be read or changes meanwhile.
     """
     digests: dict[str, str] | None = None
     if depth == "full":
@@ -119,7 +119,7 @@ def verify_files(
 
 
 def _digest_changed(build_fd: int, manifest: Manifest, tree: BuildTree, since_ns: int) -> dict[str, str]:
-    # A file that nobody touched since has the contents that it had: nothing can set a change time back.
+    # A file without a change since then has the same contents: nothing can set a change time back.
     found = {entry.path: entry.digest for entry in manifest.files}
     listed = {entry.path: entry.size_bytes for entry in manifest.files}
     for file in tree.files:
@@ -134,7 +134,7 @@ def compare_files(
     links: Mapping[str, str],
     digests: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Compare what is there with what the manifest lists.
+    """Compare the listed contents of a build with the manifest.
 
     Args:
         manifest: the list.
@@ -156,7 +156,7 @@ def compare_files(
             problem, said = "digest", "has other contents than the manifest says"
         else:
             continue
-        # Names are made harmless only here: for 10,000 files that are well it would cost more than all the rest.
+        # Names are made harmless only here: for 10,000 good files it would cost more than all the rest.
         problems.append(Problem(problem, entry.path, f"{for_terminal(entry.path)} {said}"))
     problems += [
         Problem("link", link.path, f"the link {for_terminal(link.path)} is missing or leads elsewhere")
@@ -177,12 +177,12 @@ def _unexpected(there: Iterable[str], listed: set[str], ignore: Sequence[str]) -
 
 
 def default_threads() -> int:
-    """How many files to read at once: one a core that this process may use, at most 8."""
+    """Return how many files to read in parallel: one for each core that this process may use, at most 8."""
     return max(1, min(8, len(os.sched_getaffinity(0))))
 
 
 def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
-    """Digest what a descriptor reads, and refuse a file that changes meanwhile.
+    """Digest a file by its descriptor, and refuse one that changes meanwhile.
 
     Args:
         fd: open for reading, at its start.
@@ -192,8 +192,8 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
         Bytes read and the digest in hexadecimal.
 
     Raises:
-        BuildDamaged: if it could not be read.
-        StoreError: if the file changed while it was read.
+        BuildDamaged: it could not be read.
+        StoreError: the file changed while it was read.
 
     Example:
         >>> digest_descriptor(os.open("/dev/null", os.O_RDONLY), "null")[1][:8]
@@ -218,7 +218,7 @@ def digest_descriptor(fd: int, path: str) -> tuple[int, str]:
 
 
 def digest_below(build_fd: int, path: str) -> str:
-    """Digest one file of a build by its relative path, following no link on the way.
+    """Digest one file of a build by its relative path, without following a link on the way.
 
     Args:
         build_fd: descriptor of the build's directory.
@@ -228,7 +228,7 @@ def digest_below(build_fd: int, path: str) -> str:
         The digest in hexadecimal.
 
     Raises:
-        StoreError: if it cannot be read or changes meanwhile.
+        StoreError: it cannot be read or changes meanwhile.
     """
     parent, _, name = path.rpartition("/")
     with contextlib.ExitStack() as stack:
@@ -245,22 +245,22 @@ def digest_below(build_fd: int, path: str) -> str:
 def digest_build(
     build_fd: int, *, ignore: Iterable[str] = (), sync: bool = False, threads: int | None = None
 ) -> tuple[tuple[FileEntry, ...], BuildTree]:
-    """Digest every file of a build, several at once; memory is flat in their size.
+    """Digest every file of a build, several in parallel; memory use does not depend on their size.
 
-    hashlib lets go of the interpreter lock while it works, so two threads read two files on two cores. One file is one
-    thread's: SHA-256 cannot be split.
+    hashlib releases the interpreter lock while it works, so two threads read two files on two cores. One thread digests
+    a whole file, since SHA-256 cannot be split.
 
     Args:
         build_fd: descriptor of the build's directory.
         ignore: globs of files that are not part of the cache.
         sync: also make each file and directory durable, by the descriptor that was read.
-        threads: files read at once; default one a core.
+        threads: files read in parallel; default one for each core.
 
     Returns:
-        The files in order of path, and the tree that holds links and what has no place.
+        The files in order of path, and the tree of links and entries that do not belong.
 
     Raises:
-        StoreError: if something cannot be read or changes meanwhile.
+        StoreError: a file cannot be read or changes meanwhile.
     """
     globs = list(ignore)
     tree = BuildTree()

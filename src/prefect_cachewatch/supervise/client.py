@@ -110,7 +110,7 @@ class GuardClient(HelperClient):
                 os.close(fd)
         self._socket = ours
         self._tended = [Tended(self._process.pid)]
-        ours.settimeout(_START_TIMEOUT_S)  # a stopped guard does not read the configuration, which includes the environment
+        ours.settimeout(_START_TIMEOUT_S)  # a stopped guard does not read the configuration
         try:
             ours.sendall(json.dumps(self._configuration).encode() + b"\n")
         except OSError as error:

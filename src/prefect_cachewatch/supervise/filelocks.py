@@ -162,7 +162,7 @@ def _take_range(fd: int) -> bool | None:
 
 
 def _marked(text: bytes, mark: str) -> list[tuple[int, bool]]:
-    """Parse lines of /proc/locks, or of an fdinfo, about one file: pid, and whether the lock is exclusive; no waiters."""
+    """Parse lock lines of /proc/locks or an fdinfo for one file: pid, and whether it is exclusive. No waiters."""
     found = []
     for line in text.decode("ascii", "replace").splitlines():
         fields = line.removeprefix("lock:").split()

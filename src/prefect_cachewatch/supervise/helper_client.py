@@ -35,8 +35,8 @@ _made_lock = threading.Lock()  # a signal handler may list the clients while ano
 
 
 # A batch system signals every process of a job (Slurm's --signal=USR1@60), and a helper that died of that would end the
-# run. Signals that its own crash raises keep their default. Signals that the caller blocks or ignores are reset too,
-# since the helper waits for its children. Only `_signal` is imported, since `signal` imports enum.
+# run. Signals that a crash raises keep their default. The caller's signal mask is cleared, and SIGCHLD is set to its
+# default, since the helper waits for its children. Only `_signal` is imported, since `signal` imports enum.
 _DEAF = (
     "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
     "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
@@ -182,9 +182,7 @@ class HelperClient(Supervised):
                 self._socket.sendall(json.dumps(command).encode() + b"\n")
 
     def _send_now(self, command: dict[str, Any]) -> bool:
-        """Send without blocking; false if the helper does not take it at once: it may be stopped while more signals
-        come.
-        """
+        """Send without blocking; false if the helper does not take it at once, since it may be stopped."""
         if self._socket is None:
             return False
         with contextlib.suppress(OSError, ValueError):  # the helper has gone: the reader thread notices and takes over

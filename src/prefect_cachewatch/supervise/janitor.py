@@ -227,7 +227,7 @@ def _deadline(run: RunFile, give_up_s: float) -> float:
 def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
     if dry_run:
         return "kept"
-    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - noqa: PLC0415 - ctypes, and seldom
+    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - noqa: PLC0415 - ctypes, seldom
 
     remove_entry(here, name, look(fd))  # the file that was read and is locked, not a later one of that name
     return "removed"

@@ -61,9 +61,7 @@ class OutputPump:
         self._log_hangs = False
         self.total_bytes = 0
         self.listener: Callable[[memoryview], None] | None = None
-        """Called in the reading thread with all data that is read; unless it has a time limit, it can delay the
-        generator.
-        """
+        """Called in the reading thread with all data that is read. A slow listener delays the generator."""
         self._tail_bytes = tail_bytes
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
@@ -174,8 +172,7 @@ class OutputPump:
         return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
 
     def lines_since(self, seen: int) -> tuple[list[str], int]:
-        """Return the lines completed since a byte position, as `tail_lines`; an unfinished line waits for the next
-        call.
+        """Return the lines completed since a byte position, as `tail_lines`; an unfinished one waits for the next call.
 
         Args:
             seen: bytes of the output handled so far; 0 at first.

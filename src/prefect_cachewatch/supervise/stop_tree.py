@@ -131,7 +131,7 @@ class TreeStop:
         ]
 
     def _name(self, tree: dict[int, ProcessStat]) -> None:
-        """Record the command lines of new processes, with a deadline, since a process that hangs may not give its own."""
+        """Record the command lines of new processes, with a deadline, since a hanging process may not give its own."""
         new = {pid: found for pid, found in tree.items() if (pid, found.start_ticks) not in self._named}
         for who in name_processes(new, max(0, NAMED_MAX - len(self._named))) if new else ():
             self._named[who["pid"], who["start_ticks"]] = who

@@ -1,7 +1,7 @@
-"""Profiles of known generators: where they write, by which environment, and how long they are silent.
+"""Profiles of known generators: where they write, which environment they need, and how long they are silent.
 
-`TTInferenceServer(...)` and the others make a job (`.job(...)`) and a stall policy (`.stall()`); by name they are made
-with `make_profile`. How to add one is in docs/profiles.md.
+`TTInferenceServer(...)` and the others make a job (`.job(...)`) and a stall policy (`.stall()`); `make_profile` makes
+one by name. docs/profiles.md tells how to add one.
 """
 
 from __future__ import annotations

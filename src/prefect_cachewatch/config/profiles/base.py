@@ -1,7 +1,7 @@
-"""What a profile is: the parameters of a known generator, and what follows from them for a job. Pure.
+"""The base of profiles: the parameters of a known generator, and the job settings that follow from them. Pure.
 
-A profile starts nothing and looks at nothing: it is data, and the few lines that make paths, an environment and windows
-out of it. What a job says itself goes before its profile.
+A profile starts nothing and looks at nothing: it is data, and the few lines that turn it into paths, an environment and
+windows. Settings that a job makes itself override its profile's.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ __all__ = ["AbsolutePath", "Profile", "ProfileSettings"]
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """What a profile says about a job.
+    """The job settings of a profile.
 
     Attributes:
-        name: for the job, where it has none.
+        name: for a job without a name.
         cache_dirs: absolute directories that must grow, the one of the markers first.
         env: environment that makes the generator write there.
-        ignore: globs that never count.
+        ignore: globs of files that never count.
         stall: fields of a `StallPolicy` that fit this generator; the others stay at their defaults.
-        command: the generator, where the profile knows it.
-        ready: when the job is done, where that is not its exit.
-        markers: files to be written for others.
+        command: the generator's argv, if the profile knows it.
+        ready: when the job is done, if that is not its exit.
+        markers: files to write for other programs.
         hints: what the profile cannot do for the user, a sentence each.
     """
 
@@ -54,7 +54,7 @@ class ProfileSettings:
     hints: tuple[str, ...] = ()
 
     def under_job(self, job: CacheJob) -> CacheJob:
-        """Complete a job: what it says itself stays.
+        """Complete a job; its own settings stay.
 
         Args:
             job: with a name and a command.
@@ -75,7 +75,7 @@ class ProfileSettings:
         return job.model_copy(update=update)
 
     def under_stall(self, stall: StallPolicy) -> StallPolicy:
-        """Complete a stall policy: what it says itself stays.
+        """Complete a stall policy; its own settings stay.
 
         Example:
             >>> settings = ProfileSettings("x", (Path("/c"),), stall={"stall_after_s": 120, "poll_s": 5})
@@ -94,20 +94,20 @@ class Profile(InputModel, ABC):
 
     @abstractmethod
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
 
     def job(self, command: Sequence[str] = (), **more: Any) -> CacheJob:
         """Make the job.
 
         Args:
-            command: the generator's argv; default the profile's, where it knows one.
-            more: further fields of a `CacheJob`, which go before the profile's.
+            command: the generator's argv; default the profile's, if it has one.
+            more: further fields of a `CacheJob`; they override the profile's.
 
         Returns:
             The job.
 
         Raises:
-            ValueError: something is not valid, or neither side names a command.
+            ValueError: a field is not valid, or there is no command.
         """
         settings = self.resolve()
         argv = list(command) or list(settings.command)
@@ -119,7 +119,7 @@ class Profile(InputModel, ABC):
         """Make the stall policy.
 
         Args:
-            more: fields that go before the profile's.
+            more: fields that override the profile's.
 
         Returns:
             The policy.

@@ -1,4 +1,4 @@
-"""Compilers that cache what they compiled: torch.compile and AOTInductor, OpenVINO, vLLM, TensorRT-LLM."""
+"""Profiles of compilers that cache their output: torch.compile and AOTInductor, OpenVINO, vLLM, TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchCompile(Profile):
     )
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
         further = (self.package_dir,) if self.package_dir is not None else ()
         return ProfileSettings(
             name=self.cache_dir.name or "torch-compile",
@@ -39,7 +39,8 @@ class TorchCompile(Profile):
                 "TRITON_CACHE_DIR": str(self.cache_dir / "triton"),
                 "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
             },
-            # Measured on a CPU: a first byte after 8 s, pauses of 18 s while g++ links; autotuning pauses for minutes.
+            # Measured on a CPU: the first byte after 8 s, pauses of 18 s while g++ links; autotuning pauses for
+            # minutes.
             stall={"first_write_within_s": 600.0, "stall_after_s": 300.0, "poll_s": 5.0},
         )
 
@@ -58,11 +59,11 @@ class OpenVino(Profile):
     cache_dir: AbsolutePath = Field(description="The property CACHE_DIR that the program sets.")
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
         return ProfileSettings(
             name=self.cache_dir.name or "openvino",
             cache_dirs=(self.cache_dir,),
-            # A blob comes only when its model has been compiled.
+            # A blob appears only when its model has been compiled.
             stall={"first_write_within_s": 1800.0, "stall_after_s": 600.0, "poll_s": 5.0},
             hints=(
                 "OpenVINO reads CACHE_DIR from no environment variable: the program must set the property, as in "
@@ -89,7 +90,7 @@ class VllmCompileCache(Profile):
     port: int = Field(default=8000, ge=1, le=65535, description="The server's port.")
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
         return ProfileSettings(
             name=self.cache_root.name or "vllm",
             cache_dirs=(self.cache_root / "torch_compile_cache",),
@@ -118,13 +119,13 @@ class TensorRTLLM(Profile):
     )
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
         cache = str(self.timing_cache) if self.timing_cache is not None else None
         timing = ("--input_timing_cache", cache, "--output_timing_cache", cache) if cache is not None else ()
         return ProfileSettings(
             name=self.output_dir.name or "engine",
             cache_dirs=(self.output_dir,),
-            # An engine is optimized in memory and written at the end: silence before it is the rule.
+            # An engine is optimized in memory and written at the end: silence before that is normal.
             stall={"first_write_within_s": 7200.0, "stall_after_s": 3600.0},
             command=(
                 "trtllm-build", "--checkpoint_dir", str(self.checkpoint_dir), "--output_dir", str(self.output_dir),

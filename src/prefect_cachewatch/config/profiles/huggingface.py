@@ -44,7 +44,7 @@ class HuggingFaceDownload(Profile):
         return self
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters."""
+        """Return the job settings that follow from the parameters."""
         hub, xet = self.home / "hub", self.home / "xet"
         command: tuple[str, ...] = ()
         if self.repo is not None:
@@ -56,9 +56,9 @@ class HuggingFaceDownload(Profile):
             name=name,
             cache_dirs=(self.local_dir if self.local_dir is not None else hub, xet),
             env={"HF_HOME": str(self.home), "HF_HUB_CACHE": str(hub), "HF_XET_CACHE": str(xet)},
-            # Metadata beside a download: a few bytes for each file, and no progress of it.
+            # Metadata beside a download: a few bytes for each file, which are no progress.
             ignore=(*DEFAULT_IGNORE, "*.metadata", "CACHEDIR.TAG"),
-            # A request that gets no byte is given up after 10 s and tried again: two minutes are many tries.
+            # A request that gets no byte is given up after 10 s and retried: two minutes are many tries.
             stall={"first_write_within_s": 300.0, "stall_after_s": 120.0, "poll_s": 5.0},
             command=command,
         )

@@ -1,4 +1,4 @@
-"""The known profiles by name: built in, or of an installed package's entry point; and a profile out of what was written."""
+"""The known profiles by name, built in or from a package's entry point, and profiles made from user input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["GROUP", "complete_job", "expand_profile", "find_profile", "known_pro
 
 GROUP = "prefect_cachewatch.profiles"
 _PACKAGE = "prefect_cachewatch.config.profiles"
-# name -> module:class; imported when it is used.
+# name -> module:class; imported on first use.
 _BUILT_IN = {
     "tt-inference-server": f"{_PACKAGE}.tt_inference_server:TTInferenceServer",
     "torch-compile": f"{_PACKAGE}.compilers:TorchCompile",
@@ -50,7 +50,7 @@ def find_profile(name: str) -> type[Profile]:
         The class.
 
     Raises:
-        InputError: there is none of this name, or the package that has it is broken.
+        InputError: there is no profile of this name, or the package that provides it is broken.
 
     Example:
         >>> find_profile("openvino").summary
@@ -86,13 +86,13 @@ def make_profile(name: str, parameters: Mapping[str, Any]) -> Profile:
 
     Args:
         name: of the profile.
-        parameters: by name, as written: strings do for all of them.
+        parameters: by name, as the user wrote them; each may be a string.
 
     Returns:
         The profile.
 
     Raises:
-        InputError: the profile or a parameter is not known, missing or not valid.
+        InputError: the profile or a parameter is unknown, missing or not valid.
 
     Example:
         >>> make_profile("openvino", {"cache_dir": "/mnt/ov"}).cache_dir
@@ -111,7 +111,7 @@ def make_profile(name: str, parameters: Mapping[str, Any]) -> Profile:
 
 
 def complete_job(chosen: Mapping[str, Any] | None, job: CacheJob, stall: StallPolicy) -> tuple[CacheJob, StallPolicy]:
-    """Complete a job and its stall policy by a profile that was written as a mapping; what they say themselves stays.
+    """Complete a job and its stall policy by a profile that was written as a mapping; their own settings stay.
 
     Args:
         chosen: the profile's `name` and its parameters; None for no profile.
@@ -131,15 +131,15 @@ def complete_job(chosen: Mapping[str, Any] | None, job: CacheJob, stall: StallPo
 
 
 def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the `profile` of a job that is written as a mapping by what follows from it; the job's own fields stay.
+    """Replace the `profile` of a job that is written as a mapping by its settings; the job's own fields stay.
 
     Args:
-        written: fields of a `CacheJob`, perhaps with `stall`, and `profile`: a mapping with the profile's `name` and its
-            parameters.
+        written: fields of a `CacheJob`, optionally with `stall`, and `profile`: a mapping of the profile's `name` and
+            its parameters.
 
     Returns:
         The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `command`, `name` and `stall`
-        completed. As it was where there is no profile.
+        completed. Unchanged if there is no profile.
 
     Raises:
         InputError: as `make_profile`; or `profile` is no mapping with a name.

@@ -1,8 +1,9 @@
 """tt-inference-server: a server that generates its tensor cache at start-up, and is ready when /health answers 200.
 
-Directories are resolved as that server does (its docs and workflows of August 2026, version 0.20): `TT_CACHE_PATH` goes
-before all; `CACHE_ROOT/tt_metal_cache/cache_<model>/<mesh>`; `<host volume>/volume_id_<impl>-<model>-v<version>/...` with
-`--host-volume`; the Docker volume `volume_id_<impl>-<model>` without.
+Directories are resolved as that server does (its docs and workflows of August 2026, version 0.20): `TT_CACHE_PATH`
+overrides all others; `CACHE_ROOT/tt_metal_cache/cache_<model>/<mesh>`; `<host
+volume>/volume_id_<impl>-<model>-v<version>/...` with `--host-volume`; the Docker volume `volume_id_<impl>-<model>`
+without.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["MESH_NAMES", "TTInferenceServer"]
 
 STARTED_MARKER, COMPLETED_MARKER = "TT_METAL_CACHE_FIRST_RUN_STARTED", "TT_METAL_CACHE_COMPLETED"
 
-# Device as its command takes it, and the name of the directory.
+# The device as the command names it, and the name of its directory.
 MESH_NAMES = {
     "cpu": "CPU",
     "e150": "E150",
@@ -137,7 +138,7 @@ class TTInferenceServer(Profile):
 
     @property
     def root(self) -> Path | None:
-        """What the server calls CACHE_ROOT, seen from this host; None with tt_cache_path."""
+        """The server's CACHE_ROOT, as seen from this host; None with tt_cache_path."""
         volume = f"volume_id_{self.impl}-{self.model}"
         if self.host_volume is not None:
             return self.host_volume / f"{volume}-v{(self.version or '').removeprefix('v')}"
@@ -148,14 +149,14 @@ class TTInferenceServer(Profile):
 
     @property
     def tensor_cache(self) -> Path:
-        """The directory of the tensor cache, seen from this host."""
+        """The directory of the tensor cache, as seen from this host."""
         if self.tt_cache_path is not None:
             return self.tt_cache_path
         assert self.root is not None
         return self.root / "tt_metal_cache" / f"cache_{self.model}" / self.mesh
 
     def resolve(self) -> ProfileSettings:
-        """Say what follows from the parameters: both caches, windows for a first start, markers, /health."""
+        """Return the job settings: both caches, windows for a first start, markers, /health."""
         tensor, kernels = self.tensor_cache, self.kernel_cache
         if kernels is None and self.docker_volume is None:
             kernels = tensor.with_name(f"{tensor.name}-kernels")
@@ -174,7 +175,8 @@ class TTInferenceServer(Profile):
             cache_dirs=(tensor, *((kernels,) if kernels is not None else ())),
             env=env,
             ignore=(*DEFAULT_IGNORE, STARTED_MARKER, COMPLETED_MARKER),
-            # Seen in the field: a first byte after 1101 s, layers of 84 s, 393 to 1688 s from the last byte to /health.
+            # Measured in production: a first byte after 1101 s, layers of 84 s, 393 to 1688 s from the last byte to
+            # /health.
             stall={"first_write_within_s": 1800.0, "stall_after_s": 300.0, "warmup_within_s": 2700.0},
             ready=ReadyOnHttp(url=f"http://{self.host}:{self.port}/health", check_every_s=5),
             markers=MarkerFiles(started=Path(STARTED_MARKER), completed=Path(COMPLETED_MARKER)),
