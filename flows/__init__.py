@@ -1,6 +1,6 @@
-"""The Prefect flows that people deploy: generation, deployment, fleet, follow-up of a stall, and the watch over what runs already.
+"""The Prefect flows: generation, deployment, fleet, follow-up of a stall, and the watch over a running process.
 
-Each is imported when it is first used.
+Each flow is imported when it is first used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One attempt of the guarded generation in Prefect: its inputs, its two tasks, what it leaves behind.
+"""One attempt of the guarded generation in Prefect: its inputs, its two tasks, and its outputs.
 
-The loop over attempts, and how a run ends, are `generation`'s.
+`generation` has the loop over attempts and decides how a run ends.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ __all__ = [
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
-#: What a helper has loaded that reads and writes for a run, since no file may be readable later.
+#: Modules that a helper process loads at the start: no file may be readable later.
 ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.common.statedir", "prefect_cachewatch.run.history")
 _HISTORY_S = 5.0
 _TASKS_END_S = 20.0
-# A cancelled run is killed 30 s after SIGTERM, and its grace period has passed already.
+# A cancelled run is killed 30 s after SIGTERM; by then its grace period is over.
 _CANCELLED_PATIENCE_S = 3.0
 
 
-# What shows an attempt in a terminal while it runs; the command sets it.
+# What shows an attempt in a terminal while it runs; set by the command.
 live_view: ContextValue[View | None] = ContextValue("live_view", None)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run was asked for, checked, and where it writes."""
+    """The checked inputs of a run, and where it writes."""
 
     job: CacheJob
     stall: StallPolicy
@@ -86,11 +86,11 @@ class Inputs:
     files: Files = field(default_factory=InPlace)
 
     def told(self, job: CacheJob, env: dict[str, str]) -> Inputs:
-        """The same inputs for a job that was told where to write.
+        """Return the same inputs for a job that has been given its directories.
 
         Args:
-            job: with its directories.
-            env: what its environment gains.
+            job: the job with its directories.
+            env: variables to add to its environment.
 
         Returns:
             New inputs.
@@ -100,8 +100,8 @@ class Inputs:
 
 
 def is_output_shown() -> bool:
-    """Say whether a command shows the run on its terminal, and so has said there what a log line would say again."""
-    # Asked for by a function of this module: serve pickles the flow by value, and a context variable cannot be pickled.
+    """Say whether a command shows the run on its terminal, so that log lines need not repeat it."""
+    # A function of this module, since serve pickles the flow by value and a context variable cannot be pickled.
     return show_output.get()
 
 
@@ -117,24 +117,25 @@ def prepare(
     files: Files,
     stack: contextlib.ExitStack,
 ) -> Inputs:
-    """Check all that can be checked before anything is touched.
+    """Check all that can be checked before anything is changed.
 
     Args:
-        job: what to run.
-        stall: when silence is a stall.
-        stop: how the tree is stopped.
-        outputs: what it leaves beside the cache.
-        logger: of the run.
-        delivery: into a cache store, or None.
-        metrics: of the run, or None.
-        files: who reads and writes for the run: the run directory's file system may hang like the cache's.
+        job: the job to run.
+        stall: the stall policy.
+        stop: how the process tree is stopped.
+        outputs: the files to write beside the cache.
+        logger: the run's logger.
+        delivery: the publication into a cache store, or None.
+        metrics: the run's metrics, or None.
+        files: the helper process that reads and writes for the run, since the run directory may be on a file system
+            that hangs.
         stack: closes the run directory.
 
     Returns:
-        The inputs, secrets loaded.
+        The inputs, with their secrets loaded.
 
     Raises:
-        InputError: something cannot be used.
+        InputError: an input cannot be used.
     """
     if delivery is None:
         require_directories(job)
@@ -172,15 +173,15 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises.
 
     Args:
-        inputs: of the run.
-        site: the directories, held by the run.
-        number: of the attempt, from 1.
+        inputs: the run's inputs.
+        site: the run's directories, locked.
+        number: number of the attempt, from 1.
 
     Returns:
         How it ended, and its report, which has been written and published.
 
     Raises:
-        CachewatchError: it could not be started.
+        CachewatchError: the attempt could not be started.
     """
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
@@ -198,13 +199,13 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     futures: list[PrefectFuture[Any]] = []
 
     def end() -> None:
-        """See that the tree is gone and both tasks have ended, in bounded time."""
+        """Wait, for a bounded time, until the tree is gone and both tasks have ended."""
         reporter.close()
         if watch.supervisor is None or not watch.supervisor.gone.is_set():
             watch.cancel("the flow run was cancelled")
         if watch.supervisor is not None:
             watch.supervisor.wait(inputs.stop.grace_s + _TASKS_END_S)
-        for future in futures:  # the monitor makes one last scan; the site must not be closed under it
+        for future in futures:  # the monitor makes one last scan; the site must stay open for it
             future.wait(_TASKS_END_S)
         runner.let_go(watch)
         for problem in runner.problems:
@@ -219,8 +220,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
         for future in futures:
             future.wait()
     except BaseException:
-        # A cancellation arrives here as a TerminationSignal: the flow process does not leave before the tree has gone,
-        # and a tree that will not go holds it for no longer than this.
+        # A cancellation arrives here as a TerminationSignal. The flow process waits until the tree has gone, and for a
+        # bounded time if the tree does not go.
         end()
         _leave_cancelled(inputs, watch, runner, number)
         raise
@@ -232,19 +233,19 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
 
 
 def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int) -> None:
-    """Leave the report and the event of an attempt that was broken off; the worker waits for no longer than its grace."""
+    """Write the report and the event of an attempt that was broken off, before the worker's grace period is over."""
     if watch.monitor_state is None:
-        return  # it had not begun
+        return  # the attempt had not begun
     try:
         _report(inputs, watch, runner.conclude(watch, watch.finish()), runner, number, _CANCELLED_PATIENCE_S)
-    except Exception as error:  # noqa: BLE001 - what cannot be told of a cancelled run does not make it a crashed one
+    except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
 
 
 def _report(
     inputs: Inputs, watch: Watch, outcome: Outcome, runner: Runner, number: int, patience_s: float = PATIENCE_S
 ) -> Report:
-    """Write the report to disk first, then publish; neither failure hides the outcome."""
+    """Write the report to disk, then publish it; neither failure hides the outcome."""
     publication = inputs.delivery.unfinished() if inputs.delivery is not None else None
     report = runner.report(watch, outcome, publication=publication)
     if inputs.delivery is not None:
@@ -264,7 +265,7 @@ def _report(
 
 
 def _history(inputs: Inputs, paths: Sequence[str]) -> Path:
-    # A staged build has another directory each time; what consumers open stays.
+    # A staged build has another directory each time; the path that consumers open stays the same.
     return history_path(inputs.job.name, [inputs.delivery.current] if inputs.delivery else paths)
 
 
@@ -277,7 +278,7 @@ def _past_runs(inputs: Inputs, path: Path) -> list[PastRun]:
 
 
 def _expected_size(inputs: Inputs, paths: Sequence[str]) -> ExpectedSize | None:
-    """What the job says, else the last published build's manifest, else the last completed run on this machine."""
+    """Return the size that the job names, else that of the last published build, else of the last run here."""
     if inputs.job.expected_bytes:
         return ExpectedSize(inputs.job.expected_bytes, "")
     if inputs.delivery is not None and (published := inputs.delivery.last_bytes()):
@@ -287,10 +288,10 @@ def _expected_size(inputs: Inputs, paths: Sequence[str]) -> ExpectedSize | None:
 
 
 def write_reports(inputs: Inputs, report: Report, name: str) -> None:
-    """Write a report into the run directory, and to where the caller asked for it.
+    """Write a report into the run directory, and to the path that the caller asked for.
 
     Args:
-        inputs: of the run.
+        inputs: the run's inputs.
         report: the report.
         name: file name in the run directory.
     """

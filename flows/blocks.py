@@ -1,6 +1,6 @@
-"""`CacheGeneration`: a job and its policies as a Prefect block, saved once, configured in the UI, triggered from anywhere.
+"""`CacheGeneration`: a job and its policies as a Prefect block, which is configured in the UI and run anywhere.
 
-A run of it is a run of the flow `generate-cache` in a thread of this process; inside a flow it is that flow's subflow.
+A run of it is a run of the flow `generate-cache` in a thread of this process. Inside a flow it is a subflow.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ __all__ = ["CacheGeneration", "CacheGenerationRun"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CLEARED_S = 30.0  # beyond the grace period, as a worker gives a run that is cancelled
+_CLEARED_S = 30.0  # beyond the grace period; a worker gives a cancelled run the same
 
 
 def _or_awaited(
     async_impl: Callable[P, Coroutine[Any, Any, R]],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a method be awaited in async code, as Prefect's do; typed for the code that is not."""
+    """Let a method be awaited in async code, as Prefect's methods do; typed for synchronous code."""
     return cast("Callable[[Callable[P, R]], Callable[P, R]]", async_dispatch(async_impl))
 
 
 class _Course(Telling):
-    """What a run has come to, and the way to end it from another thread."""
+    """The state of a run, and the way to end it from another thread."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ended_by: str | None = None
 
     def end(self, why: str) -> None:
-        """Have the generator stopped, and no other one started."""
+        """Have the generator stopped, and start no further one."""
         self._ended_by = why
         if (watch := self.watch) is not None:
             watch.cancel(why)
 
     def work(self, watch: Watch | None = None) -> None:
-        """Note what is done; an end that was asked for comes to the flow as the signal that it has for that."""
+        """Note the step that the run is at; if an end was asked for, raise it in the flow as a signal would."""
         if self._ended_by is not None and self.has_begun:
             raise TerminationSignal(signal.SIGTERM)
         super().work(watch)
-        if self._ended_by is not None and watch is not None:  # asked for between the two
+        if self._ended_by is not None and watch is not None:  # an end was asked for between two attempts
             watch.cancel(self._ended_by)
 
 
 class CacheGenerationRun(JobRun[GenerationSummary]):
-    """A generation that was triggered; it lives as long as this process, and has to be waited for.
+    """A generation that was triggered; it lives as long as this process, and the caller has to wait for it.
 
     Args:
         block: what to run.
@@ -77,8 +77,8 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         self._course, self._grace_s = _Course(), block.stop.grace_s
         self._ended: concurrent.futures.Future[State[Any]] = concurrent.futures.Future()
         self._ended.set_running_or_notify_cancel()
-        context = contextvars.copy_context()  # of the flow around it
-        # A daemon: a process that has something else to end for takes the generator with it.
+        context = contextvars.copy_context()  # of the surrounding flow
+        # A daemon thread: if the process ends for another reason, the generator ends with it.
         thread = threading.Thread(target=context.run, args=(self._run, block), name="cachewatch-block", daemon=True)
         thread.start()
 
@@ -91,9 +91,9 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         """Wait until the run has ended.
 
         Raises:
-            CacheGenerationError: it failed; `data["state"]` is the name of the flow run's final state, and
+            CacheGenerationError: the run failed; `data["state"]` is the name of the flow run's final state, and
                 `data["report"]` the report of its last attempt.
-            BaseException: whatever interrupted the wait; the generator has been stopped before it goes on.
+            BaseException: what interrupted the wait; the generator has been stopped before it is raised.
         """
         try:
             await asyncio.shield(asyncio.wrap_future(self._ended))
@@ -111,14 +111,14 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         self.outcome()
 
     async def afetch_result(self) -> GenerationSummary:
-        """Say what was generated.
+        """Return the summary of the run.
 
         Returns:
-            The summary, as the flow returns it.
+            The summary that the flow returns.
 
         Raises:
-            CacheGenerationError: it failed.
-            InputError: it has not ended.
+            CacheGenerationError: the run failed.
+            InputError: the run has not ended.
         """
         return self._summary()
 
@@ -128,7 +128,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         return self._summary()
 
     def outcome(self) -> GenerationSummary:
-        """Wait for the end in this thread, and say what was generated; raises as the two steps of it."""
+        """Wait for the end in this thread, and return the summary; raises as these two steps do."""
         try:
             self._ended.result()
         except BaseException as error:
@@ -145,7 +145,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
                 return_state=True,
             )
             self._ended.set_result(state)
-        except BaseException as error:  # noqa: BLE001 - it is the waiting thread's
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             self._ended.set_exception(error)
 
     def _break_off(self, why: str) -> None:
@@ -158,7 +158,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         state = self._ended.result()
         if not state.is_completed():
             raise CacheGenerationError(f"{state.name}: {state.message}", state=state.name, report=self.report)
-        summary: Any = state.result(_sync=True)  # type: ignore[call-overload]  # whoever asks, in async code too
+        summary: Any = state.result(_sync=True)  # type: ignore[call-overload]  # the caller may be async code
         assert isinstance(summary, GenerationSummary)
         return summary
 
@@ -200,7 +200,7 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         """Start the generation in this process.
 
         Returns:
-            The run, to be waited for.
+            The run, which the caller has to wait for.
         """
         return CacheGenerationRun(self)
 
@@ -210,13 +210,13 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         return CacheGenerationRun(self)
 
     async def arun(self) -> GenerationSummary:
-        """Generate, and wait for the end.
+        """Generate the cache, and wait for the end.
 
         Returns:
-            What was generated.
+            The summary of the run.
 
         Raises:
-            CacheGenerationError: it failed; see `CacheGenerationRun.await_for_completion`.
+            CacheGenerationError: the run failed; see `CacheGenerationRun.await_for_completion`.
         """
         run = await self.atrigger()
         await run.await_for_completion()
@@ -224,5 +224,5 @@ class CacheGeneration(JobBlock[GenerationSummary]):
 
     @_or_awaited(arun)
     def run(self) -> GenerationSummary:
-        """Generate, and wait for the end; see `arun`."""
+        """Generate the cache, and wait for the end; see `arun`."""
         return CacheGenerationRun(self).outcome()

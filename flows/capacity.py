@@ -1,10 +1,10 @@
-"""Two flows of the planner: `plan_capacity` says and sets how many at once, `check_capacity` looks back.
+"""Two flows of the planner: `plan_capacity` sets a concurrency limit, `check_capacity` compares past runs with it.
 
-The rules are the engine's (`prefect_cachewatch.capacity`); here they are run, shown and applied.
+The engine has the rules (`prefect_cachewatch.capacity`); the flows run, show and apply them.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import datetime
 from pathlib import Path
@@ -67,7 +67,7 @@ def plan_capacity(
         workloads: Classes of jobs, instead of the plan file's.
         link: The link between jobs and storage, instead of the plan file's; default none.
         policy: What counts as too slow, instead of the plan file's.
-        probe_dir: A directory on the storage to measure first, which disturbs whoever shares it; default no probe.
+        probe_dir: A directory on the storage to measure first, which slows its other users; default no probe.
         probe_settings: What the probe may take: streams, bytes, time.
         profile_path: With probe_dir, the file that the measured profile is written to; without, the profile to
             plan with.
@@ -94,7 +94,7 @@ def plan_capacity(
         if probe_dir is not None:
             name = given.storage.name if given.storage else probe_dir.name
             settings = probe_settings or ProbeSettings()
-            check_probe(probe_dir, settings)  # here, so that bad input is a sentence and no traceback of a task
+            check_probe(probe_dir, settings)  # checked here: bad input gives a sentence, not a traceback of a task
             _, measured = measure_storage(probe_dir, name, settings, profile_path)
             notes = tuple(measured.notes)
             given = given.with_storage(measured)
@@ -195,7 +195,7 @@ def check_capacity(
 
 
 class _Given:
-    """What was given so far; the storage may come later, from a probe."""
+    """The inputs given so far; the storage may come later, from a probe."""
 
     def __init__(
         self,

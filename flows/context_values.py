@@ -1,6 +1,6 @@
-"""What a command lays down for the flow that it runs in this process: where to show, whom to tell.
+"""Values that a command sets for the flow that it runs in this process: the view, and the progress object.
 
-Nothing of it goes along when a flow is pickled, as `flow.serve` and workers do it: a run elsewhere begins with the
+They are not pickled with a flow, as `flow.serve` and workers pickle it. A run in another process begins with the
 default.
 """
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class ContextValue(Generic[T]):
-    """A context variable that can be pickled, as what flows name has to be.
+    """A context variable that can be pickled, as all values that a flow names must be.
 
     Args:
-        name: of the variable.
-        default: what it is until it is set, and in every copy.
+        name: name of the variable.
+        default: its value until it is set, and in every pickled copy.
 
     Example:
         >>> import pickle
@@ -34,15 +34,15 @@ class ContextValue(Generic[T]):
         self._variable: ContextVar[T] = ContextVar(name)
 
     def get(self) -> T:
-        """Say what holds in this context."""
+        """Return the value in this context."""
         return self._variable.get(self._default)
 
     def set(self, value: T) -> Token[T]:
-        """Let a value hold in this context, until `reset`."""
+        """Set the value in this context, until `reset`."""
         return self._variable.set(value)
 
     def reset(self, token: Token[T]) -> None:
-        """Let hold again what held before the `set` that gave this token."""
+        """Restore the value before the `set` that returned this token."""
         self._variable.reset(token)
 
     def __reduce__(self) -> tuple[Any, ...]:

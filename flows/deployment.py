@@ -1,11 +1,11 @@
-"""`deploy_cache`: pre-flight, guarded generation, verification, activation, health check, and the way back.
+"""`deploy_cache`: pre-flight, guarded generation, verification, activation, health check, and rollback.
 
-What is new is used only while it is healthy: where the health check fails, the build that was
-current before becomes so again, and the run ends Failed with both reasons.
+A new build stays current only while it is healthy. If the health check fails, the previous build
+becomes current again, and the run ends Failed with both reasons.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import os
 from typing import Annotated, Any
@@ -44,17 +44,17 @@ def deploy_cache(
     storage: Annotated[Storage | None, OFF] = None,
     metrics: Annotated[Metrics | None, OFF] = None,
 ) -> State[Any]:
-    """Generate a cache into the store, make it current, and go back where what uses it is not healthy.
+    """Generate a cache into the store, make it current, and roll back if its consumers are not healthy.
 
     Args:
         job: What to run; its name is the cache's.
-        publish: Store, key, checks, and what is kept; staged mode only, since there is no way back in place.
-        health: What tells that the new cache works; without it the deployment ends with the activation.
+        publish: Store, key, checks, and what is kept; staged mode only, since the cache must be able to go back.
+        health: The check that the new cache works; without it the deployment ends with the activation.
         stall: When silence is a stall.
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
-        outputs: What is left beside the cache: report, log, post-mortem, trace.
-        storage: Storage that the store lies on, whose slots each attempt waits for.
+        outputs: Files to write beside the cache: report, log, post-mortem, trace.
+        storage: Storage that the store lies on; each attempt waits for its slots.
         metrics: Prometheus metrics of the generation; an endpoint lingers before the cache is made current.
     """
     outlive_readers()
@@ -65,11 +65,11 @@ def deploy_cache(
         if (warning := check_exposure({"health": health}, strict=job.strict_secrets)) is not None:
             get_run_logger().warning(warning)
         if health is not None and health.command is not None:
-            # Now, and not after an hour of generation.
+            # Checked now, and not after an hour of generation.
             check_command(health.command, env, None)
     except InputError as error:
         return final_state(Failed(name="Refused", message=f"The health check cannot be made: {error.message}"))
-    # Activated here, and old builds removed only when the new one is healthy.
+    # Activated here; old builds are removed only when the new one is healthy.
     staged = publish.model_copy(update={"activate": False, "keep": None})
     generated: State[Any] = generate_cache(
         job, stall=stall, stop=stop, retry=retry, publish=staged, outputs=outputs, storage=storage, metrics=metrics,
@@ -114,7 +114,7 @@ def _deploy(
 
 
 def _go_back(store: str, name: str, build_id: str, why: str) -> str:
-    """Roll back and say how that went, as a sentence."""
+    """Roll back, and describe the result in a sentence."""
     try:
         back = roll_back_cache(store, name, expected=build_id, unhealthy=why).build_id
     except InputError as error:

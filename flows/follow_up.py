@@ -1,12 +1,12 @@
-"""`follow_up_stall`: what an automation starts when a generation has stalled.
+"""`follow_up_stall`: the flow that an automation starts when a generation has stalled.
 
-It looks at the job's last runs, says whether this is a single stall or one of a row, and runs a
-first one again after a pause, on whichever worker of the pool is free: the attempts within a run
-are all made on one.
+It looks at the job's last runs and says whether this is a single stall or one in a row. A single
+stall is run again after a pause, on any free worker of the pool. The attempts within one run
+are all made on one worker.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import datetime
 from typing import Annotated, Any

@@ -1,15 +1,15 @@
 """`generate_cache`: the guarded generation as a Prefect flow.
 
-Per attempt two sibling tasks run side by side, `generate-N` and `monitor-N`. Attempts are made in
-the flow's body, so that each is a bar in the UI, and the flow ends by returning a state: Completed,
-Completed named `Ready` where a server was left running, or of type FAILED and named `Stalled`,
+In each attempt two sibling tasks run side by side, `generate-N` and `monitor-N`. Attempts are made in
+the flow's body, so that each is a bar in the UI. The flow ends by returning a state: Completed,
+Completed named `Ready` if a server was left running, or of type FAILED and named `Stalled`,
 `GeneratorFailed`, `FilesystemUnresponsive`, `DeadlineExceeded` or `Refused`. With a publish policy
-the cache is verified and published after it: Completed named `Cached` where it is whole already,
-`VerificationFailed` where the checks refuse it.
+the cache is then verified and published: Completed named `Cached` if it was whole already,
+`VerificationFailed` if the checks refuse it.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
 import random
@@ -109,7 +109,7 @@ def generate_cache(
     metrics: Annotated[Metrics | None, OFF] = None,
     profile: Annotated[dict[str, Any] | None, OFF] = None,
 ) -> State[Any]:
-    """Generate a tensor cache under guard; on a stall stop the generator's whole tree and say why.
+    """Generate a tensor cache under guard; on a stall, stop the generator's whole process tree and name the cause.
 
     Args:
         job: What to run, and which directories must grow.
@@ -117,10 +117,10 @@ def generate_cache(
         stop: How the process tree is stopped.
         retry: Whether and when a failed attempt is made again.
         publish: How the finished cache is verified and published; without it, it is only generated.
-        outputs: What is left beside the cache: report, log, post-mortem, trace.
-        storage: Storage that the cache lies on, whose slots each attempt waits for.
+        outputs: Files to write beside the cache: report, log, post-mortem, trace.
+        storage: Storage that the cache lies on; each attempt waits for its slots.
         metrics: Prometheus metrics of this run; default none.
-        profile: Profile of a known generator: its name and its parameters; what job and stall say themselves goes before it.
+        profile: Profile of a known generator: its name and its parameters; job and stall take precedence.
     """
     logger = get_run_logger()
     note_work()
@@ -131,7 +131,7 @@ def generate_cache(
     with contextlib.closing(Aside.spawn(ASIDE_MODULES)) as files:
         try:
             warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)
-            if warning is not None and not is_output_shown():  # a command has said it on standard error
+            if warning is not None and not is_output_shown():  # a command has printed it on standard error
                 logger.warning(warning)
             admission.metrics = exporter = run_metrics.open(files)
             job, stall = complete_job(profile, job, stall)
@@ -164,7 +164,7 @@ def generate_cache(
             run_metrics.abandon(error)
             if (telling := whom_to_tell.get()) is None or not isinstance(error, TerminationSignal):
                 raise
-            # A signal to `cachewatch generate`: Prefect makes Crashed of what is raised, a fault that somebody has to see to.
+            # A signal to `cachewatch generate`: Prefect would make what is raised Crashed, a fault that needs a person.
             last = telling.report
             telling.interrupted = telling.since_s is None
             note_end()
@@ -176,19 +176,19 @@ def generate_cache(
 
 
 def final_state(state: State[Any]) -> State[Any]:
-    """Give a state back to Prefect in the way that its own flow retries need.
+    """Return a state to Prefect in the form that its own flow retries need.
 
     Args:
-        state: how the run ended.
+        state: the final state of the run.
 
     Returns:
         The same state.
 
     Raises:
-        CacheGenerationError: it is a failure, and Prefect is to run the flow again.
+        CacheGenerationError: the run failed, and Prefect is to run the flow again.
     """
-    # A returned Failed state is never retried by Prefect (in a worker it even crashes the run): where the user has
-    # asked for flow retries, all runs but the last must raise.
+    # Prefect never retries a returned Failed state (in a worker it even crashes the run). If the user has asked for
+    # flow retries, all runs but the last must raise.
     context = FlowRunContext.get()
     if state.is_failed() and context is not None and context.flow_run is not None:
         retries = (context.flow.retries if context.flow else None) or 0
@@ -205,7 +205,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
         note_work(attempts_left=retry.attempts - number)
         with admission.slots(logger):  # given back during the backoff
             outcome, report = run_attempt(inputs, site, number)
-        note_work()  # what follows is decided, waited for and published here
+        note_work()  # from here on the flow decides, waits and publishes by itself
         outcomes.append(outcome)
         admission.outcomes.append(outcome)
         admission.report = report
@@ -231,13 +231,13 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
             logger.error(problem)
             return Failed(name=ending_of(outcome.name, outcome.kind).state, message=f"{outcome.message} {problem}")
         if outcome.stop is not None and outcome.stop.survivors:
-            site.note_end(failed=True)  # they may have written until a moment ago
+            site.note_end(failed=True)  # the survivors may have written until a moment ago
         try:
             if retry.on_retry == "clean":
                 _log_cleaned(site.clean(), logger)
-            if inputs.delivery is not None:  # after clean too, for what the attempt wrote and is not known to have made
+            if inputs.delivery is not None:  # after `clean` too: it keeps files of unknown origin
                 inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
-        except InputError as error:  # beside what may be cut and cannot be removed nothing is generated
+        except InputError as error:  # no attempt beside files that may be cut and cannot be removed
             message = f"{outcome.message} No further attempt: {error.message}."
             logger.error("no further attempt: %s", error.message)
             write_reports(inputs, replace(report, message=message), f"report-{number}.json")
@@ -250,7 +250,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
 
 
 def _await_survivors(outcome: Outcome, pause_s: float, logger: AnyLogger) -> str | None:
-    """Wait for who could not be killed, who may still write; says why there is no further attempt if they stay."""
+    """Wait for survivors, which may still write; if they stay, say why there is no further attempt."""
     left = still_there(outcome.stop.survivors) if outcome.stop is not None else []
     if not left:
         return None

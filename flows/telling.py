@@ -1,6 +1,7 @@
-"""Whether a run works or only speaks to the API: what `cachewatch generate --api-patience` bounds.
+"""Whether a run works or only waits for the API: the time that `cachewatch generate --api-patience` bounds.
 
-The flow notes what it does; whoever runs it in its own process may read that, and leave when the API takes too long.
+The flow notes what it does. A command that runs the flow in its own process reads that, and leaves when the API takes
+too long.
 """
 
 from __future__ import annotations
@@ -15,46 +16,46 @@ __all__ = ["Telling", "note_end", "note_work", "whom_to_tell"]
 
 
 class Telling:
-    """How far a run is; begins with speaking to the API, which knows nothing of the run yet."""
+    """The progress of a run; it begins in the state of waiting for the API, which does not know the run yet."""
 
     def __init__(self) -> None:
         self.since_s: float | None = time.monotonic()
-        """Monotonic time since when the run does nothing but speak to the API; None while it works."""
+        """Monotonic time since when the run has only waited for the API; None while it works."""
         self.has_begun = False
         self.report: Report | None = None
-        """Of the last attempt that has ended."""
+        """The report of the last attempt that has ended."""
         self.watch: Watch | None = None
         self.attempts_left = 0
         self.interrupted = False
-        """Whether a signal ended the run at work that no attempt's report tells of: before, between or after them."""
+        """Whether a signal ended work that no attempt's report covers: before, between or after the attempts."""
 
     def work(self, watch: Watch | None = None) -> None:
-        """Note that something is done that the API has no part in.
+        """Note work in which the API has no part.
 
         Args:
-            watch: of the attempt that begins, if one does.
+            watch: the attempt that begins, if one does.
         """
         self.has_begun, self.since_s, self.watch = True, None, watch
 
     def tell(self, report: Report | None = None) -> None:
-        """Note that all that is left is to speak to the API.
+        """Note that the run now only waits for the API.
 
         Args:
-            report: of the attempt that has ended; None where there is no newer one.
+            report: report of the attempt that has ended; None if there is no newer one.
         """
         self.report, self.since_s, self.watch = report or self.report, time.monotonic(), None
 
 
-# Set by whoever wants to know; a worker does not.
+# Set by a command that reads it; a worker does not set it.
 whom_to_tell: ContextValue[Telling | None] = ContextValue("whom_to_tell", None)
 
 
 def note_work(watch: Watch | None = None, attempts_left: int | None = None) -> None:
-    """Note, where anybody wants to know, that something is done that the API has no part in.
+    """Note work in which the API has no part, if a command reads it.
 
     Args:
-        watch: of the attempt that begins, if one does.
-        attempts_left: how many may follow the next one, if that is known anew.
+        watch: the attempt that begins, if one does.
+        attempts_left: how many attempts may follow the next one, if that is newly known.
     """
     if (told := whom_to_tell.get()) is not None:
         told.work(watch)
@@ -62,11 +63,11 @@ def note_work(watch: Watch | None = None, attempts_left: int | None = None) -> N
 
 
 def note_end(report: Report | None = None, *, last: bool = True) -> None:
-    """Note, where anybody wants to know, that an attempt has ended, or the run.
+    """Note that an attempt or the run has ended, if a command reads it.
 
     Args:
-        report: of the attempt.
-        last: whether nothing is left but to speak to the API; not so where another attempt may follow.
+        report: report of the attempt.
+        last: whether the run now only waits for the API; false if another attempt may follow.
     """
     if (told := whom_to_tell.get()) is None:
         return

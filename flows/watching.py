@@ -1,13 +1,13 @@
-"""`watch_cache`: the watch over a process that somebody else started, as a Prefect flow.
+"""`watch_cache`: the watch over a process that cachewatch did not start, as a Prefect flow.
 
-The run lasts as long as the process. Each stall is an event, an artifact and an error in the log at once; the final state
-says the rest: Completed, Completed named `Ended` where nobody can know the exit code, or of type FAILED and named
+The run lasts as long as the process. Each stall is published at once as an event, an artifact and an error in the log.
+The final state tells the end: Completed, Completed named `Ended` if the exit code cannot be known, or FAILED named
 `Stalled` (stopped), `StallReported` (left alone), `FilesystemUnresponsive`, `DeadlineExceeded`, `GeneratorFailed` or
 `Refused`. Cancelling the run leaves the process alone.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
 import queue
@@ -64,13 +64,13 @@ def watch_cache(
     stop: StopPolicy = StopPolicy(),  # noqa: B008
     outputs: WatchOutputs = WatchOutputs(),  # noqa: B008
 ) -> State[Any]:
-    """Watch a process that runs already on this machine; report a stall, or stop it on one.
+    """Watch a process that is already running on this machine; report a stall, or stop the process on one.
 
     Args:
-        attach: Who is watched, and which directories must grow.
+        attach: The process to watch, and which directories must grow.
         stall: When silence is a stall; the first-write window begins with the watch.
-        stop: How the process is stopped, with on_stall stop.
-        outputs: What is left on the machine that runs the flow: report, post-mortem.
+        stop: How the process is stopped, if on_stall is stop.
+        outputs: Files to write on the machine that runs the flow: report, post-mortem.
     """
     logger = get_run_logger()
     outlive_readers()
@@ -101,7 +101,7 @@ def watch_cache(
 
 
 def _observe(observation: Observation, logger: AnyLogger) -> None:
-    """Run the task, and tell meanwhile what it reports; the process is let go however this ends."""
+    """Run the task, and publish its reports meanwhile; the process is released however this ends."""
     watch, expected = observation.run.watch, observation.run.watch.attach.expected_bytes
     reporter = Reporter(watch, logger, expected=ExpectedSize(expected, "") if expected else None)
     future = watch_process.with_options(task_run_name=f"watch-{watch.attach.subject}").submit(observation)
@@ -114,7 +114,7 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
             _tell_stalls(observation, logger)
         future.wait()
     finally:
-        # Also the way out of a cancellation, which arrives here as a TerminationSignal.
+        # Also reached on a cancellation, which arrives here as a TerminationSignal.
         reporter.close()
         if not observation.finished.is_set():
             watch.cancel("the flow run was cancelled")

@@ -1,4 +1,4 @@
-"""The planner as Prefect sees it: profiles measured and limits set; the rules are the engine's.
+"""The planner's tasks: measure a storage's profile, set a concurrency limit; the rules are the engine's.
 
 Generations import `storage_slot` and `store_run_record` from here.
 """
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class LimitChange:
-    """What was changed, or would be: from what to what, and a sentence that says so."""
+    """A change that was made or would be made: old and new value, and a sentence about it."""
 
     name: str
     before: int | None
@@ -54,11 +54,11 @@ def set_storage_limit(decision: LimitDecision, apply: bool) -> LimitChange:
     """Set a storage's global concurrency limit and the weights of its classes, or say what would be set.
 
     Args:
-        decision: what `decide_limit` decided.
-        apply: False looks only.
+        decision: the result of `decide_limit`.
+        apply: False only looks.
 
     Returns:
-        From what to what, and a sentence that says so.
+        The old and the new value, and a sentence about the change.
     """
     logger = get_run_logger()
     variable = weights_variable(decision.name)
@@ -103,18 +103,18 @@ def set_storage_limit(decision: LimitDecision, apply: bool) -> LimitChange:
 def measure_storage(
     directory: Path, name: str, settings: ProbeSettings, profile_path: Path | None
 ) -> tuple[ProbeReport, StorageProfile]:
-    """Probe a storage, and keep what was measured in a file if one is named.
+    """Probe a storage, and write its profile to a file if one is named.
 
     Args:
-        directory: the directory to probe, on the machine of the worker.
-        name: what the storage is called.
+        directory: the directory to probe, on the worker's machine.
+        name: name of the storage.
         settings: caps of the probe.
-        profile_path: where the profile goes; while it measures, `*.partial.yaml` beside it.
+        profile_path: file for the profile; while the probe runs, `*.partial.yaml` beside it.
 
     Returns:
         The report and the profile.
     """
-    from prefect_cachewatch.capacity.probe.profile import (  # noqa: PLC0415 - yaml, where it is used
+    from prefect_cachewatch.capacity.probe.profile import (  # noqa: PLC0415 - yaml, imported when it is needed
         profile_from_report,
         profile_yaml,
         write_atomically,

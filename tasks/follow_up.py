@@ -1,4 +1,4 @@
-"""A stalled run and its job's last runs read from the API, and the run started again; the rule is `followup`'s."""
+"""Reads a stalled run and its job's last runs from the API, and starts the run again; the rule is in `followup`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_RUNS = 100
 
 @dataclass(frozen=True)
 class StalledRun:
-    """A stalled generation and what came before it."""
+    """A stalled generation and the runs before it."""
 
     run_id: UUID
     job: str
@@ -91,11 +91,11 @@ def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
 
 @task(name="start-again", cache_policy=NO_CACHE)
 def start_again(stalled: StalledRun, delay_s: float) -> UUID:
-    """Start a run of the same deployment with the same parameters; asked twice, it starts one.
+    """Start a run of the same deployment with the same parameters; a second call starts no second run.
 
     Args:
-        stalled: the run.
-        delay_s: pause before it, in seconds.
+        stalled: the stalled run.
+        delay_s: pause before the new run, in seconds.
 
     Returns:
         Id of the new run.

@@ -1,7 +1,7 @@
-"""The two sides of a guarded attempt as Prefect tasks, and a monitor for work that somebody else does.
+"""The two sides of a guarded attempt as Prefect tasks, and a monitor for work that another task does.
 
-`run_generator` and `monitor_growth` run side by side and share one `Watch`. They return states, so
-that what happened stands in the task's name; neither makes an API call while it waits.
+`run_generator` and `monitor_growth` run side by side and share one `Watch`. They return states, so that the
+task's name tells how it ended; neither makes an API call while it waits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Attempt:
 
     Args:
         watch: the attempt, not started yet.
-        secrets: values that no message may have in it, not even as the name of a file.
+        secrets: values that no message may contain, not even as the name of a file.
     """
 
     def __init__(self, watch: Watch, secrets: tuple[str, ...] = ()) -> None:
@@ -48,7 +48,7 @@ class Attempt:
         self.failure: CachewatchError | None = None
 
     def start(self) -> None:
-        """Start the watch; a failure is kept for the flow."""
+        """Start the watch; keep a failure for the flow."""
         try:
             self.watch.start()
         except CachewatchError as error:
@@ -60,14 +60,14 @@ class Attempt:
 
 @task(name="generate", cache_policy=NO_CACHE, persist_result=False)
 def run_generator(attempt: Attempt) -> State[Any]:
-    """Start the generator under guard and wait until nothing of it is left.
+    """Start the generator under guard and wait until its whole process tree is gone.
 
     Args:
         attempt: shared with `monitor_growth`.
 
     Returns:
-        Completed, named `Ready` for a server that became ready; or Failed, named `Terminated` if it was stopped, `GeneratorFailed` if it failed by
-        itself, `Refused` if it could not be started.
+        Completed, named `Ready` for a server that became ready; or Failed, named `Terminated` if it was stopped,
+        `GeneratorFailed` if it failed by itself, `Refused` if it could not be started.
     """
     logger = get_run_logger()
     watch = attempt.watch
@@ -100,7 +100,7 @@ def run_generator(attempt: Attempt) -> State[Any]:
 
 @task(name="monitor", cache_policy=NO_CACHE, persist_result=False)
 def monitor_growth(attempt: Attempt) -> State[Any]:
-    """Measure the growth of an attempt's cache until it ends, and have it stopped on a stall.
+    """Measure the growth of an attempt's cache until the attempt ends; have it stopped on a stall.
 
     Args:
         attempt: shared with `run_generator`, which starts it.
@@ -133,19 +133,19 @@ def monitor_cache(
     ignore: Sequence[str] = DEFAULT_IGNORE,
     allow_empty: bool = False,
 ) -> State[Any]:
-    """Watch directories that somebody else's task writes to, until that work has finished.
+    """Watch directories that another task writes to, until that work has finished.
 
     Args:
         cache_dirs: absolute paths; growth in any of them is progress.
         finished: set by the caller when the work has ended.
         stall: when silence is a stall.
-        on_stall: called once with the message, in this task's thread: stop the work here.
+        on_stall: called once with the message, in this task's thread; it should stop the work.
         ignore: globs of files that never count.
         allow_empty: whether directories that were empty may be empty at the end.
 
     Returns:
-        Completed with the growth in the message; or Failed: named `StallDetected`, which is said within its window +
-        one scan; or `NothingWritten`, where directories that were empty are empty when the work has finished.
+        Completed with the growth in the message; or Failed, named `StallDetected` (within its window + one scan) or
+        `NothingWritten` if directories that were empty are still empty when the work has finished.
 
     Raises:
         CacheDirectoryError: a directory cannot be watched.

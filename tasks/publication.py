@@ -1,6 +1,6 @@
 """Verify, publish and activate a generated build as Prefect tasks, with its asset and its events.
 
-The asset is what consumers open, the same for every build of a cache; the events are about the
+The asset is the path that consumers open, the same for every build of a cache. The events are about the
 cache too, so that one automation follows all its builds.
 """
 
@@ -31,14 +31,14 @@ from prefect_cachewatch.watching.sections import Publication
 
 __all__ = ["asset_key", "deliver_build", "event_payload", "find_cached", "publisher_of", "verify_build"]
 
-# What Prefect refuses in an asset's key, and control characters.
+# Characters that Prefect refuses in an asset's key, and control characters.
 _NOT_IN_KEY = re.compile(r"[\s#?&%\"'<>\[\]{}|\\^`\x00-\x1f\x7f-\x9f]")
 _KEY_MAX = 512
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 
 def asset_key(path: str) -> str:
-    """Name the asset that a path is, as Prefect wants it.
+    """Return the key of the asset that a path is, in Prefect's form.
 
     Args:
         path: absolute.
@@ -54,11 +54,11 @@ def asset_key(path: str) -> str:
 
 
 def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
-    """Look whether the cache is whole already; if not, whether there is room for it.
+    """Check whether the cache is whole already; if not, whether there is room for it.
 
     Args:
-        delivery: of the run.
-        job: as it was given.
+        delivery: the run's delivery.
+        job: the job as it was given.
 
     Returns:
         The report of a run that has nothing to do, or None.
@@ -84,14 +84,14 @@ def deliver_build(
     """Verify, publish and activate what a completed attempt wrote.
 
     Args:
-        delivery: of the run.
+        delivery: the run's delivery.
         env: whole environment of the user's check command.
         secrets: values that must not appear in a message.
         outcomes: of all attempts, the completed one last.
-        report: of that one.
+        report: report of the completed attempt.
 
     Returns:
-        Completed, or Failed named `VerificationFailed`; and the report that says so too.
+        Completed, or Failed named `VerificationFailed`; and the report with that result.
     """
     logger = get_run_logger()
     state: Any = verify_build(delivery, env, secrets, return_state=True)
@@ -112,15 +112,15 @@ def deliver_build(
 
 @task(name="verify-build", task_run_name="verify-build", **_OPTIONS)
 def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str, ...]) -> State[None]:
-    """Check a generated build; put it into quarantine where the checks refuse it.
+    """Check a generated build; put it into quarantine if the checks refuse it.
 
     Args:
-        delivery: after a completed generation.
+        delivery: the run's delivery, after a completed generation.
         env: whole environment of the user's check command.
         secrets: values that must not appear in a message.
 
     Returns:
-        Completed; or Failed, named `VerificationFailed`. `delivery.publication` says where it lies.
+        Completed; or Failed, named `VerificationFailed`. `delivery.publication` has the place of the build.
     """
     logger = get_run_logger()
     try:
@@ -129,19 +129,19 @@ def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str,
             if finding.severity == "warn":
                 logger.warning("%s", finding.message)
         return _refuse(delivery, refused) if refused else Completed(message="The build is good.")
-    except StoreError as error:  # the generator removed it, or the quarantine
+    except StoreError as error:  # the generator has removed the build, or the quarantine cannot be made
         return Failed(name="VerificationFailed", message=error.message)
 
 
 def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
-    """Make the task `publish-cache` for a cache: what it materializes is known only here.
+    """Make the task `publish-cache` for a cache: only here is it known which asset it materializes.
 
     Args:
-        delivery: says what consumers open.
+        delivery: has the path that consumers open.
 
     Returns:
-        A task that takes the delivery and a growth summary; Completed, or Failed, named `VerificationFailed`, where
-        the build changed meanwhile or could not be written. `delivery.publication` says what became of it.
+        A task that takes the delivery and a growth summary; Completed, or Failed, named `VerificationFailed`, if
+        the build changed meanwhile or could not be written. `delivery.publication` has the result.
     """
     properties = AssetProperties(name=for_terminal(delivery.name, 100), description="Tensor cache, whole and verified.")
     asset = Asset(key=asset_key(delivery.current), properties=properties)
@@ -152,7 +152,7 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
             try:
                 done = delivery.publish(growth)
             except BuildDamaged as error:
-                # A file that cannot be read would stop every later run of the key as well: aside with it, once.
+                # A file that cannot be read would stop every later run of the key: it goes into quarantine once.
                 delivery.findings = [*delivery.findings, Finding("unreadable", error.message)]
                 return _refuse(delivery, refusals(delivery.findings))
             emit_cache_event("published", delivery.name, event_payload(done))
@@ -184,10 +184,10 @@ def _refuse(delivery: Delivery, refused: Sequence[Finding]) -> State[None]:
 
 
 def event_payload(publication: Publication) -> dict[str, Any]:
-    """What an event says of a build.
+    """The payload of an event about a build.
 
     Args:
-        publication: what became of it.
+        publication: the result of publishing it.
 
     Returns:
         Build, key, paths, numbers and at most 50 findings.

@@ -1,6 +1,6 @@
-"""Run records: what a generation stores of itself, and reading it back for `check_capacity`.
+"""Run records: a generation stores its figures as an artifact, and `check_capacity` reads them back.
 
-The fields and the arithmetic are `prefect_cachewatch.capacity.history`'s.
+The fields and the arithmetic are in `prefect_cachewatch.capacity.history`.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ def read_run_records(
         flow_name: name of the flow.
 
     Returns:
-        One record a run: what the run stored, or, where it stored nothing (killed, crashed, still
-        running), its times as Prefect knows them and the storage from its parameters or its tag
-        `storage:NAME`; runs that name no storage are left out.
+        One record per run: the stored one, or, if the run stored none (killed, crashed, still
+        running), its times from Prefect, and the storage from its parameters or its tag
+        `storage:NAME`; runs without a storage are left out.
     """
     with get_client(sync_client=True) as client:
         runs = _flow_runs(client, start, end, flow_name)
@@ -122,11 +122,11 @@ def _flow_runs(
 
 
 def stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID, RunRecord]:
-    """Read what runs stored of themselves, 50 of them a request.
+    """Read the records that runs stored, 50 runs per request.
 
     Args:
-        client: of Prefect's API.
-        ids: of the flow runs.
+        client: client of Prefect's API.
+        ids: ids of the flow runs.
 
     Returns:
         A record for each run that stored one.
@@ -147,7 +147,7 @@ def stored_records(client: SyncPrefectClient, ids: Sequence[UUID]) -> dict[UUID,
             for artifact in page:
                 record = read_run_record(artifact.data)
                 if record is not None and artifact.flow_run_id is not None:
-                    # A run that was retried stores one each time: the last to end stands.
+                    # A run that was retried stores one each time: the one that ended last counts.
                     earlier = records.get(artifact.flow_run_id)
                     if earlier is None or (record.ended_s or 0) >= (earlier.ended_s or 0):
                         records[artifact.flow_run_id] = record

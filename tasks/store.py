@@ -1,4 +1,4 @@
-"""The cache store as Prefect tasks: activate, ask for the health, roll back, list, verify, clean up; thin."""
+"""The cache store as Prefect tasks: activate, health check, roll back, list, verify, clean up; thin."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def activate_cache(
         store: root of the store.
         name: the cache.
         build_id: which build; default the last published one.
-        verify: how deep it is looked at before the switch.
+        verify: how much of it is checked before the switch.
 
     Returns:
-        What was switched.
+        The switch that was made.
     """
     switched = CacheStore(store).activate(name, build_id, verify=verify)
     emit_cache_event("activated", name, _payload(switched))
@@ -56,15 +56,15 @@ def activate_cache(
 
 @task(name="health-check", task_run_name="health-check", **_OPTIONS)
 def check_deployment(health: HealthCheck, cache_dir: str, env: Mapping[str, str]) -> HealthResult:
-    """Ask whether what uses the cache works, until the deadline.
+    """Ask until the deadline whether the consumers of the cache are healthy.
 
     Args:
-        health: what to ask.
+        health: the check.
         cache_dir: path of the activated build.
         env: whole environment of a command.
 
     Returns:
-        Whether it does, and why not.
+        Whether they are healthy, and if not, why.
     """
     logger = get_run_logger()
     result = check_health(health, cache_dir, env)
@@ -83,17 +83,17 @@ def roll_back_cache(
     expected: str | None = None,
     unhealthy: str | None = None,
 ) -> Activation:
-    """Make the build current that was so before.
+    """Make the build current that was current before.
 
     Args:
         store: root of the store.
         name: the cache.
-        verify: how deep it is looked at before the switch.
-        expected: the build to go back from; where another is current, somebody has switched meanwhile, and it fails.
-        unhealthy: what the health check said, which is noted of the build that is left.
+        verify: how much of it is checked before the switch.
+        expected: the build to go back from; if another one is current, the task fails.
+        unhealthy: the health check's finding, which is noted of the build that is left.
 
     Returns:
-        What was switched.
+        The switch that was made.
     """
     switched = CacheStore(store).rollback(name, verify=verify, expected=expected, unhealthy=unhealthy)
     emit_cache_event("rolled-back", name, _payload(switched))
@@ -122,7 +122,7 @@ def list_cache(store: str, name: str) -> list[BuildInfo]:
 def verify_cache(
     store: str, name: str, build_id: str | None = None, depth: Literal["quick", "full"] = "full"
 ) -> Verdict:
-    """Verify a build against its manifest; fails where it is not whole.
+    """Verify a build against its manifest; fails if the build is not whole.
 
     Args:
         store: root of the store.
@@ -154,8 +154,8 @@ def collect_cache(
         name: the cache.
         keep: whole builds that stay, the active one among them.
         keep_quarantined: refused builds that stay.
-        grace_s: what was in use less than this ago stays.
-        dry_run: decide only.
+        grace_s: files in use less than this long ago are kept.
+        dry_run: decide only, remove nothing.
 
     Returns:
         The decisions and the bytes freed.
@@ -169,12 +169,12 @@ def collect_cache(
 
 
 def collect_surplus(store: CacheStore, name: str, publish: PublishPolicy) -> None:
-    """Remove surplus builds after an activation; a failure is a warning, the cache is in use already.
+    """Remove surplus builds after an activation; a failure is only a warning, since the cache is in use already.
 
     Args:
         store: the store.
         name: the cache.
-        publish: says how many stay.
+        publish: has the number of builds to keep.
     """
     if publish.keep is None:
         return

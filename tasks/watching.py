@@ -1,6 +1,6 @@
-"""A watch over a process that somebody else started, as one Prefect task; thin.
+"""A watch over a process that cachewatch did not start, as one Prefect task; thin.
 
-Reports of stalls go to the flow through a queue: publishing them takes API calls, which the monitor never makes.
+Reports of stalls go to the flow through a queue: publishing them takes API calls, and the monitor never makes any.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Observation", "watch_process"]
 
 
 class Observation:
-    """What the task and the flow share: the run, what it reports on the way, and how it ended.
+    """The data that task and flow share: the run, its reports, and how it ended.
 
     Args:
-        attach: who is watched.
-        options: the others of `AttachedRun`, but for its two hooks.
-        more: likewise.
+        attach: the process to watch.
+        options: further arguments of `AttachedRun`, except its two hooks.
+        more: as `options`.
 
     Raises:
         InputError: the process may not be watched, or a directory cannot be used.
@@ -48,7 +48,7 @@ class Observation:
         )
 
     def observe(self) -> None:
-        """Watch to the end; a failure is kept for the flow."""
+        """Watch to the end; keep a failure for the flow."""
         try:
             self.outcome, self.report = self.run.run()
         except CachewatchError as error:

@@ -1,7 +1,7 @@
-"""Who runs a fleet's jobs: what a crew can do, and what the runs of a fleet have in common.
+"""The runners of a fleet's jobs: the interface, and the data that all runs of a fleet share.
 
-A crew starts a job as a child run of the fleet's, says which runs have ended, and ends them. There are two:
-`processes` on the fleet's own host, `workers` over a deployment. What an end means is `loop`'s matter.
+A crew starts a job as a child run of the fleet's run, reports which runs have ended, and ends them. There are two:
+`processes` on the fleet's own host, and `workers` over a deployment. `loop` decides what an end means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Crew", "Fleet", "make_tracking_task"]
 
 @dataclass(frozen=True)
 class Fleet:
-    """What its jobs' runs have in common."""
+    """The data that all runs of the fleet's jobs share."""
 
     client: SyncPrefectClient
     name: str
@@ -35,60 +35,60 @@ class Fleet:
     #: Directory of the fleet's run on this host.
     directory: Path
     poll_s: float
-    #: Who reads and writes in it.
+    #: The helper process that reads and writes in it.
     files: Files
 
 
 class Crew(Protocol):
-    """Whoever runs the jobs."""
+    """The interface of a runner of jobs."""
 
-    #: How many at once, unless the policy says so; None: they have limits of their own.
+    #: How many jobs may run at once unless the policy sets it; None: the deployments have limits of their own.
     usual_parallel: int | None
-    #: Whether a run goes on when the fleet's process dies, and is found again by the next.
+    #: Whether a run outlives the fleet's process and can be found again by the next one.
     outlives: bool
 
     def start(self, job: FleetJob, number: int) -> UUID:
-        """Start a job; twice the same number of a job is the same run."""
+        """Start a job; the same number of the same job gives the same run."""
         ...
 
     def ended(self, timeout_s: float) -> dict[UUID, FlowRun | None]:
-        """Wait until a run has ended, or the time is over; final states, None for a run that somebody deleted."""
+        """Wait until a run has ended, or the time is over; return final states, None for a run that was deleted."""
         ...
 
     def states(self) -> dict[UUID, State[Any]]:
-        """The states of runs that have not ended, where those are not known anyway."""
+        """Return the states of runs that have not ended, for crews that must ask for them."""
         ...
 
     def adopt(self, run_id: UUID) -> None:
         """Take up a run that an earlier process of this fleet started."""
 
     def status(self, run_id: UUID) -> JobStatus | None:
-        """What a running job says of itself, where that can be known."""
+        """Return what a running job reports of itself, if that is known."""
 
     def stop(self, run_ids: Sequence[UUID]) -> None:
-        """Have runs ended; `ended` tells when they have."""
+        """Ask for the end of runs; `ended` reports when they have ended."""
 
     def recall(self, run_ids: Sequence[UUID]) -> list[UUID]:
-        """Take back what nobody has begun; says what could be."""
+        """Cancel the runs that have not begun; return those that were cancelled."""
         ...
 
     def close(self) -> None:
-        """End whatever still runs, when the fleet itself is to end."""
+        """End all runs that are still under way, when the fleet itself has to end."""
 
 
 def make_tracking_task(fleet: Fleet, job: FleetJob, number: int, name: str) -> UUID:
-    """Make the task run by which Prefect's UI shows a job's run below the fleet's.
+    """Make the task run by which Prefect's UI shows a job's run below the fleet's run.
 
-    Its key is the job's own: a fleet that is started again finds each job's, and not the n-th one's.
+    Its key is the job's own. A fleet that is started again finds the run of each job by it, whatever the order.
 
     Args:
-        fleet: whose job it is.
-        job: of it.
-        number: of the job's run, from 1.
-        name: of the flow or deployment.
+        fleet: the fleet.
+        job: its job.
+        number: number of the job's run, from 1.
+        name: name of the flow or deployment.
 
     Returns:
-        Its id.
+        The id of the task run.
     """
     task = Task(fn=_nothing, name=name)
     task.task_key = f"cachewatch.fleet.{slugify(name)}"
@@ -99,4 +99,4 @@ def make_tracking_task(fleet: Fleet, job: FleetJob, number: int, name: str) -> U
 
 
 def _nothing() -> None:
-    """Stands for a sub-flow in Prefect's records; never called."""
+    """Stands for a subflow in Prefect's records; never called."""

@@ -1,12 +1,12 @@
-"""`generate_fleet`: many generations as one run, over the workers of a deployment or in processes of this host.
+"""`generate_fleet`: many generations in one run, over the workers of a deployment or in processes of this host.
 
-Each job is a run of generate-cache below the fleet's, with its own guard, attempts and artifacts. The fleet ends
-Completed where every cache is there, else of type FAILED: `PartlyFailed`, `FleetFailed`, or `Refused` for bad input,
-of which nothing was started.
+Each job is a run of generate-cache below the fleet's run, with its own guard, attempts and artifacts. The fleet ends
+Completed if every cache is there, else of type FAILED: `PartlyFailed`, `FleetFailed`, or `Refused` for bad input.
+With bad input no job is started.
 """
 
-# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process, where
-# annotations that are strings find no names to mean, and every run fails.
+# No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
+# the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
 from collections.abc import Collection, Sequence
@@ -45,7 +45,7 @@ from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 
 __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
 
-# What shows the fleet in a terminal while it runs; the command sets it.
+# What shows the fleet in a terminal while it runs; set by the command.
 fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)
 
 
@@ -70,7 +70,7 @@ class FleetSummary(BaseModel):
 
 
 def cancel_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Ask for the end of a cancelled fleet's jobs on workers; run by the worker when the fleet's process has gone.
+    """Cancel a cancelled fleet's jobs on workers; the worker calls this when the fleet's process has gone.
 
     Args:
         flow: the fleet's flow.
@@ -79,7 +79,7 @@ def cancel_jobs(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
     """
     with get_client(sync_client=True) as client:
         for run in children_of(client, flow_run.id):
-            # Those in processes of the fleet's own host end with the fleet by themselves.
+            # Jobs in processes of the fleet's own host end with the fleet by themselves.
             if run.deployment_id is not None and run.state_type not in FINAL:
                 with contextlib.suppress(Exception):
                     cancel_run(client, run.id)
@@ -132,7 +132,7 @@ def _run_fleet(
         check_host(jobs)
     unprotected = check_limits(client, jobs, plan.policy, logger)
     jobs = [job.model_copy(update={"storage": None}) if job.storage_name in unprotected else job for job in jobs]
-    # The tag is how a later run of this fleet finds this one.
+    # A later run of this fleet finds this one by the tag.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
     files = stack.enter_context(
         contextlib.closing(Aside.spawn(("prefect_cachewatch.common.statedir", "prefect_cachewatch.fleet.status")))
@@ -143,7 +143,7 @@ def _run_fleet(
     loop = FleetLoop(fleet, jobs, plan.policy, crew, logger, fleet_view.get())
     loop.take_up(lambda done: _gone(done, over_workers, logger))
     if not over_workers:
-        # Over workers the store may be another one than this host sees under the same path: the job's own run looks.
+        # Workers may mount another store at the same path: each job's own run looks for its cache.
         _skip_whole(loop, jobs)
     if plan.policy.resume:
         _skip_completed(loop, client, plan.name, jobs, over_workers, logger)
@@ -175,7 +175,7 @@ def _skip_completed(
     over_workers: bool,
     logger: AnyLogger,
 ) -> None:
-    """Leave out what an earlier run completed and is still there, of the jobs without a store: others have a manifest."""
+    """Leave out jobs without a store that an earlier run completed, if their cache is still there."""
     names = {job.digest: job.name for job in jobs if job.publish is None}
     completed = completed_before(client, fleet, generate_fleet.name, list(names))
     missing = _gone([job for job in jobs if job.digest in completed and job.publish is None], over_workers, logger)
@@ -190,7 +190,7 @@ def _skip_completed(
 
 
 def _gone(done: Sequence[FleetJob], over_workers: bool, logger: AnyLogger) -> Collection[str]:
-    """Say whose cache has gone since, of the jobs that are recorded as completed."""
+    """Return the jobs that are recorded as completed and whose cache is missing."""
     missing = missing_caches(done, elsewhere=over_workers)
     for name, why in missing.items():
         logger.warning("%s was completed before and is run again: %s", for_terminal(name, 100), for_terminal(why, 300))

@@ -1,6 +1,6 @@
-"""One run of a fleet: starts what may start, takes in what has ended, acts on failures, keeps the table.
+"""One run of a fleet: start jobs, collect those that have ended, act on failures, update the table.
 
-The rules are `fleet`'s in the engine; who runs a job is the crew's matter.
+The rules are in the engine's `fleet`; a crew runs the jobs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from prefect_cachewatch.tasks.run_records import stored_records
 
 __all__ = ["SHOWN", "FleetLoop", "FleetView"]
 
-# Attribute of log records whose content the view shows too.
+# Attribute of log records whose content is in the view as well.
 SHOWN = "cachewatch_shown"
 
 _TOO_MANY = "too many of the other jobs had failed"
-_STARTS_AT_ONCE = 20  # then a look at what has ended: hundreds of starts take their time
+_STARTS_AT_ONCE = 20  # then collect ended runs: hundreds of starts take minutes
 _VIEW_S = 1.0
 _FIRST_TABLE_S = 5.0
 
@@ -41,7 +41,7 @@ class FleetView(Protocol):
     """Shows a fleet to a person; see `prefect_cachewatch.cli.fleet_view`."""
 
     def show(self, name: str, rows: Sequence[JobRow]) -> None:
-        """Take in how the jobs stand; called about once a second."""
+        """Take in the state of the jobs; called about once a second."""
 
     def changed(self, row: JobRow) -> None:
         """Take in that a job has ended, or will not run."""
@@ -57,15 +57,15 @@ class _Slot:
 
 
 class FleetLoop:
-    """Drives the jobs of a fleet from the first to the last.
+    """Runs the jobs of a fleet from the first to the last.
 
     Args:
-        fleet: what their runs have in common.
-        jobs: in the order in which they start.
-        policy: of the fleet.
-        crew: runs them.
-        logger: of the fleet's run.
-        view: shows them; None for nobody.
+        fleet: the data that all its runs share.
+        jobs: the jobs in the order in which they start.
+        policy: the fleet's policy.
+        crew: runs the jobs.
+        logger: logger of the fleet's run.
+        view: shows the jobs; None: no view.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class FleetLoop:
 
     @property
     def rows(self) -> list[JobRow]:
-        """How the jobs stand now."""
+        """The present state of the jobs."""
         return [self._live(slot) for slot in self._slots]
 
     def take_up(self, gone: Callable[[Sequence[FleetJob]], Collection[str]]) -> None:
-        """Find what an earlier process of this very run had started, after a restart or the UI's Retry.
+        """Find the runs that an earlier process of this same run had started, after a restart or the UI's Retry.
 
         Args:
-            gone: of jobs that Prefect has recorded as completed, the names of those that are to be run again.
+            gone: names of jobs that Prefect has recorded as completed and that are to be run again.
         """
         by_tag: dict[str, list[FlowRun]] = {}
         for run in children_of(self._fleet.client, self._fleet.run_id):
@@ -128,18 +128,18 @@ class FleetLoop:
         """Leave a job out, since its cache is there.
 
         Args:
-            name: of the job.
-            row: what is to be said of it.
+            name: name of the job.
+            row: its row in the table.
         """
         for slot in self._slots:
             if slot.job.name == name and slot.row.kind == "waiting" and slot.run_id is None:
                 self._end(slot, row)
 
     def drive(self) -> list[JobRow]:
-        """Run all that is to be run.
+        """Run the jobs that are left.
 
         Returns:
-            How the jobs ended.
+            The state of all jobs at the end.
         """
         try:
             while True:
@@ -168,7 +168,7 @@ class FleetLoop:
         most = self._policy.max_parallel or self._crew.usual_parallel
         while self._waiting and started < _STARTS_AT_ONCE and (most is None or len(self._running) < most):
             slot = self._waiting[0]
-            if slot.row.kind != "waiting" or slot.run_id is not None:  # skipped, or taken up
+            if slot.row.kind != "waiting" or slot.run_id is not None:  # left out, or started by an earlier process
                 self._waiting.popleft()
                 continue
             try:
@@ -207,7 +207,7 @@ class FleetLoop:
         self._take_in([(self._running.pop(run_id), run) for run_id, run in found.items() if run_id in self._running])
 
     def _missed(self, error: Exception) -> None:
-        """An API that is away is waited for: the jobs run on, and nothing is started twice."""
+        """Wait while the API is away: the jobs run on, and no job is started twice."""
         if not self._away:
             self._away = True
             self._logger.warning("The Prefect API does not answer (%s): the fleet waits for it", type(error).__name__)
@@ -219,7 +219,7 @@ class FleetLoop:
         try:
             records = stored_records(self._fleet.client, [run.id for _, run in ended if run is not None])
         except httpx.HTTPError:
-            records = {}  # the states are known; the numbers are for the table
+            records = {}  # the states are known; the records only fill the table
         for slot, run in ended:
             if run is None:
                 self._end(
@@ -259,15 +259,15 @@ class FleetLoop:
             else:
                 self._recalled.update(self._crew.recall(list(self._running)))
         except httpx.HTTPError as error:
-            self._verdict = "go_on"  # once more at the next turn
+            self._verdict = "go_on"  # tried again at the next turn
             self._missed(error)
 
     def _refresh(self) -> None:
-        """Learn which of the jobs that were handed to workers wait for one; once a table, and not once a look."""
+        """Find out which of the jobs given to workers wait for one; asked once per table, not at each turn."""
         try:
             states = self._crew.states()
         except httpx.HTTPError:
-            return  # the next look says that the API is away
+            return  # the next turn notices that the API is away
         for run_id, slot in self._running.items():
             if (state := states.get(run_id)) is not None:
                 slot.row = replace(

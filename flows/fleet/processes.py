@@ -32,7 +32,7 @@ from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tag
 
 __all__ = ["LocalCrew"]
 
-# From SIGTERM to SIGKILL: the generator's grace period, the last scan, the report, the run's last state.
+# From SIGTERM to SIGKILL: covers the generator's grace period, the last scan, the report and the run's last state.
 _END_S = 60.0
 _KILLED_S = 10.0
 _LOOK_S = 1.0
@@ -41,11 +41,11 @@ _LOOK_S = 1.0
 class LocalCrew:
     """Runs each job in a process of its own on this host.
 
-    A process, since a generation is cancelled by a signal to its main thread, and each has one of its own; in a
-    process group of its own, so that Ctrl-C and a worker's signals reach the fleet alone, which passes them on once.
+    Each job has a process, since a generation is cancelled by a signal to its main thread. The process has its own
+    process group: Ctrl-C and a worker's signals reach the fleet alone, which passes them on once.
 
     Args:
-        fleet: what the runs have in common.
+        fleet: the data that all its runs share.
     """
 
     usual_parallel: int | None = 2
@@ -91,7 +91,7 @@ class LocalCrew:
         return run.id
 
     def ended(self, timeout_s: float) -> dict[UUID, FlowRun | None]:
-        """Wait for the end of a process; now and then ask whether somebody cancelled a run in the UI."""
+        """Wait for the end of a process; ask now and then whether a run was cancelled in the UI."""
         poll = select.poll()
         for job in self._jobs.values():
             poll.register(job.pidfd, select.POLLIN)
@@ -106,7 +106,7 @@ class LocalCrew:
             except httpx.HTTPError:
                 if not found:
                     raise
-                return found  # the others at the next call
+                return found  # the others are returned by the next call
             os.close(self._jobs.pop(run_id).pidfd)
         now_s = time.monotonic()
         if not found and now_s - self._looked_s >= self._fleet.poll_s:
@@ -116,22 +116,22 @@ class LocalCrew:
         return found
 
     def states(self) -> dict[UUID, State[Any]]:
-        """Nothing: a process that has not ended is running."""
+        """Return nothing: a process that has not ended is running."""
         return {}
 
     def adopt(self, run_id: UUID) -> None:
-        """Say of a run that it ended with the fleet's process that had started it."""
+        """Record that a run ended together with the fleet's process that had started it."""
         gone: State[Any] = Crashed(message="The fleet's process died, and this job with it.")
         self._fleet.client.set_flow_run_state(run_id, gone, force=True)
 
     def status(self, run_id: UUID) -> JobStatus | None:
-        """What the job has measured last."""
+        """Return the last measurement that the job wrote."""
         job = self._jobs.get(run_id)
         if job is None:
             return None
         try:
             found: JobStatus | None = self._fleet.files.run(read_status, job.status, timeout_s=_LOOK_S)
-        except OSError:  # the directory of the fleet's run does not answer; that loses a line on the screen
+        except OSError:  # the run directory does not answer; the table lacks one line
             return None
         return found
 
@@ -142,11 +142,11 @@ class LocalCrew:
                 job.stop()
 
     def recall(self, run_ids: Sequence[UUID]) -> list[UUID]:
-        """Nothing: a process begins when it is started."""
+        """Return nothing: a process begins when it is started."""
         return []
 
     def close(self) -> None:
-        """Stop all; a second signal meanwhile ends their patience."""
+        """Stop all processes; a second signal meanwhile ends the grace period."""
         try:
             self.stop(list(self._jobs))
             self._wait_for_all()
@@ -156,17 +156,17 @@ class LocalCrew:
             raise
 
     def _wait_for_all(self) -> None:
-        # A process that even SIGKILL does not end waits for a device or a file system: nobody waits for that.
+        # A process that SIGKILL does not end waits for a device or a file system: it is left behind.
         until_s = time.monotonic() + max((job.end_s for job in self._jobs.values()), default=0.0) + _KILLED_S
         while self._jobs and time.monotonic() < until_s:
-            with contextlib.suppress(Exception):  # an API that is away delays no end
+            with contextlib.suppress(Exception):  # an API that is away does not delay the end
                 self.ended(1.0)
             for run_id, job in list(self._jobs.items()):
-                if job.process.poll() is not None:  # its state could not be settled: that is no reason to stay
+                if job.process.poll() is not None:  # it has ended although its state could not be settled
                     os.close(self._jobs.pop(run_id).pidfd)
 
     def _settled(self, run_id: UUID, job: _Process) -> FlowRun | None:
-        """Read a run whose process has ended, after giving it a final state where the process could not."""
+        """Read a run whose process has ended; give it a final state if the process could not."""
         client = self._fleet.client
         try:
             run = client.read_flow_run(run_id)
@@ -186,7 +186,7 @@ class LocalCrew:
 
 
 def _make_room(status: Path, log: Path) -> None:
-    """See that the directory of the fleet's run answers, and forget what an earlier process of a job said."""
+    """Check that the directory of the fleet's run answers, and remove what an earlier process of a job wrote."""
     status.unlink(missing_ok=True)
     log.touch()
 
@@ -219,8 +219,8 @@ class _Process:
 
 
 def _environment(api_url: str) -> dict[str, str]:
-    """This process's environment and settings, without what belongs to its own flow run."""
+    """Return this process's environment and settings, without those of its own flow run."""
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
     plain = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT__")}
-    # A temporary server's address stands in no setting; without it each job would start a server of its own.
+    # No setting has a temporary server's address; without it each job would start a server of its own.
     return plain | settings | {"PREFECT_API_URL": api_url.rstrip("/")}

@@ -25,12 +25,12 @@ __all__ = ["WorkerCrew"]
 class WorkerCrew:
     """Has each job run by the workers of a deployment.
 
-    Does what `prefect.deployments.run_deployment` does as a sub-flow, with fewer requests, and with a tracking task
-    whose key is the job's: a fleet that is started again finds each job's own, and not the n-th one's.
+    Does what `prefect.deployments.run_deployment` does for a subflow, with fewer requests, and with a tracking task
+    whose key is the job's own. A fleet that is started again finds the run of each job by it, whatever the order.
 
     Args:
-        fleet: what the runs have in common.
-        deployments: by name.
+        fleet: the data that all its runs share.
+        deployments: the deployments by name.
     """
 
     usual_parallel: int | None = None
@@ -43,7 +43,7 @@ class WorkerCrew:
         self._deleted: set[UUID] = set()
 
     def start(self, job: FleetJob, number: int) -> UUID:
-        """Make a run of the deployment; asked again for the same number, Prefect gives the same run back."""
+        """Make a run of the deployment; for the same number Prefect returns the same run."""
         fleet = self._fleet
         assert job.deployment is not None
         run = fleet.client.create_flow_run_from_deployment(
@@ -72,34 +72,34 @@ class WorkerCrew:
         return found
 
     def states(self) -> dict[UUID, State[Any]]:
-        """Ask for the states of those that wait for a worker, or run."""
+        """Read the states of the runs that wait for a worker, or are running."""
         runs = {run.id: run.state for run in children_of(self._fleet.client, self._fleet.run_id, known=self._ended)}
-        # Read with the final ones, so that a run which is in none of the pages is one that somebody deleted.
+        # Read together with the final states: a run that is on none of the pages was deleted.
         self._deleted = self._open - runs.keys()
         return {run_id: state for run_id, state in runs.items() if state is not None and not state.is_final()}
 
     def adopt(self, run_id: UUID) -> None:
-        """Go on waiting for a run."""
+        """Wait for a run again."""
         self._open.add(run_id)
 
     def status(self, run_id: UUID) -> JobStatus | None:
-        """Nothing: it runs elsewhere."""
+        """Return nothing: the job runs on another host."""
         return None
 
     def stop(self, run_ids: Sequence[UUID]) -> None:
-        """Ask the workers, through the API."""
+        """Ask the workers to end the runs, through the API."""
         for run_id in run_ids:
             cancel_run(self._fleet.client, run_id)
 
     def recall(self, run_ids: Sequence[UUID]) -> list[UUID]:
-        """Cancel what no worker has taken yet."""
+        """Cancel the runs that no worker has taken yet."""
         scheduled = children_of(self._fleet.client, self._fleet.run_id, types=[StateType.SCHEDULED])
         found = [run.id for run in scheduled if run.id in set(run_ids)]
         self.stop(found)
         return found
 
     def close(self) -> None:
-        """Ask for the end of all; each worker sees to its own."""
+        """Ask for the end of all runs; each worker ends its own."""
         for run_id in self._open:
-            with contextlib.suppress(Exception):  # one that cannot be asked keeps nobody from asking the others
+            with contextlib.suppress(Exception):  # the others are cancelled all the same
                 cancel_run(self._fleet.client, run_id)

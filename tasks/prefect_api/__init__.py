@@ -1,4 +1,4 @@
-"""What flows and tasks ask of Prefect's API and leave there; no task is in here."""
+"""Requests of flows and tasks to Prefect's API, and what they store there; no module here has a task."""
 
 __all__ = [
     "admission",

@@ -1,6 +1,6 @@
 """Admission of a generation to its storage: slots before each attempt, a record of the run after the last.
 
-The slots are those of a Prefect global concurrency limit; what they are worth is the planner's matter.
+The slots are those of a Prefect global concurrency limit; the planner computes the limit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Admission"]
 
 
 class Admission:
-    """One run's share of a storage; with no storage named it admits at once and records nothing.
+    """One run's share of a storage; without a storage it admits at once and records nothing.
 
     Args:
-        storage: of the run, or None.
+        storage: the run's storage, or None.
         job: name of the job.
     """
 
@@ -46,10 +46,10 @@ class Admission:
         self._started_s = time.time()
 
     def check(self) -> None:
-        """See that the limit is there and admits this job, before anything is touched.
+        """Check that the limit exists and admits this job, before anything is changed.
 
         Raises:
-            InputError: it is missing, or smaller than what the job occupies.
+            InputError: the limit is missing, or smaller than the job's slots.
         """
         if self.storage is not None:
             if self._slots is None:
@@ -58,10 +58,10 @@ class Admission:
 
     @contextmanager
     def slots(self, logger: AnyLogger) -> Iterator[None]:
-        """Hold the slots for an attempt, waiting for them with a log line.
+        """Hold the slots for an attempt; while it waits for them it writes log lines.
 
         Args:
-            logger: of the run.
+            logger: the run's logger.
         """
         if self.storage is None:
             yield
@@ -75,11 +75,11 @@ class Admission:
             yield
 
     def record(self, state: State[Any], logger: AnyLogger) -> None:
-        """Store what the run was like, for `check_capacity` and for a fleet's table; best effort.
+        """Store the run's record, for `check_capacity` and for a fleet's table; best effort.
 
         Args:
-            state: how it ended.
-            logger: of the run.
+            state: the run's final state.
+            logger: the run's logger.
         """
         context = FlowRunContext.get()
         if context is None or context.flow_run is None:
@@ -97,7 +97,7 @@ class Admission:
         advice = diagnosis.resolution if diagnosis else ending_of(last.name, last.kind).advice if last else ""
         if last is not None:
             bytes_present: int | None = last.growth.bytes_present
-        else:  # nothing was run: what a cached build has stands in the summary
+        else:  # nothing was run: the summary has the figures of a cached build
             bytes_present = getattr(state.data, "bytes_present", None)
         return RunRecord(
             run_id=run_id,

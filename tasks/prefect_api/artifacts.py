@@ -1,7 +1,7 @@
-"""What a run leaves in Prefect: the listing as a table, the explanation as Markdown, progress in place.
+"""A run's artifacts in Prefect: the listing as a table, the explanation as Markdown, progress in place.
 
-Publishing is best effort with a bounded patience: a server that is down delays the end of a run by
-no more than that, and the report on disk is there in any case.
+Publishing is best effort and bounded in time. A server that is down delays the end of a run by no more than that,
+and the report is on disk in any case.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     """Publish the listing and the explanation of an attempt that did not complete.
 
     Args:
-        report: of the attempt.
-        logger: of the run.
-        patience_s: how long an unreachable server is tried.
+        report: the attempt's report.
+        logger: the run's logger.
+        patience_s: seconds for which an unreachable server is tried.
 
     Returns:
         The keys that were published.
@@ -68,11 +68,11 @@ def publish_completion(
     """Publish the short summary of an attempt that completed.
 
     Args:
-        report: of the attempt.
+        report: the attempt's report.
         history: completed runs of this cache, this one first.
-        stall: the policy it ran under.
-        logger: of the run.
-        patience_s: how long an unreachable server is tried; a completed run waits for none.
+        stall: the policy of the attempt.
+        logger: the run's logger.
+        patience_s: seconds for which an unreachable server is tried; a completed run does not wait.
 
     Returns:
         The keys that were published.
@@ -93,7 +93,7 @@ def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: An
         try:
             made: UUID = make(key)
             return made
-        except Exception as error:  # noqa: BLE001 - any failure of the API, and none may hide the outcome
+        except Exception as error:  # noqa: BLE001 - no failure of the API may hide the outcome
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 logger.warning("artifact %s was not published: %s", key, type(error).__name__)
@@ -106,10 +106,10 @@ def listing_rows(report: Report) -> list[dict[str, Any]]:
     """Write the listing as rows of a table artifact: at most 1,000 files, then totals.
 
     Args:
-        report: of the attempt.
+        report: the attempt's report.
 
     Returns:
-        One row a file, then one a directory for what was cut, then the total.
+        One row per file, then one per directory for the files that were cut, then the total.
     """
     listing = report.listing
     if listing is None:
@@ -156,10 +156,10 @@ def report_markdown(report: Report) -> str:
     """Write the explanation of an attempt: message, numbers, what to do next, log tail.
 
     Args:
-        report: of the attempt.
+        report: the attempt's report.
 
     Returns:
-        Markdown in which nothing that came from outside is markup.
+        Markdown; text from outside is escaped.
     """
     growth, stop = report.growth, report.stop
     rows = [
@@ -183,7 +183,7 @@ def report_markdown(report: Report) -> str:
     rows.append(("Command", " ".join(report.command)))
     diagnosis = report.diagnosis
     message = report.message
-    for lead in (" Cause: ", " Probable cause: "):  # it has a paragraph of its own below
+    for lead in (" Cause: ", " Probable cause: "):  # the cause has a paragraph of its own below
         message = message.split(f"{lead}{diagnosis.summary}", 1)[0] if diagnosis else message
     lines = [f"## {for_markdown(message, 2000)}", ""]
     if diagnosis is not None and diagnosis.category != "unknown":
@@ -222,12 +222,12 @@ def completion_markdown(report: Report, history: Sequence[PastRun], stall: Stall
     """Write the short summary of an attempt that completed.
 
     Args:
-        report: of the attempt.
+        report: the attempt's report.
         history: completed runs of this cache, this one first.
-        stall: the policy it ran under.
+        stall: the policy of the attempt.
 
     Returns:
-        Markdown in which nothing that came from outside is markup.
+        Markdown; text from outside is escaped.
     """
     growth = report.growth
     wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
@@ -266,7 +266,7 @@ def _chart(report: Report) -> str:
         svg = draw_growth(samples, end_s=report.duration_s)
     else:
         svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s)
-    # An image, since both UIs strip raw SVG from Markdown.
+    # An image, since both UIs remove raw SVG from Markdown.
     return f"![Bytes written over time]({svg_data_uri(svg)})"
 
 

@@ -1,7 +1,7 @@
 """Events of a cache, for automations: `cachewatch.generation.started`, `.progress`, `.suspected`, `.stalled`, ...
 
-The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of it; the run itself is
-related by Prefect. Emitting never waits for a server: Prefect sends events from a thread of its own.
+The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of that cache; Prefect relates the run
+itself. Emitting never waits for a server: Prefect sends events from a thread of its own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ __all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "resourc
 
 
 def resource_id(name: str) -> str:
-    """Say the id of a cache's resource, stable over its runs.
+    """Return the id of a cache's resource, stable over its runs.
 
     Args:
-        name: of the job.
-
-    Returns:
-        The id.
+        name: name of the job.
 
     Example:
         >>> resource_id("Llama 3 70B")
@@ -35,10 +32,10 @@ def resource_id(name: str) -> str:
 
 
 def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
-    """Say which event tells of the end of an attempt.
+    """Return the event that reports the end of an attempt.
 
     Args:
-        report: of the attempt.
+        report: the attempt's report.
 
     Returns:
         Kind, name of the job, payload: outcome, message, the stall's kind, the diagnosis' category,
@@ -73,8 +70,8 @@ def emit_generation_event(kind: str, name: str, payload: Mapping[str, Any]) -> b
 
     Args:
         kind: started, progress, suspected, warming_up, or an outcome: nothing_written, stalled, failed, deadline_exceeded, cancelled, completed.
-        name: of the job.
-        payload: numbers and short texts; nothing secret.
+        name: name of the job.
+        payload: numbers and short texts; no secrets.
 
     Returns:
         Whether it was handed to Prefect.
@@ -87,8 +84,8 @@ def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
 
     Args:
         kind: published, activated, rolled-back or quarantined.
-        name: of the cache.
-        payload: build, key, paths and numbers; nothing secret.
+        name: name of the cache.
+        payload: build, key, paths and numbers; no secrets.
 
     Returns:
         Whether it was handed to Prefect.
@@ -100,6 +97,6 @@ def _emit(event: str, name: str, payload: Mapping[str, Any]) -> bool:
     resource = {"prefect.resource.id": resource_id(name), "prefect.resource.name": for_terminal(name, 100)}
     try:
         emit_event(event, resource=resource, payload=dict(payload))
-    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing, and takes nothing back
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True

@@ -1,6 +1,6 @@
-"""What a fleet needs in Prefect before its first job starts: limits of its storages, deployments, work queues.
+"""Checks before a fleet's first job starts: limits of its storages, deployments, work queues.
 
-Whatever is missing is one sentence with the command that makes it, and nothing has been started then.
+Each missing part gives one sentence with the command that makes it; no job has been started by then.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["check_deployments", "check_limits"]
 def check_limits(
     client: SyncPrefectClient, jobs: Sequence[FleetJob], policy: FleetPolicy, logger: AnyLogger
 ) -> frozenset[str]:
-    """See that each storage has a concurrency limit which admits every job.
+    """Check that each storage has a concurrency limit that admits every job.
 
     Args:
-        client: of Prefect's API.
-        jobs: of the fleet.
-        policy: says what becomes of a missing limit.
-        logger: of the run.
+        client: client of Prefect's API.
+        jobs: the fleet's jobs.
+        policy: says what to do about a missing limit.
+        logger: the run's logger.
 
     Returns:
-        Storages whose jobs run unprotected, since their limits are missing and the policy says so.
+        Storages whose jobs run without a limit, since it is missing and the policy allows that.
 
     Raises:
-        InputError: a limit is missing, or too small; the sentence has the command that helps.
+        InputError: a limit is missing, or too small; the sentence has the command to run.
     """
     storages: dict[str, list[FleetJob]] = {}
     for job in jobs:
@@ -63,7 +63,7 @@ def check_limits(
                 continue
             _create(client, storage, policy.created_limit)
             logger.info("Made a concurrency limit of %d slots for the storage %s", policy.created_limit, shown)
-        # What no job says itself is looked up once a storage, and not once a job.
+        # Values that no job sets are looked up once per storage, not once per job.
         slots = [job.storage.slots for job in users if job.storage is not None]
         stored = storage_weight(storage) if None in slots else 1
         require_limit(storage, max(own or stored for own in slots))
@@ -73,12 +73,12 @@ def check_limits(
 def check_deployments(
     client: SyncPrefectClient, jobs: Sequence[FleetJob], logger: AnyLogger
 ) -> dict[str, DeploymentResponse]:
-    """See that the deployments and work queues of a fleet are there, and can take a job.
+    """Check that the deployments and work queues of a fleet exist and can take a job.
 
     Args:
-        client: of Prefect's API.
-        jobs: of the fleet.
-        logger: told when no worker seems to be there.
+        client: client of Prefect's API.
+        jobs: the fleet's jobs.
+        logger: warned if no worker seems to be there.
 
     Returns:
         The deployments by name.
@@ -143,7 +143,7 @@ def _deployment(client: SyncPrefectClient, name: str, job: FleetJob, logger: Any
 
 
 def _check_own_limit(deployment: DeploymentResponse, shown: str, logger: AnyLogger) -> None:
-    """A deployment's own concurrency limit, made for its schedule, may be none for a fleet."""
+    """A deployment's own concurrency limit, made for its schedule, may be too small for a fleet."""
     limit = deployment.global_concurrency_limit
     if limit is None:
         return
@@ -180,7 +180,7 @@ def _create(client: SyncPrefectClient, storage: str, slots: int) -> None:
     try:
         client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=storage, limit=slots))
     except ObjectAlreadyExists:
-        return  # another fleet was faster, and its limit stands
+        return  # another fleet has made the limit meanwhile
 
 
 def _named(jobs: Sequence[FleetJob]) -> str:

@@ -1,6 +1,6 @@
-"""A fleet's rows out of what Prefect knows of a run and what the run stored of itself; and their table artifact.
+"""A fleet's rows, from Prefect's flow runs and the records that they stored; and their table artifact.
 
-The table is made once, then updated in place, so that a long fleet fills no database.
+The table is made once, then updated in place, so that a long fleet does not fill the database.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["FleetTable", "final_row", "run_url"]
 
 
 class FleetTable:
-    """How a fleet's jobs stand, for the UI.
+    """The table of a fleet's jobs, for the UI.
 
     Args:
-        name: of the fleet.
-        logger: of its run.
+        name: name of the fleet.
+        logger: logger of its run.
     """
 
     def __init__(self, name: str, logger: AnyLogger) -> None:
@@ -42,10 +42,10 @@ class FleetTable:
         self._said: Any = None
 
     def publish(self, rows: Sequence[JobRow]) -> None:
-        """Make or update the table; a failure is a log line, the jobs do not depend on it.
+        """Make or update the table; a failure is only logged, since the jobs do not depend on it.
 
         Args:
-            rows: of all jobs.
+            rows: rows of all jobs.
         """
         table = table_rows(rows)
         if table == self._said:
@@ -68,9 +68,9 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
     """Make the row of a job that has ended.
 
     Args:
-        name: of the job.
-        run: of it, in a final state.
-        record: what it stored of itself.
+        name: name of the job.
+        run: its flow run, in a final state.
+        record: the record that the run stored.
 
     Returns:
         The row.
@@ -105,5 +105,5 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
 
 
 def run_url(run_id: UUID) -> str:
-    """Say where the UI shows a run; empty where no UI is known."""
+    """Return the address of a run in the UI; empty if no UI is known."""
     return url_for("flow-run", obj_id=run_id) or ""

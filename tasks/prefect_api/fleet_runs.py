@@ -1,6 +1,6 @@
-"""The flow runs of a fleet's jobs as Prefect's API knows them: tags, states, records, cancellation.
+"""The flow runs of a fleet's jobs in Prefect's API: tags, states, records, cancellation.
 
-A request serves all jobs of a fleet at once wherever the API allows it.
+Where the API allows it, one request serves all jobs of a fleet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
-_PAGE = 200  # the most that the API gives
+_PAGE = 200  # the largest page that the API gives
 _OF_FLEET, _OF_RUN, _OF_JOB = "cachewatch-fleet:", "cachewatch-fleet-run:", "cachewatch-job:"
 
 
@@ -53,18 +53,18 @@ def fleet_tag(name: str) -> str:
 
 
 def job_tag(digest: str) -> str:
-    """The tag of all runs of one job, as it is written now."""
+    """The tag of all runs of one job, as the job is written now."""
     return _OF_JOB + digest
 
 
 def job_tags(fleet: str, fleet_run_id: UUID, digest: str, storage: str | None) -> list[str]:
-    """The tags of a job's run: the fleet, its run, the job, and the storage where one is named."""
+    """The tags of a job's run: the fleet, its run, the job, and the storage if one is named."""
     tags = [fleet_tag(fleet), f"{_OF_RUN}{fleet_run_id}", job_tag(digest)]
     return [*tags, f"storage:{storage}"] if storage else tags
 
 
 def is_fleet_job(tags: Iterable[str]) -> bool:
-    """Say whether a flow run was started by a fleet, by its tags.
+    """Say by its tags whether a flow run was started by a fleet.
 
     Example:
         >>> is_fleet_job(["cachewatch-fleet-run:1234"])
@@ -83,20 +83,20 @@ def children_of(
     """Read the runs of a fleet's jobs.
 
     Args:
-        client: of Prefect's API.
-        fleet_run_id: of the fleet's own run.
-        types: states that are asked for; None for all.
+        client: client of Prefect's API.
+        fleet_run_id: id of the fleet's own run.
+        types: states to ask for; None for all.
         known: runs that need not be read again.
 
     Returns:
-        The runs, the first made first; a request for each 200 of them.
+        The runs, the oldest first; one request for each 200 of them.
     """
     wanted = FlowRunFilter(
         parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[fleet_run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(types))) if types else None,
         id=FlowRunFilterId(not_any_=list(known)) if known else None,
     )
-    # By id, since pages by a time that several runs share may have one twice and another never.
+    # Sorted by id: pages sorted by a time that several runs share may repeat one run and omit another.
     runs = _all_pages(client, wanted, FlowRunSort.ID_DESC)
     return sorted(runs, key=lambda run: run.created.timestamp() if run.created else 0.0)
 
@@ -104,16 +104,16 @@ def children_of(
 def completed_before(
     client: SyncPrefectClient, fleet: str, flow_name: str, digests: Sequence[str]
 ) -> dict[str, FlowRun]:
-    """Say which jobs an earlier run of the same fleet completed, since the last one that completed as a whole.
+    """Find the jobs that an earlier run of the fleet completed, since the last run that completed all of them.
 
     Args:
-        client: of Prefect's API.
+        client: client of Prefect's API.
         fleet: name of the fleet.
-        flow_name: of the fleet's flow.
-        digests: of the jobs in question.
+        flow_name: name of the fleet's flow.
+        digests: digests of the jobs in question.
 
     Returns:
-        Digest to the completed run, the newest.
+        Digest to the newest completed run.
     """
     whole = client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[flow_name])),
@@ -140,11 +140,11 @@ def completed_before(
 
 
 def cancel_run(client: SyncPrefectClient, run_id: UUID) -> None:
-    """Ask for the end of a run: one that has not begun is cancelled at once, another by whoever runs it.
+    """Ask for the end of a run: one that has not begun is cancelled at once, another by the process that runs it.
 
     Args:
-        client: of Prefect's API.
-        run_id: of the run.
+        client: client of Prefect's API.
+        run_id: id of the run.
     """
     client.set_flow_run_state(run_id, Cancelling(message="The fleet stops this run."))
 

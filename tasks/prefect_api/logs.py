@@ -1,4 +1,4 @@
-"""Prefect's log lines made fit to read, and unable to end the run that they tell of."""
+"""Makes Prefect's log lines readable, and keeps them from ending the run that they are about."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _NoEmptyTraceback(logging.Filter):
 def drop_empty_tracebacks() -> None:
     """Keep `NoneType: None` out of the logs of task runs.
 
-    Prefect logs a task that returns a Failed state with a traceback, though there is no exception to trace.
+    Prefect logs a task that returns a Failed state with a traceback, even if there was no exception.
     """
     logger = logging.getLogger("prefect.task_runs")
     if not any(isinstance(found, _NoEmptyTraceback) for found in logger.filters):
@@ -28,11 +28,11 @@ def drop_empty_tracebacks() -> None:
 
 
 def outlive_readers() -> None:
-    """Let a run go on whose console nobody reads, or nobody any more, as when its worker stands still or was killed.
+    """Let a run go on if the reader of its console has stopped or was killed, as a worker may be.
 
-    A worker reads its flows' output through a pipe. Once that is full, the next log line would wait without end, and
-    whoever logs after it, the watch too; without a reader it makes Prefect's console handler, through rich, raise
-    SystemExit in the flow's main thread. Log lines reach the API as before.
+    A worker reads its flows' output through a pipe. Once the pipe is full, the next log line would block without end,
+    and with it every thread that logs, the watch's too. Without a reader, Prefect's console handler (through rich)
+    raises SystemExit in the flow's main thread. Log lines still reach the API.
     """
     names = [None, *(name for name in logging.root.manager.loggerDict if name.startswith("prefect"))]
     for name in names:

@@ -1,7 +1,7 @@
-"""A Prefect API that is away for a while, as it is when its server is restarted.
+"""Requests to a Prefect API that is away for a while, for example while its server is restarted.
 
-Prefect's clients try again where they have been answered before, and give up at once where they have not; each
-piece of a run has a client of its own. What is done here is asked again until the API has been away for too long.
+A Prefect client tries again if it has had an answer before, and gives up at once if it has not; each part of a run
+has a client of its own. Requests through this module are repeated until the API has been away for too long.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["ask_patiently", "is_outage"]
 T = TypeVar("T")
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
-PATIENCE_S = 180.0  # a server that is restarted, or moved to another machine
+PATIENCE_S = 180.0  # long enough to restart a server, or to move it to another machine
 _LONGEST_PAUSE_S = 5.0
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Say whether an error means that the API was not reached, or did not work, rather than that it said no.
+    """Say whether an error means that the API could not be reached or failed, rather than that it refused.
 
     Args:
         error: what a Prefect client raised; its causes are looked at too.
@@ -55,14 +55,14 @@ def ask_patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Ask something of the API, again and again while it is away.
+    """Send a request to the API, and repeat it while the API is away.
 
     Args:
-        ask: does it; must be fit to be done twice.
-        logger: told once that the API is waited for, and once that it is back.
+        ask: sends the request; must be safe to repeat.
+        logger: told once that the API is away, and once that it is back.
         patience_s: how long it may be away, in seconds.
-        clock: monotonic time.
-        sleep: waits.
+        clock: monotonic time in seconds.
+        sleep: waits for so many seconds.
 
     Returns:
         The answer.

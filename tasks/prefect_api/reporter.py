@@ -1,6 +1,6 @@
-"""The best-effort reporter: log lines and progress, from a thread of its own that nobody waits for.
+"""The best-effort reporter: log lines and progress, from a thread of its own. No other thread waits for it.
 
-The monitor makes no API call; whatever the API does, this thread alone is late.
+The monitor makes no API call, so an API that is slow delays this thread alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from prefect_cachewatch.watching.attempt import Watch
 
 __all__ = ["ExpectedSize", "Reporter"]
 
-# Together at most 5 requests a minute: logs go in one batch a tick, the progress artifact in one request.
+# At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact.
 LOG_EVERY_S = 20.0
 PROGRESS_EVERY_S = 30.0
-# Events are no requests: they go over a connection of their own.
+# Events are not requests: they have a connection of their own.
 EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
 _FIRST_PROGRESS_S = 5.0
@@ -36,22 +36,22 @@ _LINES_MAX = 20
 
 @dataclass(frozen=True)
 class ExpectedSize:
-    """How big the finished cache should be; `source` ends the words that name the size, empty for the job's own."""
+    """The expected size of the finished cache; `source` names where it comes from, empty for the job's own figure."""
 
     size_bytes: int
     source: str
 
 
 class Reporter:
-    """Tells Prefect how an attempt is getting on.
+    """Reports the progress of an attempt to Prefect.
 
     Args:
         watch: the attempt.
-        logger: of the run.
+        logger: the run's logger.
         secrets: values that must not be logged.
         log_every_s: time between two log lines.
         attempt: number of the attempt.
-        expected: the size to expect, if anything says it.
+        expected: the expected size, if it is known.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Reporter:
         self._output_seen = 0
         self._suspicions_seen = self._phases_seen = 0
         self._artifact: UUID | None = None
-        # A plain thread has no run logger and no run context: it is given this one's.
+        # A plain thread has no run logger and no run context: it gets those of the calling thread.
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="cachewatch-reporter", daemon=True)
 
@@ -115,11 +115,11 @@ class Reporter:
                 if now_s >= next_log_s and not ended:
                     next_log_s = now_s + self._log_every_s
                     self._log()
-                # Also at the end, if it was ever shown: what stands there afterwards is where the attempt ended.
+                # Also at the end, if it was ever shown: the artifact then stands at the attempt's last figures.
                 if (now_s >= next_progress_s and not ended) or (ended and self._artifact is not None):
                     next_progress_s = now_s + PROGRESS_EVERY_S
                     self._progress()
-            except Exception as error:  # noqa: BLE001 - the API's troubles are not the generation's
+            except Exception as error:  # noqa: BLE001 - a failing API must not end the generation
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
 
     def _suspicions(self) -> None:
@@ -191,7 +191,7 @@ class Reporter:
             update_progress_artifact(self._artifact, percent, description=description)
 
     def _share(self) -> tuple[float, str]:
-        """Per cent and words; without an expected size the bytes stand in the words and the bar at zero."""
+        """Per cent and text; without an expected size the text has the bytes, and the bar stands at zero."""
         state = self._watch.state
         growth, files = state.growth, f"{state.growth.files_present:,} files"
         if not self._expected_bytes:

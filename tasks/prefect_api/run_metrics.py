@@ -1,6 +1,6 @@
-"""Metrics of a flow run, on the machine that runs it: opened before anything is touched, closed when the run has ended.
+"""Metrics of a flow run, on the machine that runs it: opened before the run changes anything, closed at its end.
 
-A destination that cannot be used refuses the run; a port that another run has taken does not, it is logged.
+A destination that cannot be used refuses the run. A port that another run has taken is only logged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class FlowMetrics:
     """The metrics of one run; without a destination it does nothing.
 
     Args:
-        metrics: where they go, on the machine that runs the flow, or None.
-        job: of the run.
-        logger: of the run.
+        metrics: their destination, on the machine that runs the flow, or None.
+        job: the run's job.
+        logger: the run's logger.
     """
 
     def __init__(self, metrics: Metrics | None, job: CacheJob, logger: AnyLogger) -> None:
@@ -42,7 +42,7 @@ class FlowMetrics:
         """Open the destination.
 
         Args:
-            files: who writes a metrics file.
+            files: the helper process that writes a metrics file.
 
         Returns:
             The exporter; None if none was asked for, or its port is taken.
@@ -68,10 +68,10 @@ class FlowMetrics:
         return self.exporter
 
     def ended(self, state: State[Any]) -> State[Any]:
-        """Take in how the run ended, wait for those who scrape to see it, and close.
+        """Take in how the run ended, let scrapers see it, and close.
 
         Args:
-            state: the run's last.
+            state: the run's final state.
 
         Returns:
             The same state.
@@ -90,10 +90,10 @@ class FlowMetrics:
         return state
 
     def abandon(self, error: BaseException) -> None:
-        """Close at once: the run was cancelled, or something of ours has failed.
+        """Close at once: the run was cancelled, or cachewatch itself has failed.
 
         Args:
-            error: what ends it; a cancellation arrives as an exception that is no `Exception`.
+            error: the exception that ends it; a cancellation arrives as an exception that is no `Exception`.
         """
         if self.exporter is not None:
             self.exporter.run_ended("failed" if isinstance(error, Exception) else "cancelled")

@@ -1,6 +1,6 @@
-"""Slots of a storage's global concurrency limit: hold some while a generation runs.
+"""Slots of a storage's global concurrency limit, held while a generation runs.
 
-The limit's value comes from `plan_capacity`; whether bytes grow meanwhile is the monitor's matter.
+`plan_capacity` computes the limit's value; the monitor watches whether bytes grow.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _logger = logging.getLogger("prefect.cachewatch")
 
-# What Prefect renews while the holder lives, and frees when it was killed: shorter, and a server that is away for a
-# while frees what is in use; longer, and a dead holder blocks the others.
+# Prefect renews the lease while the holder lives, and frees the slots after it if the holder was killed. A shorter
+# lease frees slots in use while a server is away for a while; a longer one lets a dead holder block the others.
 _LEASE_VARIABLE, _LEASE_S, _LEASES_S = "CACHEWATCH_SLOT_LEASE_S", 300.0, (60.0, 86400.0)
-_ROUND_TRIP_S = 5.0  # an API call under load, no wait for a slot
+_ROUND_TRIP_S = 5.0  # an API call under load, not a wait for a slot
 _FIRST_REMINDER_S = 60.0
 _LONGEST_REMINDER_S = 1800.0
 
@@ -68,7 +68,7 @@ def storage_weight(storage: str, workload: str | None = None) -> int:
 
 
 def slot_lease_s() -> float:
-    """Say after how long Prefect frees the slots of a run that was killed: `CACHEWATCH_SLOT_LEASE_S`, else 300 s.
+    """Return the time after which Prefect frees the slots of a killed run: `CACHEWATCH_SLOT_LEASE_S`, else 300 s.
 
     Returns:
         Seconds.
@@ -99,17 +99,17 @@ def storage_slot(
     timeout_s: float | None = None,
     lease_s: float | None = None,
 ) -> Iterator[float]:
-    """Occupy slots of the concurrency limit named like a storage, waiting for them with a log line.
+    """Occupy slots of the concurrency limit named like a storage; while it waits for them it writes log lines.
 
-    Prefect itself only warns where the limit is missing and runs unprotected; here that is an error.
+    If the limit is missing, Prefect itself only warns and runs without one; here that is an error.
 
     Args:
         storage: name of the storage and of its global concurrency limit.
         weight: slots to occupy; None: what `plan_capacity` stored for the class `workload`.
-        logger: told when it waits, every now and then while it does, and when it has its slots.
+        logger: told when it waits, at intervals while it waits, and when it has its slots.
         workload: class of the job, for `weight=None`.
         flow_run_id: the run that Prefect's UI shows as the holder.
-        timeout_s: give up after this long; None: wait for ever.
+        timeout_s: the longest wait; None: no limit.
         lease_s: seconds after which Prefect frees the slots of a run that was killed; None: as `slot_lease_s` says.
 
     Yields:
@@ -150,7 +150,7 @@ def storage_slot(
                 f"the slots of {shown} could not be had ({said}): see prefect gcl inspect {shown}"
             ) from None
         waited_s = time.monotonic() - begin_s
-        # A slot may have gone to someone else between the look and the request: that is a wait too.
+        # Another run may have taken a slot between the check and the request: that is a wait too.
         waits = waits or waited_s > _ROUND_TRIP_S
         if waits:
             logger.info("Got %s after waiting %s", what, format_duration(waited_s))
@@ -168,7 +168,7 @@ def _occupy(storage: str, slots: int, options: dict[str, Any]) -> AbstractContex
 def _released(
     held: AbstractContextManager[None], what: str, lease_s: float, logger: Logger
 ) -> Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], bool]:
-    """Make what gives the slots back; that the API is away then must not take the place of how the run ended."""
+    """Make the function that gives the slots back; an API that is away then must not hide how the run ended."""
 
     def release(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
         try:
@@ -204,7 +204,7 @@ def _options(flow_run_id: UUID | None, timeout_s: float | None, lease_s: float) 
 
 
 def require_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
-    """Read a storage's concurrency limit, and see that it can ever admit a job.
+    """Read a storage's concurrency limit, and check that it can ever admit a job.
 
     Args:
         storage: name of the storage and of its limit.
