@@ -1,7 +1,7 @@
-"""A command line read in a child process, so that the libraries which check it do not stay in memory for hours.
+"""Reads a command line in a child process, so that the libraries that check it do not stay in memory for hours.
 
-click and pydantic are half of what a watch would take. The child of `settings_from` reads, checks and
-complains as the command itself would; the parent gets plain values and loads the engine meanwhile.
+click and pydantic would be half of a watch's memory. The child of `settings_from` reads the options, checks them and
+prints errors as the command itself would; the parent gets plain values and loads the engine meanwhile.
 Standard library only.
 """
 
@@ -36,7 +36,7 @@ Receive = Callable[["ExecSettings"], int]
 
 @dataclass(frozen=True)
 class ExecSettings:
-    """What `cachewatch exec` was asked for, checked; models as such, or as `PlainModel` with the same attributes."""
+    """The checked options of `cachewatch exec`; models as such, or as `PlainModel` with the same attributes."""
 
     job: CacheJob
     stall: StallPolicy
@@ -49,14 +49,14 @@ class ExecSettings:
     rewrite: dict[int, int]
     metrics: Metrics | None
     note: str | None
-    """What is worth knowing about the options before the start."""
+    """Remarks on the options, printed before the start."""
 
 
 class PlainModel(SimpleNamespace):
-    """The values of a checked pydantic model, by attribute and not to be changed; it validates nothing.
+    """The values of a checked pydantic model as read-only attributes; it validates nothing.
 
     Args:
-        values: of its fields.
+        values: values of its fields.
 
     Example:
         >>> PlainModel(grace_s=10.0).grace_s
@@ -68,17 +68,17 @@ class PlainModel(SimpleNamespace):
 
 
 def settings_from(read: Callable[[Receive], int], meanwhile: Callable[[], object]) -> ExecSettings | int:
-    """Have a command line read in a child process.
+    """Read a command line in a child process.
 
     Call it before any thread is started: the child is a fork.
 
     Args:
-        read: reads it, in the child; hands what was asked for to the function it is given, if that was valid,
+        read: reads it, in the child; passes the options, if they are valid, to the function that it is given,
             and returns or raises SystemExit with the exit status.
         meanwhile: what the parent does until then.
 
     Returns:
-        What was asked for; or the exit status, where there is nothing to run and everything has been said.
+        The options; or the exit status, if there is nothing to run and every message has been printed.
 
     Raises:
         OSError: the child could not be made, or was killed.
@@ -107,7 +107,7 @@ def settings_from(read: Callable[[Receive], int], meanwhile: Callable[[], object
 
 
 def _read_and_end(read: Callable[[Receive], int], answer: int) -> NoReturn:
-    gc.disable()  # a fifth of what follows, for a process that ends at once
+    gc.disable()  # it takes a fifth of the time that follows, and this process ends soon
     told: list[ExecSettings] = []
 
     def receive(settings: ExecSettings) -> int:
@@ -120,7 +120,7 @@ def _read_and_end(read: Callable[[Receive], int], answer: int) -> NoReturn:
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 125
     finally:
-        # Never back into the parent's code, whatever was raised; and nothing at exit is this process's to do.
+        # Never return into the parent's code, whatever was raised; exit handlers are the parent's to run.
         with contextlib.suppress(Exception):
             close_console()
             sys.stdout.flush()

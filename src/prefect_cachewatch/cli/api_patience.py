@@ -1,7 +1,7 @@
-"""How a command speaks to the Prefect API, or to a temporary server: for a bounded time, whatever the API does.
+"""Bounds the time that a command spends on the Prefect API or a temporary server, whatever the API does.
 
-Prefect's clients wait for an API without an end, and obey a `Retry-After` of a day. The generator's own end is not
-theirs: it is said, and that the API could not be told is said apart.
+Prefect's clients wait for an API without end, and obey a `Retry-After` of a day. The generator's end does not
+depend on them: the command prints it, and prints separately that the API could not be told.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api", "logging_filtered"
 
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25
-# What is our own at an attempt's end, and no matter of the API: a last scan, the post-mortem, the report.
+# Work at an attempt's end that does not involve the API: a last scan, the post-mortem, the report.
 _OWN_END_S = 45.0
 _HURRY_S = 3.0
 
 
 def api_url() -> str:
-    """Say which API is configured, without what is secret in it; empty for a temporary server."""
+    """Return the address of the configured API without its secrets; empty for a temporary server."""
     from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - Prefect is imported when it is used
 
     return for_terminal(redact(PREFECT_API_URL.value() or ""), 300)
 
 
 def check_api(patience_s: float) -> None:
-    """See that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
+    """Check that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
 
     Args:
         patience_s: the longest wait.
 
     Raises:
-        InputError: it does not answer, or something else does.
+        InputError: it does not answer, or something else answers at its address.
     """
     url = api_url()
     if not url:
@@ -92,7 +92,7 @@ def check_api(patience_s: float) -> None:
 
 
 def prepare_api(patience_s: float) -> None:
-    """See that the Prefect API answers, or make ready for a temporary server, before a flow runs in this process.
+    """Check that the Prefect API answers, or prepare for a temporary server, before a flow runs in this process.
 
     Args:
         patience_s: the longest wait for an API.
@@ -100,9 +100,9 @@ def prepare_api(patience_s: float) -> None:
     Raises:
         InputError: see `check_api`.
     """
-    # A temporary server that phones home hangs on to its database at the start, and most clusters let nothing out.
+    # A temporary server that sends telemetry delays its start by it, and most clusters have no way out.
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    # Prefect gives a temporary server 20 s, which a busy machine with two cores does not always make.
+    # Prefect gives a temporary server 20 s; a busy machine with two cores sometimes needs longer.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
     check_api(patience_s)
     _shield_temporary_server()
@@ -113,7 +113,7 @@ def logging_filtered(passes: Callable[[logging.LogRecord], bool]) -> Iterator[No
     """Ask before each log line, Prefect's too, whether it is shown.
 
     Args:
-        passes: says so; may leave the screen first.
+        passes: decides it; may clear the view from the screen first.
     """
     handlers = [handler for name in ("", "prefect") for handler in logging.getLogger(name).handlers]
     for handler in handlers:
@@ -126,7 +126,7 @@ def logging_filtered(passes: Callable[[logging.LogRecord], bool]) -> Iterator[No
 
 
 def _shield_temporary_server() -> None:
-    """Have what a temporary server says written as what we say: one that waits for a reader answers no request."""
+    """Print a temporary server's output as cachewatch's own: a server that waits for a reader answers no request."""
     if api_url():
         return
     from prefect.server.api.server import SubprocessASGIServer  # noqa: PLC0415 - Prefect is imported when it is used
@@ -143,11 +143,11 @@ def _shield_temporary_server() -> None:
 
 
 class ApiWatchdog:
-    """Ends the command when all that is left is to speak to an API that takes too long, or a signal asks for the end.
+    """Ends the command if it only waits for an API that takes too long, or if a signal asks for the end.
 
     Args:
-        telling: what the run notes of itself.
-        patience_s: how long the API may take, each time that the run only speaks to it.
+        telling: the run's progress.
+        patience_s: how long the API may take, each time that the run only waits for it.
     """
 
     def __init__(self, telling: Telling, patience_s: float) -> None:
@@ -161,26 +161,26 @@ class ApiWatchdog:
         self._before = -1
 
     def start(self) -> None:
-        """Begin to watch, in a thread of its own; call in the main thread."""
+        """Start watching, in a thread of its own; call in the main thread."""
         with contextlib.suppress(ValueError):  # not the main thread: no signals arrive here
-            # The main thread may be in a call that no handler gets it out of: the number of a signal comes here.
+            # The main thread may be in a call that no handler interrupts: the number of a signal arrives here.
             self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="cachewatch-api-watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.finished.set()
         with contextlib.suppress(ValueError):
             signal.set_wakeup_fd(self._before)
 
     def exit_status(self, report: Report) -> int:
-        """Say how the command ends when the API could not be told of it.
+        """Return the command's exit status if the API could not be told of the end.
 
         Args:
-            report: of the last attempt.
+            report: report of the last attempt.
 
         Returns:
-            The exit status: 128+N for a run that signal N cancelled, a temporary server with it or not.
+            The exit status: 128+N for a run that signal N cancelled, with or without a temporary server.
         """
         if self._signal is not None and self._telling.interrupted:
             return 128 + self._signal
@@ -192,7 +192,7 @@ class ApiWatchdog:
                 numbers = os.read(self._read, 1 << 16)
                 if self._before >= 0:
                     with contextlib.suppress(OSError):
-                        os.write(self._before, numbers)  # whoever listened before this watchdog listens still
+                        os.write(self._before, numbers)  # the earlier wake-up descriptor gets the signals too
                 for number in numbers:
                     if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) and self._signal is None:
                         self._signal, self._signalled_s = number, time.monotonic()
@@ -206,7 +206,7 @@ class ApiWatchdog:
             if self._signal is not None and now_s - max(since_s, self._signalled_s) >= min(_HURRY_S, self._patience_s):
                 return True
             return (self._telling.has_begun or self._bounds_start) and now_s - since_s >= self._patience_s
-        # The tree has gone, and what waits for its tasks waits for the API.
+        # The tree has gone; the threads that wait for its tasks wait for the API.
         watch = self._telling.watch
         if watch is None or watch.supervisor is None or not watch.supervisor.gone.is_set():
             self._gone_s = None
@@ -228,5 +228,5 @@ class ApiWatchdog:
             said = f"cachewatch: the Prefect API at {api_url()} has not answered for {format_duration(self._patience_s)}: nothing is running"
         with contextlib.suppress(OSError):
             write_within(2, f"{said}\n".encode("utf-8", "backslashreplace"), 1.0)
-        # Prefect's own threads wait for the API without an end; the tree has gone and the report is on disk.
+        # Prefect's own threads wait for the API without end; the tree has gone and the report is on disk.
         os._exit(status)

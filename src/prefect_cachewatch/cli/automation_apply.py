@@ -1,4 +1,4 @@
-"""Puts automations on a Prefect server: names become ids, what is there is compared, and only what differs is written."""
+"""Puts automations on a Prefect server: resolves names to ids, compares with the server, writes only what differs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GENERATED = {"id", "created", "updated"}
 
 @dataclass(frozen=True)
 class Applied:
-    """What became, or in a dry run would become, of one automation."""
+    """What was done to one automation, or in a dry run would be done."""
 
     name: str
     change: Change
@@ -47,21 +47,21 @@ async def apply_automations(
     run: str | None = None,
     dry_run: bool = False,
 ) -> list[Applied]:
-    """Create or update automations by their names; all are checked before the first is written.
+    """Create or update automations by their names; all are checked before the first one is written.
 
     Args:
-        client: of the Prefect API.
-        files: what is wanted.
+        client: client of the Prefect API.
+        files: the automations to create.
         notify: TYPE/NAME of a notification block to use in place of those that the files name.
         run: FLOW/NAME of a deployment to run in place of those that the files name.
         dry_run: only say what would be done.
 
     Returns:
-        One entry a file, in its order.
+        One entry per file, in the files' order.
 
     Raises:
-        InputError: a deployment or block that does not exist, a trigger that Prefect does not take, or two automations
-            of one name on the server; nothing was written.
+        InputError: a deployment or block does not exist, Prefect refuses a trigger, or the server has two automations
+            of one name; nothing was written.
     """
     instead = {"send-notification": notify, "run-deployment": run}
     planned = [await _plan(client, file, instead) for file in files]
@@ -87,7 +87,7 @@ async def _plan(client: PrefectClient, file: AutomationFile, instead: Mapping[st
     if len(existing) > 1:
         raise InputError(f"there are {len(existing)} automations named {for_terminal(file.name)!r}: delete all but one")
     if existing and "enabled" not in body:
-        body["enabled"] = existing[0].enabled  # somebody paused it: not ours to undo
+        body["enabled"] = existing[0].enabled  # a user's pause is kept
     try:
         wanted = AutomationCore.model_validate(body)
     except ValidationError as error:
@@ -146,7 +146,7 @@ async def _block_id(client: PrefectClient, file: AutomationFile, name: str) -> U
 
 
 def _comparable(automation: AutomationCore) -> dict[str, Any]:
-    """What makes two automations the same; the server gives triggers ids of their own."""
+    """The part of an automation by which two are compared; the server gives triggers ids of their own."""
     wanted = AutomationCore.model_validate(automation.model_dump(include=set(AutomationCore.model_fields), mode="json"))
     plain: dict[str, Any] = _without_generated(wanted.model_dump(mode="json", exclude={"owner_resource"}))
     return plain

@@ -1,4 +1,4 @@
-"""Files of automations: Prefect's own form, with names where Prefect wants ids. Reads and checks; asks no server."""
+"""Files of automations: Prefect's own form, with names in place of ids. Reads and checks them; no requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AutomationFile:
 
 @contextmanager
 def template_directory() -> Iterator[Path]:
-    """Give the directory of the templates that were installed with this package.
+    """Return the directory of the templates that were installed with this package.
 
     Yields:
         The directory.
@@ -41,7 +41,7 @@ def template_directory() -> Iterator[Path]:
 
 
 def shipped_automations() -> dict[str, Path]:
-    """Say which automations come with the package.
+    """List the automations that come with the package.
 
     Returns:
         Their short names and files.
@@ -57,10 +57,10 @@ def read_automations(names: Sequence[str]) -> list[AutomationFile]:
         names: paths of YAML files, or short names; none for all that are shipped.
 
     Returns:
-        What they say, in this order.
+        The automations, in this order.
 
     Raises:
-        InputError: a file is missing or is no automation, or two have one name.
+        InputError: a file is missing or is no automation, or two have the same name.
     """
     shipped = shipped_automations()
     found: list[AutomationFile] = []
@@ -117,7 +117,7 @@ def _checked(where: str, entry: Any) -> AutomationFile:
 
 
 def is_reference(value: Any) -> bool:
-    """Say whether a value names something on the server by two parts.
+    """Say whether a value names an object on the server by two parts.
 
     Args:
         value: FLOW/DEPLOYMENT or TYPE/NAME.

@@ -1,4 +1,4 @@
-"""`cachewatch automations`: the shipped automations, or files of one's own, on a Prefect server."""
+"""`cachewatch automations`: puts the shipped automations, or the user's own files, on a Prefect server."""
 
 from __future__ import annotations
 

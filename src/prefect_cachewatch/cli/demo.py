@@ -35,7 +35,7 @@ _STALL_S = 5.0
 def command(directory: Path) -> int:
     """Generate a small tensor cache under guard, then one that freezes half-way and is caught."""
     root = directory.absolute()
-    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         require_places(files)
         look_ahead(files, f"directory {root}", os.path.lexists, root)
     _make_room(root)
@@ -92,7 +92,7 @@ def _run(root: Path, kind: str, checkpoint: Path, extra: list[str]) -> int:
 
 
 def _print_artifacts(prefix: str) -> int:
-    """Print the artifacts of a run as they stand on the server; returns how many there are."""
+    """Print the artifacts of a run as the server has them; returns how many there are."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey  # noqa: PLC0415
     from prefect.client.schemas.sorting import ArtifactSort  # noqa: PLC0415

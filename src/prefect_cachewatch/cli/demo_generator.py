@@ -1,7 +1,7 @@
 """A small but real cache generator for the demo: a float32 checkpoint converted to bfloat16, layer by layer.
 
-Standard library only. The checkpoint is in the safetensors layout; what is run reads it and
-writes one .tensorbin a weight, to a temporary name first, as tt-metal does. `--freeze-at` stops the
+Standard library only. The checkpoint is in the safetensors layout. The generator reads it and
+writes one .tensorbin per weight, to a temporary name first, as tt-metal does. `--freeze-at` stops the
 process with SIGSTOP before that layer: a generator that hangs.
 """
 
@@ -53,7 +53,7 @@ def make_checkpoint(path: Path, layers: int, unit_bytes: int = 131072) -> int:
 
 
 def convert(checkpoint: Path, cache_dir: Path, pause_s: float, freeze_at: int | None) -> None:
-    """Convert a checkpoint to bfloat16, skipping weights that are there already.
+    """Convert a checkpoint to bfloat16, skipping weights that exist already.
 
     Args:
         checkpoint: from `make_checkpoint`.

@@ -1,7 +1,7 @@
-"""`cachewatch exec`: the engine alone, like timeout(1) but for progress. No Prefect, no server.
+"""`cachewatch exec`: the engine alone, like timeout(1) but by progress. No Prefect, no server.
 
-It stays in memory for as long as the generator runs, hence the standard library only: what reads the
-command line is `exec_command`, in a process of its own (`apart`).
+It stays in memory for as long as the generator runs, so it uses the standard library only. `exec_command` reads the
+command line in a process of its own (`apart`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     """Run a command and watch its cache directories grow; stop its whole process tree on a stall.
 
     Args:
-        settings: what was asked for, checked.
-        last: whether this process ends after it: signals that come then change nothing any more.
+        settings: the checked options.
+        last: whether this process ends after it: later signals then change nothing any more.
 
     Returns:
         The exit status of `cachewatch exec`.
@@ -52,7 +52,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 
 
@@ -107,7 +107,7 @@ def _watch_command(
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
             log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
-            # A server that is left running must not hold on to our terminal.
+            # A server that is left running must not keep our terminal open.
             stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None,
         )  # fmt: skip
         watches.append(watch)
@@ -137,7 +137,7 @@ def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManage
 
 
 def _finish_metrics(exporter: MetricsExporter, settings: ExecSettings, outcome: str, received: Sequence[int]) -> None:
-    """Wait for whoever scrapes to see the end, say what went wrong with the metrics, and close them; a signal ends the wait."""
+    """Let scrapers see the end, print what went wrong with the metrics, and close them; a signal ends the wait."""
     assert settings.metrics is not None
     linger_s = settings.metrics.linger_s
     exporter.run_ended(outcome)
@@ -165,7 +165,7 @@ def _say(line: str) -> None:
 
 
 def _end_before_start(number: int) -> None:
-    """End while the start is still being measured: nothing is running that would have to be stopped."""
+    """End while the start is still being measured: no process is running yet that would have to be stopped."""
     _say(f"{signal.Signals(number).name} before the generator was started")
     raise SystemExit(128 + number)
 

@@ -1,4 +1,4 @@
-"""The options of `cachewatch exec`: read, checked, and handed to what runs it (`cli.exec`)."""
+"""The options of `cachewatch exec`: read, checked, and passed to `cli.exec`."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         metrics=metrics_from(options),
         note=poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT),
     )
-    if context.obj is not None:  # somebody runs it who has no use for what was loaded to read it
+    if context.obj is not None:  # another process runs it, without the libraries loaded to read it
         status: int = context.obj(settings)
         return status
     from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415 - the other process has it already

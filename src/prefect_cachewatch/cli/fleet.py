@@ -1,4 +1,4 @@
-"""`cachewatch fleet jobs.yaml`: many generations as one, in processes of this host or over the workers of a deployment."""
+"""`cachewatch fleet jobs.yaml`: many generations in one run, in processes of this host or on workers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def command(
 
     Exit status: 0 when every cache is there, 1 when some are not, 125 for bad input, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         require_places(files)
         look_ahead(files, f"jobs file {jobs_file}", os.path.exists, jobs_file.absolute())
     plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=_POLICY.given(options))
@@ -91,7 +91,7 @@ def command(
 
 
 def _check(plan: FleetPlan, shown: str) -> None:
-    """Look at what Prefect has for the fleet, and make nothing."""
+    """Look at what Prefect has for the fleet; change nothing."""
     named = sorted({job.storage_name for job in plan.jobs if job.storage_name is not None})
     deployments = sorted({job.deployment for job in plan.jobs if job.deployment is not None})
     where = f"by {', '.join(map(for_terminal, deployments))}" if deployments else "on this host"
@@ -109,7 +109,7 @@ def _check(plan: FleetPlan, shown: str) -> None:
     from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits  # noqa: PLC0415
 
     logger = logging.getLogger("cachewatch.fleet")
-    # A limit that the fleet would make is not missing, and is not made by a look.
+    # A limit that the fleet would make is not reported as missing; a dry run does not make it.
     lenient = plan.policy.model_copy(update={"missing_limit": "ignore"}) if plan.policy.created_limit else plan.policy
     with get_client(sync_client=True) as client:
         check_deployments(client, plan.jobs, logger)
@@ -136,7 +136,7 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
     token = fleet_view.set(view)
     with logging_filtered(lambda record: view.passes(record, SHOWN)):
         try:
-            # The path and not the jobs: Prefect takes 512 KiB of parameters, which some hundred jobs would be.
+            # The path, not the jobs: Prefect takes 512 KiB of parameters, and some hundred jobs would exceed that.
             state: Any = generate_fleet(
                 jobs_file,
                 name=plan.name,

@@ -1,4 +1,4 @@
-"""What a person sees while a fleet runs: a table that is redrawn in a terminal, plain lines elsewhere."""
+"""The display of a running fleet: a table that is redrawn in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _STYLES = {
 
 
 def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int = 80, height: int = 24) -> list[Text]:
-    """Lay a fleet out as lines: a head with the counts, then the jobs, those first that need a person.
+    """Lay a fleet out as lines: a head with the counts, then the jobs; jobs that need a person come first.
 
     Args:
-        name: of the fleet.
+        name: name of the fleet.
         rows: its jobs.
-        elapsed_s: since it began.
+        elapsed_s: seconds since it began.
         width: columns; no line is longer.
         height: lines at most.
 
@@ -69,7 +69,7 @@ def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int
 
 
 def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
-    """Lay out how a fleet ended: each job in a line, and below those that need somebody what to do.
+    """Lay out how a fleet ended: one line per job; below it, advice for each job that needs a person.
 
     Args:
         rows: its jobs.
@@ -115,7 +115,7 @@ class TerminalView:
         self._began_s = self._said_s = time.monotonic()
 
     def show(self, name: str, rows: Sequence[JobRow]) -> None:
-        """Take in how the jobs stand."""
+        """Take in the state of the jobs."""
         self.rows = list(rows)
         now_s = time.monotonic()
         if self._block is not None:
@@ -127,22 +127,22 @@ class TerminalView:
             self._say(f"{for_terminal(name, 60)}: {count_rows(rows)}")
 
     def changed(self, row: JobRow) -> None:
-        """Take in that a job has ended; a table shows that by itself."""
+        """Take in that a job has ended; a table shows it in any case."""
         if self._block is None and not self._quiet:
             self._say(describe_row(row))
 
     def close(self) -> None:
-        """Leave the screen, before somebody else writes there."""
+        """Take the table off the screen, before other output is written there."""
         if self._block is not None:
             self._block.clear()
             standard_error().flush()
 
     def passes(self, record: logging.LogRecord, shown_attribute: str) -> bool:
-        """Say whether a log line is shown: what the table says is not said twice, and warnings stand above it.
+        """Say whether a log line is shown: lines that repeat the table are not, and warnings are printed above it.
 
         Args:
             record: the line.
-            shown_attribute: what records have that tell what the table shows.
+            shown_attribute: attribute that marks records whose content is in the table.
         """
         if record.levelno < logging.WARNING or getattr(record, shown_attribute, False):
             return False

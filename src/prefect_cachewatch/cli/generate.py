@@ -99,7 +99,7 @@ def command(
     With --store the finished cache is verified, published and activated: exit 0 when it is published or already
     whole, 1 when the checks refuse it.
     """
-    with contextlib.closing(Aside.fork()) as files:  # before there is any thread
+    with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _generate(name, api_patience, strict_secrets, files, options)
 
 
@@ -129,7 +129,7 @@ def _generate(
     storage = build_model(Storage, name=options["storage"]) if options["storage"] else None
     if publish is not None:
         Delivery(job, publish, files=files).require_space()
-    # Looked at here too, so that bad input needs no server to be refused; the flow looks again and keeps the lock.
+    # Checked here too, so that bad input is refused without a server; the flow checks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
     place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(
         create=not options["no_create"], files=files
@@ -153,22 +153,22 @@ def run_flow(
     quiet: bool = False,
     api_patience_s: float = 300.0,
 ) -> int:
-    """Run `generate_cache` in this process and say its exit status.
+    """Run `generate_cache` in this process and return its exit status.
 
     Args:
-        job: what to run.
+        job: the job to run.
         stall: when silence is a stall.
         stop: how the tree is stopped.
-        retry: attempts.
+        retry: the attempts.
         publish: how the finished cache is published.
-        outputs: what is left beside the cache, by absolute paths.
+        outputs: files to write beside the cache, by absolute paths.
         storage: storage whose concurrency limit admits the attempts.
-        metrics: where Prometheus metrics go.
+        metrics: destination of the Prometheus metrics.
         quiet: whether Prefect's log lines are left out.
-        api_patience_s: how long a Prefect API that does not answer is told how the run ended.
+        api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
 
     Returns:
-        As `cachewatch exec`; 1 when the checks refuse what was generated.
+        The status of `cachewatch exec`; 1 if the checks refuse the build.
 
     Raises:
         InputError: the Prefect API cannot be reached.
@@ -228,12 +228,12 @@ def run_flow(
         return 128 + (received or [signal.SIGTERM])[0]
     if state.is_completed():
         return 0
-    # A report that is well, of a run that is not: something of ours has failed after it.
+    # The report is of success and the run failed: cachewatch itself has failed after the report.
     return (told.report.exit_status() if told.report is not None else 0) or OWN_FAILURE
 
 
 def _cancelled_if(received: list[int]) -> Callable[[Any, Any, Any], None]:
-    """Make a hook that tells Prefect of a cancellation, where a signal met Prefect's own code, which calls that Crashed."""
+    """Make a hook that records a cancellation if a signal hit Prefect's own code, which records it as Crashed."""
 
     def tell(flow: Any, run: Any, state: Any) -> None:
         if not received:
@@ -249,7 +249,7 @@ def _cancelled_if(received: list[int]) -> Callable[[Any, Any, Any], None]:
 
 
 def _is_of_the_api(error: BaseException | None) -> bool:
-    """Say whether an error is about what an API answered, or did not, rather than a defect."""
+    """Say whether an error comes from an API that did not answer as it should, rather than from a defect."""
     while error is not None:
         if type(error).__module__.partition(".")[0] in (
             "httpx",

@@ -1,4 +1,4 @@
-"""The table of sub-commands as click shows it, and what makes a shell complete them; each is imported only when it is used."""
+"""The table of sub-commands for click, and the shell completion; a sub-command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Table(click.Group):
         found = [
             CompletionItem(name, help=line) for name, (_, line) in self.rows.items() if name.startswith(incomplete)
         ]
-        return found + click.Command.shell_complete(self, ctx, incomplete)  # a group's own would import all of them
+        return found + click.Command.shell_complete(self, ctx, incomplete)  # a group's own imports all of them
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

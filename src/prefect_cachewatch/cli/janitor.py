@@ -1,4 +1,4 @@
-"""`cachewatch janitor`: stop what dead runs left behind; every start of a guarded run does the same first."""
+"""`cachewatch janitor`: stops what dead runs left behind; every start of a guarded run does the same first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The live view of a running generation: a pure renderer, and the block of lines that it redraws.
 
-`render_live` makes lines of text from a `LiveState`; `LiveBlock` puts them on a terminal in one
-write, so that nothing flickers. It measures nothing.
+`render_live` makes lines of text from a `LiveState`; `LiveBlock` writes them to a terminal in one
+write, so that the view does not flicker. It measures nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LiveBlock", "fitted", "render_live", "sparkline", "wants_colour"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 100
-# Tells a terminal to show what follows at once, not line by line; unknown to it, it is ignored.
+# Tells a terminal to show the following output at once, not line by line; other terminals ignore it.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 
 
@@ -68,7 +68,7 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     """
     width = max(20, min(width, _MAX_WIDTH))
     share = min(1.0, state.pause_s / state.window_s) if state.window_s > 0 else 0.0
-    # Silence is what a warm-up looks like: no alarm before it has nearly used up its window.
+    # Silence is normal in a warm-up: no alarm before it has nearly used up its window.
     warn, alarm = (0.9, 0.97) if state.warmup is not None else (0.6, 0.8)
     mood = "red" if share >= alarm else "yellow" if state.suspicion or share >= warn else "green"
     head = Text().append(for_terminal(state.name, 24), style="bold")
@@ -131,7 +131,7 @@ class LiveBlock:
         """Replace the block by these lines, in one write.
 
         Args:
-            lines: at most as long as the terminal is wide, or it would wrap and the block lose its place.
+            lines: at most as long as the terminal is wide; longer ones would wrap and displace the block.
             width: columns.
         """
         buffer = io.StringIO()
@@ -155,7 +155,7 @@ class LiveBlock:
         self._height = len(shown)
 
     def clear(self) -> None:
-        """Take the block off the screen, so that somebody else may write there."""
+        """Take the block off the screen, so that other output may be written there."""
         if self._height:
             self._write(f"{self._home()}\x1b[J".encode())
             self._height = 0

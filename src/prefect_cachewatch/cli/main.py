@@ -1,6 +1,6 @@
 """The `cachewatch` command: a table of sub-commands, each imported only when it is used.
 
-`exec`, which stays for hours, runs without the libraries that read its command line (see `apart`).
+`exec`, which runs for hours, does not load the libraries that read its command line (see `apart`).
 Every error that the engine raises becomes one sentence on stderr and an exit status;
 a traceback is a defect.
 """
@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("prefect_cachewatch.cli.group:completion", "Print what makes bash, zsh or fish complete this command."),
 }  # fmt: skip
 
-# Those that run or watch a generator: nothing that they say may wait for whoever is to read it.
+# Commands that run or watch a generator: their messages must not wait for a reader.
 _WATCHING = frozenset({"exec", "generate", "watch", "fleet", "demo"})
 
 
@@ -76,13 +76,13 @@ def main(argv: list[str] | None = None) -> None:
     _fill_standard_streams()
     if sys.platform != "linux":
         fail(f"this is {sys.platform}, and the guard needs Linux 5.3 or newer (pidfd); run it in a Linux container")
-    if argv is None:  # who ignores SIGCHLD has children that vanish, with their exit codes, while they are waited for
+    if argv is None:  # with SIGCHLD ignored the kernel reaps children, and their exit codes are lost
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if argv is None and sys.argv[1:2] and sys.argv[1] in _WATCHING:
         from prefect_cachewatch.common.console import install_console  # noqa: PLC0415 - for these alone
 
         install_console()
-    if argv is None and sys.argv[1:2] == ["exec"]:  # this process is the command's own: nobody else needs its memory
+    if argv is None and sys.argv[1:2] == ["exec"]:  # no other code needs this process's memory
         _end_with(lambda: _exec_apart(sys.argv[1:]))
     _end_with(lambda: _run_click(argv))
 
@@ -93,7 +93,7 @@ class _ImportedWhenUsed(ModuleType):
 
 
 def _import_without(name: str, seldom: str) -> None:
-    """Import a module of the standard library without another one, which it seldom uses and then gets after all."""
+    """Import a module of the standard library without another one that it rarely uses and then imports itself."""
     if seldom not in sys.modules:
         sys.modules[seldom] = _ImportedWhenUsed(seldom)
         try:
@@ -131,7 +131,7 @@ def _exec_apart(argv: Sequence[str]) -> int:
 
 
 def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int] | None = None) -> object:
-    import click  # noqa: PLC0415 - and what comes with it stays out of a process that is to be small
+    import click  # noqa: PLC0415 - click and its imports stay out of a process that is to be small
 
     from prefect_cachewatch.cli.group import command_group  # noqa: PLC0415
 
@@ -152,7 +152,7 @@ def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int
 
 
 def _end_with(action: Callable[[], Any]) -> NoReturn:
-    """End with the exit status that an action returns, or with one sentence for what it raises."""
+    """End with the exit status that an action returns, or with one sentence for an exception."""
     try:
         result = action()
         sys.stdout.flush()
@@ -162,7 +162,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
-        # The reader of our output left; a second error while Python flushes stdout would say so again.
+        # The reader of our output has gone; a second error while Python flushes stdout would repeat that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except OSError as error:
@@ -172,7 +172,7 @@ def _end_with(action: Callable[[], Any]) -> NoReturn:
             fail(WORKING_DIRECTORY_GONE)
         where = f": {for_terminal(str(error.filename))}" if error.filename else ""
         fail(f"the system refused: {error.strerror or error}{where}")
-    except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for whoever acts on the exit status
+    except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for callers that test the status
         if type(error).__name__ == "ValidationError" and str(getattr(error, "title", "")).endswith("Settings"):
             first = cast("Any", error).errors()[0]  # of pydantic, which is not loaded for this
             where = ".".join([cast("Any", error).title, *map(str, first["loc"])])
@@ -199,7 +199,7 @@ def _close_console() -> None:
 
 
 def _fill_standard_streams() -> None:
-    """Open /dev/null where a standard stream is closed, or a control socket would get its number."""
+    """Open /dev/null if a standard stream is closed, so that a control socket does not get its number."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

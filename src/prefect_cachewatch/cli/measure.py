@@ -27,7 +27,7 @@ _TIMEOUT_S = 600.0
 @click.option("--ignore", multiple=True, metavar="GLOB", help="Files to leave out; repeatable.")
 def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...]) -> None:
     """Count bytes, allocated bytes, files and directories below DIRECTORY, as the watch does."""
-    # Absolute only: links are resolved in the scan process, since that too may hang.
+    # Made absolute only: the scan process resolves links, since that may hang too.
     path, shown = os.path.abspath(directory), for_terminal(directory)
     scanner = DirectoryScanner()
     try:

@@ -1,4 +1,4 @@
-"""The directories that Prefect reads when it is imported, and where runs are kept: tried first, with a deadline."""
+"""Checks, with a deadline, the directories that Prefect reads when it is imported, and the one that keeps the runs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 
 
 def require_places(files: Files) -> None:
-    """See that Prefect's home, the state directory and the working directory answer, and the first two can be written to.
+    """Check that Prefect's home, state and working directory answer, and that the first two can be written to.
 
     Args:
-        files: who looks.
+        files: the helper process that looks.
 
     Raises:
-        InputError: one does not, or cannot.
+        InputError: one does not answer, or cannot be written to.
     """
     home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    # Where an API is configured, in a profile perhaps, Prefect goes on without a home that it can write to.
+    # With a configured API, in a profile perhaps, Prefect does without a home that it can write to.
     served = bool(os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL"))
     _require(files, "Prefect's home", home, "PREFECT_HOME", _HOME_BYTES, home if served else home / "profiles.toml")
     _require(files, "state directory", state_home(), "CACHEWATCH_STATE", _STATE_BYTES)
-    with contextlib.suppress(FileNotFoundError):  # removed; that is said of it later
+    with contextlib.suppress(FileNotFoundError):  # removed; a later check reports it
         here = Path.cwd()
         what = f"working directory {here}"
         look_ahead(
@@ -56,7 +56,7 @@ def _require(files: Files, what: str, path: Path, variable: str, room_bytes: int
 
 
 def try_to_write(path: str, room_bytes: int) -> None:
-    """Write what leaves no trace into a directory, or where it would have to be made.
+    """Write to a directory, or to the place where it would be made, without leaving a trace.
 
     Args:
         path: absolute; it need not exist.

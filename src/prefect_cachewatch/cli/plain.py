@@ -1,4 +1,4 @@
-"""The state of a running generation as one plain line, for a log. Loads nothing but what a watch has anyway."""
+"""The state of a running generation as one plain line, for a log. Imports only modules that a watch has loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["LiveState", "remaining_text", "render_plain"]
 
 @dataclass(frozen=True)
 class LiveState:
-    """What the live view shows; `rates` are recent rates in bytes per second, oldest first."""
+    """The values of the live view; `rates` are recent rates in bytes per second, oldest first."""
 
     name: str
     elapsed_s: float
@@ -27,7 +27,7 @@ class LiveState:
     expected_bytes: int | None = None
     rates: tuple[float, ...] = ()
     warmup: str | None = None
-    """In a server's warm-up, what is waited for."""
+    """In a server's warm-up, what the watch waits for."""
 
 
 def render_plain(state: LiveState, width: int = 400) -> str:
@@ -53,7 +53,7 @@ def render_plain(state: LiveState, width: int = 400) -> str:
 
 
 def remaining_text(state: LiveState) -> str:
-    """Say how much is done and how long the rest will take, where the size to expect is known; else nothing."""
+    """Say how much is done and how long the rest will take, if the expected size is known; else return nothing."""
     if not state.expected_bytes:
         return ""
     percent = min(99.0, 100.0 * state.bytes_present / state.expected_bytes)

@@ -1,4 +1,4 @@
-"""`cachewatch plan PLAN.yaml`: how many jobs at once a storage carries, and why not more."""
+"""`cachewatch plan PLAN.yaml`: how many jobs a storage carries at once, and why not more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`cachewatch probe`: measure a storage, or a codec on a sample, for the planner.
 
-What is measured is in `capacity.probe` and `capacity.codec`; here it is asked for and shown.
+`capacity.probe` and `capacity.codec` measure; this module reads the options and shows the result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def command(
     """Measure the storage under DIR and write its profile for `cachewatch plan`.
 
     It writes test files there, in a directory of its own that is removed when it ends, and slows
-    whoever shares the storage meanwhile. With --codec, measure a compression on SAMPLE instead,
+    other users of the storage meanwhile. With --codec, measure a compression on SAMPLE instead,
     which writes nothing.
     """
     if codec is not None:
@@ -79,18 +79,18 @@ def command(
 def _probe_storage(
     path: Path, output: Path | None, as_json: bool, *, name: str | None, quiet: bool, **options: Any
 ) -> int:
-    inspect_target(path)  # what is wrong with the directory comes before what is wrong with an option
+    inspect_target(path)  # an error in the path is reported before an error in an option
     settings = _SETTINGS.build(options)
     target = check_probe(path, settings)
     name = _checked_name(name, target.path)
     output = output or Path(f"storage-{file_stem(name, most=200, other='profile')}.yaml")
     check_output(output)
-    # What is no file has no neighbour either: /dev/null.partial.yaml would be one of /dev.
+    # Only a regular file has a neighbour: /dev/null.partial.yaml would be a file in /dev.
     partial = None if is_special(output) else output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
 
     def save(report: ProbeReport) -> None:
-        # After each concurrency, so that even a power cut leaves what was measured. A disk that is
-        # full here is no reason to stop measuring there: the end tries again.
+        # Written after each concurrency, so that even a power cut leaves what was measured. If the disk is
+        # full here, the probe goes on measuring: the end tries again.
         if partial is None:
             return
         with suppress(InputError):
@@ -156,7 +156,7 @@ def _probe_codec(sample: Path, codec: str, level: int | None, output: Path | Non
         The exit status.
 
     Raises:
-        InputError: for a bad sample, level or output, or a library that is missing.
+        InputError: the sample, level or output is bad, or a library is missing.
     """
     if output is not None:
         check_output(output)

@@ -1,6 +1,6 @@
-"""How `cachewatch probe` looks: its announcement, progress, table and the signals that end it.
+"""The display of `cachewatch probe`: its announcement, progress, table, and the signals that end it.
 
-Nothing is measured and nothing is written to files here.
+Measures nothing, and writes no files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def table(report: ProbeReport) -> str:
 
 @contextmanager
 def stopping() -> Iterator[tuple[Event, list[int]]]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into an event; a second one is Python's again."""
+    """Turn the first SIGINT, SIGTERM or SIGHUP into an event; Python's own handler gets a second one."""
     stop, caught = Event(), list[int]()
     before: dict[int, Any] = {}
 
@@ -117,7 +117,7 @@ def progress(quiet: bool) -> Iterator[Callable[[ProbeStep], None]]:
         last = [""]
 
         def show(step: ProbeStep) -> None:
-            # One line for each phase at each concurrency, not for each repetition.
+            # One line per phase and concurrency, not per repetition.
             what = re.sub(r", \d+ of \d+$", "", step.text)
             if what != last[0]:
                 last[0] = what
@@ -127,13 +127,13 @@ def progress(quiet: bool) -> Iterator[Callable[[ProbeStep], None]]:
 
 
 def check_output(output: Path) -> None:
-    """Refuse before minutes of measuring what could not be written after it.
+    """Refuse an output before the probe that could not be written after it.
 
     Args:
         output: the file that the user named.
 
     Raises:
-        InputError: if it is a directory, its directory is missing, or it is some other file.
+        InputError: it is a directory, its directory is missing, or it is some other file.
     """
     shown = for_terminal(str(output))
     if output.is_dir():
@@ -153,5 +153,5 @@ def check_output(output: Path) -> None:
 
 
 def exit_status(caught: Sequence[int]) -> int:
-    """The status a shell expects of a command that a signal ended; 0 without one."""
+    """The status that a shell expects of a command that a signal ended; 0 without a signal."""
     return 128 + caught[0] if caught else 0

@@ -1,4 +1,4 @@
-"""`cachewatch profiles`: the known generators, their parameters, and what follows from some for a job."""
+"""`cachewatch profiles`: the known generators, their parameters, and the job settings that follow from them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a person sees while a generation runs: a live view in a terminal, plain lines elsewhere.
+"""The display of a running generation: a live view in a terminal, plain lines elsewhere.
 
-Takes its numbers from the watch; how they look is `live`.
+The watch has the numbers; `live` lays them out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProgressLine:
         self._watch: Watch | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        if self.live:  # before the start: what draws may lie on the very file system that hangs
+        if self.live:  # imported before the start: the modules may be on the file system that hangs
             import shutil  # noqa: F401, PLC0415
 
             import prefect_cachewatch.cli.live  # noqa: F401, PLC0415 - rich takes 50 ms
@@ -74,7 +74,7 @@ class ProgressLine:
             self._write(f"cachewatch: {render_plain(self._state(watch))}\n".encode("utf-8", "replace"))
 
     def clear(self) -> None:
-        """Take the view off the screen, before somebody else writes there; a screen that is stopped is not waited for."""
+        """Take the view off the screen before other output is written there; a stopped screen is not waited for."""
         if self.live:
             with self._lock:
                 if self._block is not None:

@@ -1,4 +1,4 @@
-"""`cachewatch replay`: what a stall policy would have done on a recorded run; no waiting, no Prefect."""
+"""`cachewatch replay`: what a stall policy would have done on a recorded run; without waiting, without Prefect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cachewatch report`: a bundle shown in a terminal, or its page in a browser."""
+"""`cachewatch report`: shows a bundle in a terminal, or its page in a browser."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
     """Write a bundle's report for a terminal.
 
     Args:
-        report: from `load_report`.
-        directory: where it lies.
+        report: the report, from `load_report`.
+        directory: directory of the bundle.
         width: columns.
 
     Yields:
-        Lines without line ends, all harmless for a terminal.
+        Lines without line ends, safe for a terminal.
 
     Example:
         >>> lines = list(describe_bundle({"diagnosis": {"category": "unknown", "summary": "?"}}, Path("/b")))

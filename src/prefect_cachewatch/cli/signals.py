@@ -1,7 +1,7 @@
-"""What the signals mean that a command gets: some are the generator's, some suspend it, the rest end the run.
+"""The meaning of the signals that a command gets: some go to the generator, some suspend it, the others end the run.
 
-A thread of its own acts on them: wherever the main thread may be waiting, and however many come. Standard library
-only. What a signal does to the tree is the guard's work.
+A thread of its own acts on them, wherever the main thread waits and however many arrive. Standard library only. The
+guard delivers signals to the tree.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefect_cachewatch.supervise.helper_client import HelperClient, running_cli
 
 __all__ = ["ENDING", "RELAYED", "SignalRelay", "hold_back", "relayed_to_flow"]
 
-_QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; of the others many may become one
+_QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
 _SUSPENDING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
 ENDING = frozenset(
@@ -29,22 +29,22 @@ ENDING = frozenset(
         signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR, signal.SIGSYS,
     }
 )  # fmt: skip
-"""All that end a process by default, but for USR1, USR2 and real-time signals; for what a crash of this very process
-sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and for SIGPIPE and SIGXFSZ, which Python makes errors of a write."""
+"""All signals that end a process by default, except USR1, USR2 and real-time signals; those that a crash of this
+process sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and SIGPIPE and SIGXFSZ, which Python turns into errors of a write."""
 RELAYED = ENDING | _FORWARDED | _SUSPENDING
-"""All that a relay acts on."""
-# A second one of these is somebody's impatience; a closed terminal sends SIGHUP twice, a used-up limit SIGXCPU each second.
+"""All signals that a relay acts on."""
+# A second one of these ends the grace period; a closed terminal sends SIGHUP twice, a CPU limit SIGXCPU each second.
 _IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
 _SUSPEND_WITHIN_S = 1.0
 _AGAIN_S = 0.02
 
-# As a handler: implemented in C, so that a storm of signals cannot nest it; it does nothing, the wake-up pipe does it all.
+# As a handler: implemented in C, so that a storm of signals cannot nest it. It does nothing: the wake-up pipe acts.
 _nothing: Callable[[int, object], object] = dict[int, object]().get
 _held: set[int] = set()
 
 
 def hold_back() -> None:
-    """Block what is the command's until a relay begins: a signal that comes while we start is neither lost nor our end."""
+    """Block the command's signals until a relay begins: one that arrives during the start is not lost, nor ends us."""
     _held.update(_FORWARDED - {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)})
 
 
@@ -52,16 +52,16 @@ class SignalRelay:
     """Acts on the signals that this process gets while it runs a generator.
 
     USR1, USR2, WINCH, URG, CONT and real-time signals go to the command's process group. TSTP, TTIN and TTOU stop the
-    tree and then this process; when it continues, so does the tree. The others cancel, and the command gets them first.
-    What the caller ignores stays ignored.
+    tree and then this process; when it continues, so does the tree. The others go to the command first, then cancel.
+    A signal that the caller ignores stays ignored.
 
     Args:
-        clients: those who run a command now; their helpers know how to reach it.
+        clients: returns the clients that run a command now; their helpers know how to reach it.
         cancel: called with an ending signal, and whether it is to end the grace period; in the relay's thread.
-        ending: which ones these are.
-        before_start: called in the main thread with an ending signal, too, until `settle`; may raise.
-        rewrite: signals that are acted on as if another one had come, or none: number to number, or to 0.
-        tell: told in a sentence what is done about each signal.
+        ending: the ending signals.
+        before_start: called in the main thread with an ending signal until `settle`; may raise.
+        rewrite: signals to act on as if another one, or none, had arrived: number to number, or to 0.
+        tell: called with a sentence for each signal.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class SignalRelay:
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.received: list[int] = []
-        """The ending signals that have come, live."""
+        """The ending signals that have arrived, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
         self._rewrite, self._tell = dict(rewrite or {}), tell
-        self._asked: set[int] = set()  # what came by a rewrite: the command gets these themselves
+        self._asked: set[int] = set()  # signals that a rewrite has replaced: the command gets the original ones
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -88,12 +88,12 @@ class SignalRelay:
         self._poll = select.poll()
 
     def clock(self) -> float:
-        """Monotonic seconds, without those for which this process was suspended together with the tree."""
+        """Monotonic seconds, without the time for which this process was suspended together with the tree."""
         with self._clock_lock:
             return time.monotonic() - self._suspended_s
 
     def begin(self) -> None:
-        """Take over the signals; in the main thread."""
+        """Take over the signals; call in the main thread."""
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._poll.register(self._read, select.POLLIN)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -105,12 +105,12 @@ class SignalRelay:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _held)
 
     def settle(self) -> None:
-        """From now on an ending signal only cancels: there is, or is about to be, something to cancel. In the main thread."""
+        """From now on an ending signal only cancels, since there is an attempt to cancel. Call in the main thread."""
         for number in self._previous:
             signal.signal(number, _nothing)
 
     def close(self, *, last: bool = False) -> None:
-        """Let go of the signals; in the main thread.
+        """Let go of the signals; call in the main thread.
 
         Args:
             last: the process ends now, and its exit status is settled: no signal may change it any more.
@@ -120,7 +120,7 @@ class SignalRelay:
         self._previous = {}
         if self._write >= 0:
             signal.set_wakeup_fd(-1)
-            os.close(self._write)  # the thread ends of it
+            os.close(self._write)  # this ends the thread
             self._write = -1
 
     def _end_early(self, number: int, frame: FrameType | None) -> None:
@@ -133,7 +133,7 @@ class SignalRelay:
         while (numbers := self._take(_AGAIN_S if early else None)) is not None:
             for number in numbers:
                 if number in self._ending:
-                    with contextlib.suppress(Exception):  # whatever one of them meets, the next one is acted on
+                    with contextlib.suppress(Exception):  # the next one is handled in any case
                         self._end(number)
             early = self._forward(_once([*early, *self._passed_on(numbers)]))
             if (last := _last_of(numbers, _SUSPENDING)) > _last_of(numbers, {signal.SIGCONT}):
@@ -171,8 +171,8 @@ class SignalRelay:
         return passed_on
 
     def _forward(self, numbers: list[int]) -> list[int]:
-        """Pass signals on; returns them where nobody takes them yet."""
-        told = [client.signal(numbers) for client in self._clients() if numbers]  # all of them, whatever one answers
+        """Pass signals on; returns them if no client can take them yet."""
+        told = [client.signal(numbers) for client in self._clients() if numbers]  # every client is asked
         return [] if any(told) else numbers
 
     def _suspend(self, number: int) -> None:
@@ -181,11 +181,11 @@ class SignalRelay:
             began_s = time.monotonic()
             for client in clients:
                 client.suspend(_SUSPEND_WITHIN_S, number)
-            # A SIGCONT that has come meanwhile was to continue us, and no other one may follow it.
+            # A SIGCONT that has arrived meanwhile was to continue us, and no other one may follow it.
             self._unread = self._take(0.0) or []
             if signal.SIGCONT not in self._unread:
-                # To this very thread: it stands still here, not some instructions later. SIGSTOP, since SIGTSTP does
-                # not stop a process without a shell above it (an orphaned process group).
+                # Sent to this very thread, which stops here and not some instructions later. SIGSTOP, since SIGTSTP
+                # does not stop a process without a shell above it (an orphaned process group).
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             self._continued_us = True
             self._suspended_s += time.monotonic() - began_s
@@ -195,20 +195,20 @@ class SignalRelay:
 
 @contextlib.contextmanager
 def relayed_to_flow() -> Iterator[list[int]]:
-    """Pass on and suspend while a flow runs in this process; what else ends a process becomes the SIGTERM that cancels the run.
+    """Relay and suspend while a flow runs in this process; any other ending signal becomes the SIGTERM that cancels it.
 
     Yields:
-        The signals that have come and become a SIGTERM, live.
+        The signals that have arrived and become a SIGTERM, live.
 
     Raises:
-        SystemExit: with 128+N, for a signal outside of the flow.
+        SystemExit: with 128+N, for a signal outside the flow.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield []  # signals are not this thread's
+        yield []  # signals do not arrive in this thread
         return
 
     def cancel(number: int, at_once: bool) -> None:
-        if len(relay.received) == 1:  # a second one would break off what the first one's cancellation still writes
+        if len(relay.received) == 1:  # a second one would interrupt the writes of the first one's cancellation
             os.kill(os.getpid(), signal.SIGTERM)
         elif at_once:
             for client in running_clients():

@@ -1,4 +1,4 @@
-"""`cachewatch stop`: stop servers that were left running when they were ready, or list them."""
+"""`cachewatch stop`: stops or lists servers that were left running when they were ready."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def command(
 
 
 def _chosen(name: str | None, pid: int | None) -> list[tuple[ServerRecord, Any]]:
-    """The running servers that are meant; records of those that have ended are removed, and said."""
+    """The running servers that match; records of servers that have ended are removed, with a message."""
     chosen, ended = [], 0
     for one in list_servers():
         record = one.record

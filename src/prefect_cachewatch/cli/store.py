@@ -1,4 +1,4 @@
-"""`cachewatch store`: what operators do with published caches."""
+"""`cachewatch store`: the operator's commands for published caches."""
 
 from __future__ import annotations
 

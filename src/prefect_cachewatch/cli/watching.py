@@ -1,4 +1,4 @@
-"""`cachewatch watch`: the same rule and post-mortem for a process that somebody else started. No Prefect."""
+"""`cachewatch watch`: stall rule and post-mortem for a process that cachewatch did not start. No Prefect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from prefect_cachewatch.watching.outcomes import exit_status as status_of
 
 __all__ = ["command", "exit_status"]
 
-# There is no command of ours that USR1 and USR2 could be meant for.
+# No command of ours is there to get USR1 and USR2.
 _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -77,7 +77,7 @@ def command(**options: Any) -> int:
         print(report.message, file=sys.stderr, flush=True)
         _name_bundle(report, options["quiet"])
 
-    files = Aside.fork()  # before there is any thread
+    files = Aside.fork()  # before any thread is started
     run = AttachedRun(
         attach, stall, stop,
         report=options["report"], bundles=not options["no_bundle"], bundle_root=options["bundle_dir"],
@@ -105,11 +105,11 @@ def command(**options: Any) -> int:
 
 
 def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = None) -> int:
-    """Say how the command ends after a watch.
+    """Return the exit status after a watch.
 
     Args:
-        outcome: of the watch.
-        stalls: how many stalls were reported and left alone.
+        outcome: outcome of the watch.
+        stalls: number of stalls that were only reported.
         received: the signal that ended the watch, if one did.
 
     Returns:
@@ -134,7 +134,7 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
             raise InputError(
                 "no cache directory given: say where the container writes with --cache-dir DIR, a path in it or on this host"
             )
-        with Adoptee(pid, start_ticks=options["start_ticks"]):  # what is wrong with the process comes first
+        with Adoptee(pid, start_ticks=options["start_ticks"]):  # errors in the process id are reported first
             where = suggest_directories(pid)
         raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
     return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))
@@ -146,7 +146,7 @@ def _name_bundle(report: Report, quiet: bool) -> None:
 
 
 def _end_on_signals(run: AttachedRun) -> list[int]:
-    """Turn Ctrl-C and kill into the end of the watch. Returns what came, live."""
+    """Turn Ctrl-C and kill into the end of the watch. Returns the signals that have arrived, live."""
     received: list[int] = []
 
     def end(number: int, frame: object) -> None:

@@ -1,3 +1,3 @@
-"""Many generations as one: the jobs file, the policy of failures, the table, what a running job says of itself."""
+"""Many generations in one run: the jobs file, the policy on failures, the table, and the status of a running job."""
 
 __all__ = ["finished", "hostcheck", "jobs", "jobsfile", "outcome", "rows", "status", "table"]

@@ -1,9 +1,9 @@
-"""Which jobs of a fleet have nothing to do: their cache is published and whole by its manifest, or still lies there.
+"""The jobs of a fleet that have nothing to do: their cache is published and whole, or is still in its directory.
 
-What Prefect has recorded of a job is never enough: a cache may have been removed since.
+Prefect's record of a completed job is not enough: the cache may have been removed since.
 
-Asked on the host that runs the jobs, in threads with a deadline: a storage that hangs makes the fleet
-start the job, whose own checks then say what is wrong, and delays nothing else.
+The host that runs the jobs checks this, in threads with a deadline. If a storage hangs, the fleet starts the job,
+whose own checks then report the fault; other jobs are not delayed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["missing_caches", "whole_caches"]
 
 
 def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str, Publication]:
-    """Look which caches are whole and current, so that nothing need be started for them.
+    """Find the caches that are whole and current; no run is needed for them.
 
     Only the quick check is made here: a policy that asks for all digests gets them in a run of its own.
 
     Args:
-        jobs: of the fleet.
-        patience_s: after this long, what has not been answered is left to the job's own run.
+        jobs: the fleet's jobs.
+        patience_s: after this many seconds, jobs without an answer are left to their own runs.
 
     Returns:
-        The names of the jobs, with what was found.
+        The names of the jobs, with the published builds.
 
     Example:
         >>> whole_caches([FleetJob(name="c", command=["x"], cache_dirs=["/c"])])
@@ -50,19 +50,19 @@ def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str
 
 
 def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: float = 60.0) -> dict[str, str]:
-    """Look which caches are not there any more, though a run has completed them.
+    """Find the caches that a run has completed and that are not there any more.
 
-    A published one has to be whole by its manifest. A directory has to be there with files in it, unless it may be empty,
-    and with no fewer bytes than this host's last run of the job left.
+    A published cache has to be whole by its manifest. A directory has to exist with files in it, unless it may be
+    empty, and with no fewer bytes than this host's last run of the job left.
 
     Args:
-        jobs: completed by an earlier run.
-        elsewhere: whether they run on other hosts: where neither the store nor the directory above is seen here, nothing
-            is said.
-        patience_s: after this long, what has not been answered counts as missing.
+        jobs: jobs that an earlier run completed.
+        elsewhere: whether they run on other hosts: if neither the store nor the directory above is visible here, the
+            job is not reported.
+        patience_s: after this many seconds, a cache without an answer counts as missing.
 
     Returns:
-        The names of the jobs, with what is wrong in a few words.
+        The names of the jobs, with the fault in a few words.
 
     Example:
         >>> missing_caches([FleetJob(name="c", command=["x"], cache_dirs=["/nowhere/c"])], elsewhere=False)
@@ -84,7 +84,7 @@ def _ask_all(
     ask: Callable[[FleetJob], None],
     patience_s: float,
 ) -> None:
-    # A thread a storage: one that hangs must not hide what another would have said.
+    # One thread per storage: one that hangs must not hide the answers of the others.
     groups: dict[Hashable, list[FleetJob]] = {}
     for job in jobs:
         groups.setdefault(storage(job), []).append(job)
@@ -110,14 +110,14 @@ def _ask(job: FleetJob, found: dict[str, Publication]) -> None:
     try:
         whole = _find_whole(job, job.publish)
     except (CachewatchError, OSError):
-        return  # the job's run says what is wrong, with its own name on it
+        return  # the job's run reports the fault under its own name
     if whole is not None:
         found[job.name] = whole
 
 
 def _find_whole(job: FleetJob, policy: PublishPolicy) -> Publication | None:
     whole = Delivery(job.cache_job, policy).find_cached()
-    # Published and not current, it still has to be activated.
+    # A published build that is not current still has to be activated.
     return whole if whole is not None and (whole.current is not None or not policy.activate) else None
 
 
@@ -127,7 +127,7 @@ def _what_is_missing(job: FleetJob, elsewhere: bool) -> str | None:
     total = 0
     for directory in job.directories:
         if str(directory).startswith(VOLUME_PREFIX) or (elsewhere and not directory.parent.is_dir()):
-            return None  # a container engine's, or another host's storage, which is not seen from here
+            return None  # a container engine's storage, or another host's, which is not visible here
         there = measure([str(directory)], job.ignore)
         if there["roots"][0]["missing"]:
             return f"{directory} is not there"
@@ -145,7 +145,7 @@ def _what_the_store_misses(job: FleetJob, policy: PublishPolicy, elsewhere: bool
     if elsewhere and not seen:
         return None
     try:
-        # What was to be generated whatever was there has been.
+        # The job generates in any case, and its run has completed.
         whole = _find_whole(job, policy.model_copy(update={"force": False, "verify": "quick"}))
     except (CachewatchError, OSError) as error:
         return str(error)

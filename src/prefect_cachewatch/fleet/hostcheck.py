@@ -1,4 +1,4 @@
-"""What the jobs of a fleet need on the host that runs them, looked at before the first one starts."""
+"""Checks that the host has what a fleet's jobs need, before the first one starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["check_host"]
 
 
 def check_host(jobs: Sequence[FleetJob]) -> None:
-    """See that each job's program, working directory and store are there.
+    """Check that each job's program, working directory and store exist.
 
     Args:
-        jobs: of a fleet that runs on this host.
+        jobs: jobs of a fleet that runs on this host.
 
     Raises:
-        InputError: one is not; the sentence names the job.
+        InputError: one is missing; the sentence names the job.
 
     Example:
         >>> check_host([FleetJob(name="c", command=["sh"], cache_dirs=["/c"])])

@@ -1,4 +1,4 @@
-"""What people write about a fleet: its jobs, and how it goes about them. No file is read here."""
+"""The models of a jobs file: jobs, and the policy of the fleet. Reads no file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 
 __all__ = ["MODELS", "FleetJob", "FleetPlan", "FleetPolicy", "check_deployment_name"]
 
-#: Parameters of `generate_cache` that a fleet's job has as they are.
+#: Parameters of `generate_cache` that a fleet's job passes on unchanged.
 MODELS = ("stall", "stop", "retry", "publish", "outputs", "storage", "metrics")
 
 
 def check_deployment_name(name: str) -> str:
-    """See that a deployment is named as Prefect names it.
+    """Check that a deployment is named in Prefect's form.
 
     Args:
         name: flow/name.
@@ -86,36 +86,36 @@ class FleetJob(CacheJob):
 
     @property
     def storage_name(self) -> str | None:
-        """Name of the storage, where one is named."""
+        """Name of the storage, if one is named."""
         return self.storage.name if self.storage is not None else None
 
     @property
     def cache_job(self) -> CacheJob:
-        """The job without what only a fleet knows."""
+        """The job without the fields that only a fleet has."""
         return CacheJob.model_validate(
             {name: getattr(self, name) for name in CacheJob.model_fields if name in self.model_fields_set}
         )
 
     @property
     def digest(self) -> str:
-        """What tells this job from others and from an edited one: 16 hex digits over what is run and where it writes."""
+        """Identifies this job, and changes when it is edited: 16 hex digits over what it runs and where it writes."""
         told = self.model_dump(mode="json", include=set(CacheJob.model_fields))
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The directories it names itself, without the one that a store gives it."""
+        """The directories that it names itself, without the one that a store gives it."""
         return tuple(path for path in self.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path))
 
     def parameters(self) -> dict[str, Any]:
-        """Make the parameters of `generate_cache`, as JSON holds them.
+        """Make the parameters of `generate_cache`, as JSON values.
 
         Returns:
-            What was written; what was not is left to the deployment's own parameters and the flow's defaults.
+            The fields that were written; the others come from the deployment's parameters and the flow's defaults.
         """
         job = self.cache_job
-        # Whole below the first level: what kind of a value it is may be a default of it.
+        # Whole below the first level: the kind of a value may itself be a default.
         found: dict[str, Any] = {"job": job.model_dump(mode="json", include=job.model_fields_set)}
         for name in MODELS:
             policy = getattr(self, name)
@@ -125,7 +125,7 @@ class FleetJob(CacheJob):
 
 
 class FleetPolicy(InputModel):
-    """How a fleet goes about its jobs."""
+    """How a fleet treats its jobs."""
 
     max_parallel: int | None = Field(
         default=None,
@@ -172,13 +172,13 @@ class FleetPolicy(InputModel):
 
     @property
     def created_limit(self) -> int | None:
-        """Slots of a limit that is made where it is missing; None where none is."""
+        """Slots of a limit that the fleet makes if it is missing; None if it makes none."""
         word, _, slots = self.missing_limit.partition(":")
         return int(slots) if word == "create" else None
 
 
 class FleetPlan(InputModel):
-    """A whole fleet: what a jobs file says."""
+    """A whole fleet, as a jobs file describes it."""
 
     version: Literal[1] = Field(description="Version of this format: 1.")
     name: str = Field(

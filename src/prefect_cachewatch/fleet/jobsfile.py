@@ -1,4 +1,4 @@
-"""Read a jobs file: a fleet as YAML, each error one sentence with the file, the line and the nearest name."""
+"""Reads a jobs file: a fleet as YAML. Each error is one sentence with the file, the line and the nearest name."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from prefect_cachewatch.run.delivery import check_delivery
 __all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
 
 _TOP = ("version", "name", "policy", "defaults", "jobs")
-# What belongs to one job alone: a default of it would be an error a job later.
+# Fields of one job alone: as a default they would cause an error at the second job.
 _NO_DEFAULT = ("name", "cache_dirs")
 _MERGED = ("env", "env_secrets", "profile", *MODELS)
-# What a job may have beside its fields: a known generator, from which some of them follow.
+# Keys of a job beside its fields: a known generator, from which some of the fields follow.
 _JOB_KEYS = (*FleetJob.model_fields, "profile")
 
 
 def expand_job(defaults: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the whole of a job out of its entry in the file: what is written there, over the defaults.
+    """Complete a job's entry in the file with the defaults and its profile.
 
-    Every entry passes here before it is checked; what gives a job further fields (a named profile, say) belongs here.
+    Every entry passes through here before it is checked; a source of further fields (a profile, say) belongs here.
 
     Args:
         defaults: the file's defaults.
         entry: the job as written.
 
     Returns:
-        The fields of a `FleetJob`. Models (stall, storage and so on), environments and profiles are merged key by key (profiles of one name, that is);
-        null takes a default away. What follows from a profile lies below everything that is written.
+        The fields of a `FleetJob`. Models (stall, storage and so on), environments and profiles of one name are merged
+        key by key; null removes a default. A profile's values have the lowest precedence.
 
     Raises:
         InputError: the profile, or a parameter of it, is not known or not valid.
@@ -69,12 +69,12 @@ def read_jobs_file(
 
     Args:
         path: the file.
-        name: of the fleet, instead of the file's; without either it is the file's own name.
-        deployment: for jobs that name none.
-        policy: fields of a `FleetPolicy` that go before the file's.
+        name: name of the fleet, instead of the file's; without either, the name of the file itself.
+        deployment: deployment of jobs that name none.
+        policy: fields of a `FleetPolicy` that take precedence over the file's.
 
     Returns:
-        The fleet, checked as far as that goes without a look at the machine.
+        The fleet, checked as far as possible without looking at the machine.
 
     Raises:
         InputError: it cannot be read or understood; the sentence names file and line.
@@ -112,15 +112,15 @@ def plan_of_jobs(
 
     Args:
         jobs: at least one.
-        name: of the fleet.
-        deployment: for jobs that name none.
-        policy: how the fleet goes about them.
+        name: name of the fleet.
+        deployment: deployment of jobs that name none.
+        policy: policy of the fleet.
 
     Returns:
         The fleet, checked as a file is.
 
     Raises:
-        InputError: something is wrong with them.
+        InputError: the jobs have an error.
     """
     if not jobs:
         raise InputError("the fleet has no jobs: give at least one")
@@ -154,8 +154,8 @@ def _job(file: YamlFile, defaults: Mapping[str, Any], entry: Any, index: int) ->
 
 
 def _line(file: YamlFile, index: int, loc: Sequence[str | int]) -> int | None:
-    """The line of a job's field: in its entry, else in the defaults, else where the entry begins."""
-    # Longest first: retry.backoff_s may stand in the defaults while the entry has a retry of its own.
+    """The line of a job's field: in its entry, else in the defaults, else the first line of the entry."""
+    # Longest first: retry.backoff_s may be in the defaults while the entry has a retry of its own.
     for length in range(len(loc), 0, -1):
         for base in (("jobs", index), ("defaults",)):
             if file.has((*base, *loc[:length])):
@@ -168,7 +168,7 @@ def _merged_policy(written: FleetPolicy, given: Mapping[str, Any]) -> FleetPolic
         return written
     both = {**written.model_dump(exclude_unset=True), **given}
     if given.get("on_failure") == "continue" and "max_failures" not in given:
-        both.pop("max_failures", None)  # the file's belonged to the file's on_failure
+        both.pop("max_failures", None)  # the file's limit belonged to the file's on_failure
     return validate(FleetPolicy, both, "the fleet", "policy")
 
 
@@ -210,13 +210,13 @@ def _stem(path: Path) -> str:
 
 
 def _check_jobs(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
-    """Look for the first thing that is wrong with the jobs as a whole.
+    """Find the first error in the jobs as a whole.
 
     Args:
-        jobs: as written.
+        jobs: the jobs as written.
 
     Returns:
-        The job's index, the field, and the sentence; None where all is well.
+        The job's index, the field, and the sentence; None if there is no error.
 
     Example:
         >>> jobs = [FleetJob(name="a", command=["x"], cache_dirs=["/c"])] * 2
@@ -253,7 +253,7 @@ def _alone(job: FleetJob) -> tuple[tuple[str, ...], str] | None:
 
 
 def _shared_directory(jobs: Sequence[FleetJob]) -> tuple[int, tuple[str, ...], str] | None:
-    """Two jobs that write below one directory of one storage would take each other's growth for their own."""
+    """Two jobs that write below one directory of one storage would count each other's growth as their own."""
     taken: dict[tuple[str | None, str], int] = {}
     parents: dict[tuple[str | None, str], tuple[int, str]] = {}
     for index, job in enumerate(jobs):

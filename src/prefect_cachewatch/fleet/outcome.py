@@ -1,4 +1,4 @@
-"""When failures stop a fleet, and how it ends: rules of counts. Pure."""
+"""When failures stop a fleet, and how it ends: rules over counts. Pure."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def what_now(policy: FleetPolicy, failed: int) -> Literal["go_on", "stop_new", "
     """Say whether a fleet goes on.
 
     Args:
-        policy: the fleet's.
-        failed: jobs that have failed so far; those that a person cancelled do not count.
+        policy: the fleet's policy.
+        failed: number of failed jobs so far; jobs that a user cancelled do not count.
 
     Returns:
-        go_on; stop_new: start no more; fail_fast: stop those that run, too.
+        go_on; stop_new: start no more jobs; fail_fast: stop the running ones, too.
 
     Example:
         >>> what_now(FleetPolicy(on_failure="stop_new", max_failures=1), 1)
@@ -80,11 +80,11 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
     """Say how a fleet ended.
 
     Args:
-        name: of the fleet.
-        rows: of all its jobs, none of them running.
+        name: name of the fleet.
+        rows: rows of all its jobs, none of them running.
 
     Returns:
-        Completed where every cache is there; PartlyFailed where some are; FleetFailed where none is.
+        Completed if every cache is there; PartlyFailed if some are; FleetFailed if none is.
 
     Example:
         >>> fleet_end("nightly", [JobRow("a", "Cached", "done"), JobRow("b", "Stalled", "failed", cause="no write")]).message

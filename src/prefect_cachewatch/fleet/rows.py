@@ -1,4 +1,4 @@
-"""One job of a fleet as it stands: a row, what kind of state it is in, and who needs a person first. Pure."""
+"""One job of a fleet at one moment: a row, the kind of its state, and the order by which jobs need a person. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS: dict[str, Kind] = {
     "CANCELLED": "cancelled",
 }
 
-# Where a fleet is what is to be started again.
+# Advice for states after which the fleet is to be started again.
 _ADVICE = {
     "Refused": "Correct what the sentence names and start the fleet again; caches that are whole are skipped.",
     "Cancelled": "Somebody cancelled this run; start the fleet again for what is left.",
@@ -35,39 +35,39 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class JobRow:
-    """One job as it stands; times in seconds, None where nothing is known."""
+    """One job at one moment; times in seconds, None if unknown."""
 
     name: str
-    #: Name of the flow run's state; Waiting, NotStarted and Skipped where there is no run.
+    #: Name of the flow run's state; Waiting, NotStarted and Skipped if there is no run.
     state: str
     kind: Kind
     bytes_present: int | None = None
     rate_bytes_per_s: float | None = None
-    #: Waited for a worker and for slots of its storage.
+    #: Time spent waiting for a worker and for slots of its storage.
     waited_s: float | None = None
     #: From the start of its run to its end, or until now.
     duration_s: float | None = None
     attempts: int | None = None
-    #: Since the last growth, while it runs.
+    #: Time since the last growth, while it runs.
     pause_s: float | None = None
-    #: Why it is not well, or what became of it.
+    #: Why it failed, or what became of it.
     cause: str = ""
     #: What a person should do next.
     advice: str = ""
     run_id: str | None = None
     url: str = ""
-    #: A running job that looks like a stall.
+    #: Whether a running job looks like a stall.
     suspected: bool = False
 
 
 def kind_of(state_type: str) -> Kind:
-    """Say what kind of state a flow run is in.
+    """Return the kind of a flow run's state.
 
     Args:
         state_type: Prefect's name of the type.
 
     Returns:
-        The kind; waiting for a type that is not known.
+        The kind; waiting for an unknown type.
 
     Example:
         >>> kind_of("CRASHED"), kind_of("COMPLETED")
@@ -77,13 +77,13 @@ def kind_of(state_type: str) -> Kind:
 
 
 def advice_for(state: str) -> str:
-    """Say what to do about a job that did not say so itself.
+    """Return advice for a job that stored none itself.
 
     Args:
         state: name of its final state.
 
     Returns:
-        A sentence; empty for a state that needs nobody.
+        A sentence; empty for a state that needs no action.
 
     Example:
         >>> advice_for("Completed")
@@ -94,7 +94,7 @@ def advice_for(state: str) -> str:
 
 
 def needs_order(row: JobRow) -> tuple[int, int, float, str]:
-    """Say where a job stands among others: what needs a person first, what is well last.
+    """Return a job's place among others: first the jobs that need a person, last those that are done.
 
     Args:
         row: the job.
@@ -110,7 +110,7 @@ def needs_order(row: JobRow) -> tuple[int, int, float, str]:
 
 
 def by_need(rows: Iterable[JobRow]) -> list[JobRow]:
-    """Sort jobs by who needs a person first.
+    """Sort jobs: those that need a person come first.
 
     Args:
         rows: in any order.

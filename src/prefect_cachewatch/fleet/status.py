@@ -1,6 +1,6 @@
-"""What a running job of a fleet says of itself on its own host: a small file, for the fleet's live table.
+"""The status of a fleet's running job on its own host: a small file, for the fleet's live table.
 
-Written at each measurement, read whenever somebody looks; losing it loses a line on the screen.
+It is written at each measurement. If it is lost, the table lacks one line.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class JobStatus:
 
 
 class StatusFile:
-    """Shows an attempt to whoever reads the file; takes the place of the view in a terminal.
+    """Writes an attempt's progress to a file for the fleet's table; it replaces the view in a terminal.
 
     Args:
-        path: of the file, replaced whole each time.
+        path: path of the file, which is replaced as a whole each time.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,15 +58,15 @@ class StatusFile:
             suspicion=last.message if last is not None and last.cleared_at_s is None else None,
         )
         self._latest.put((watch.files, json.dumps(asdict(status)).encode("ascii")))
-        if self._thread is None:  # who measures waits for no file
+        if self._thread is None:  # the measuring thread does not wait for the file
             self._thread = threading.Thread(target=self._write, name="cachewatch-status", daemon=True)
             self._thread.start()
 
     def clear(self) -> None:
-        """Nothing: nobody else writes there."""
+        """Do nothing: there is no screen to give up."""
 
     def close(self) -> None:
-        """Nothing: what was said last stays true until the run's end is known."""
+        """Do nothing: the last status stays valid until the run's end is known."""
 
     def _write(self) -> None:
         while True:
@@ -81,10 +81,10 @@ class StatusFile:
 
 
 def read_status(path: Path) -> JobStatus | None:
-    """Read what a job said last.
+    """Read the last status that a job wrote.
 
     Args:
-        path: of its file.
+        path: path of its file.
 
     Returns:
         The measurement; None before the first.

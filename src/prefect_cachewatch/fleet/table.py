@@ -1,4 +1,4 @@
-"""The table of a fleet: a row a job, those first that need a person, at most 1,000 of them, then totals. Pure."""
+"""The table of a fleet: one row per job, at most 1,000, jobs that need a person first, then totals. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def table_rows(rows: Sequence[JobRow], limit: int = ROWS_MAX) -> list[dict[str, 
 
     Args:
         rows: its jobs, in any order.
-        limit: the most jobs that are shown one by one.
+        limit: the most jobs with a row of their own.
 
     Returns:
-        One row a job, one for what was cut, and the totals; nothing in a cell is markup or a control character.
+        One row per job, one for the jobs that were cut, and the totals; no cell has markup or control characters.
 
     Example:
         >>> [row["job"] for row in table_rows([JobRow("a", "Cached", "done"), JobRow("b", "Stalled", "failed")], 1)]
@@ -41,7 +41,7 @@ def table_rows(rows: Sequence[JobRow], limit: int = ROWS_MAX) -> list[dict[str, 
 
 
 def describe_row(row: JobRow) -> str:
-    """Say in one line, for a log, how a job stands.
+    """Describe the state of a job in one line, for a log.
 
     Example:
         >>> describe_row(JobRow("llama", "Stalled", "failed", 2**30, duration_s=72, cause="no write"))
@@ -54,7 +54,7 @@ def describe_row(row: JobRow) -> str:
 
 
 def cells_of(row: JobRow) -> dict[str, str]:
-    """Write a job as the cells of a table; what is not known is empty."""
+    """Return a job as the cells of a table; an unknown value is an empty cell."""
     return {
         "job": for_terminal(row.name),
         "state": for_terminal(row.state) + (" (suspected)" if row.suspected else ""),

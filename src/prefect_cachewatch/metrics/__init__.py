@@ -1,7 +1,7 @@
-"""Prometheus metrics of a run: what there is (`catalogue`), its values (`run`), their text (`exposition`).
+"""Prometheus metrics of a run: the list (`catalogue`), the values (`run`), their text (`exposition`).
 
-Where they go (`destination`): an HTTP endpoint (`endpoint`) or a file for node-exporter (`textfile`); `exporter` is what
-a run holds. Only `exposition` needs prometheus_client, the extra `metrics`.
+They go to a `destination`: an HTTP endpoint (`endpoint`) or a file for node-exporter (`textfile`). A run holds an
+`exporter`. Only `exposition` needs prometheus_client, the extra `metrics`.
 """
 
 __all__ = ["catalogue", "destination", "endpoint", "exporter", "exposition", "run", "textfile"]

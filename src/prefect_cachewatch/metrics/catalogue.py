@@ -1,4 +1,4 @@
-"""Every metric there is: name, type, labels and the values that each label may take. Data only.
+"""Every metric: name, type, labels and the values that each label may take. Data only.
 
 The dashboard, the alert rules and docs/metrics.md are tested against this table.
 """
@@ -29,11 +29,11 @@ __all__ = [
     "name_label",
 ]
 
-# How somebody else's process may end under a watch, which has no metrics.
+# Outcomes of a watch over a process that cachewatch did not start; such a watch has no metrics.
 _OF_OTHERS = ("ended", "detached")
 ATTEMPT_OUTCOMES: tuple[str, ...] = tuple(name for name in get_args(OutcomeName) if name not in _OF_OTHERS)
 RUN_OUTCOMES: tuple[str, ...] = (*ATTEMPT_OUTCOMES, "cached", "verification_failed", "refused")
-# Runs that left a whole cache: the alert rules count all others but `cancelled` as failures.
+# Runs that left a whole cache: the alert rules count all others except `cancelled` as failures.
 SUCCESSES: tuple[str, ...] = tuple(ending.outcome for ending in reversed(ENDINGS) if ending.status == 0)
 _FAILURES = (name for name in ATTEMPT_OUTCOMES if is_failure(name) and name != "stalled")
 VERDICT_KINDS: tuple[str, ...] = (*get_args(Kind), *_FAILURES)
@@ -56,8 +56,8 @@ MetricType = Literal["counter", "gauge", "histogram", "info"]
 class MetricSpec:
     """One metric; `name` is the name of its series, a histogram's without `_bucket`, `_sum` and `_count`.
 
-    `labels` come after `cache`, which every series has: in a directory of node-exporter the files of several runs are
-    one page, on which no series may stand twice.
+    `labels` come after `cache`, which every series has: node-exporter joins the files of several runs into one page,
+    on which no series may occur twice.
     """
 
     name: str
@@ -107,7 +107,7 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("cachewatch_slot_wait_seconds_total", "counter", "Time spent waiting for slots.", ("storage",)),
 )
 
-# What counts on from one run of a cache to the next.
+# Counters that are carried over from one run of a cache to the next.
 LASTING: tuple[str, ...] = (
     *(spec.name for spec in CATALOGUE if spec.type == "counter"),
     "cachewatch_last_success_timestamp_seconds",
@@ -115,20 +115,20 @@ LASTING: tuple[str, ...] = (
 
 
 def label_values(label: str) -> tuple[str, ...] | None:
-    """Say which values a label may take.
+    """List the values that a label may take.
 
     Args:
         label: its name.
 
     Returns:
-        All of them; None for a label that has one value a run: a name, or a version.
+        All of them; None for a label with one value per run: a name, or a version.
 
     Example:
         >>> label_values("reason"), label_values("storage")
         (('missing', 'unreadable'), None)
     """
     if label == "cause":
-        # Imported with the first verdict: the rules of the post-mortem bring pydantic into a process that is to be small.
+        # Imported at the first verdict: the rules of the post-mortem import pydantic, and the process is to stay small.
         from prefect_cachewatch.postmortem.diagnosis import CATEGORIES  # noqa: PLC0415
 
         return (*CATEGORIES, _OTHER)
@@ -136,14 +136,14 @@ def label_values(label: str) -> tuple[str, ...] | None:
 
 
 def bounded(label: str, value: str) -> str:
-    """Say which of a label's values stands for a text.
+    """Return the label value that a text stands for.
 
     Args:
         label: one that has a list of values.
         value: any text.
 
     Returns:
-        The value, or `other` if it is none of the label's.
+        The value, or `other` if the text is none of the label's.
 
     Example:
         >>> bounded("cause", "disk_full"), bounded("cause", "/mnt/cache")
@@ -153,13 +153,13 @@ def bounded(label: str, value: str) -> str:
 
 
 def name_label(name: str) -> str:
-    """Write a name that a stranger chose as a label value: escaped, and of at most 80 characters.
+    """Turn a name from outside into a label value: escaped, and of at most 80 characters.
 
     Args:
-        name: of a job or a storage.
+        name: name of a job or a storage.
 
     Returns:
-        The name; one that is cut ends with eight digits by which it differs from others cut at the same place.
+        The name; a cut name ends with eight digits, so that two names cut at the same place differ.
 
     Example:
         >>> name_label("llama 3"), len(name_label("x" * 200))

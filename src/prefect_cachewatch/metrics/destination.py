@@ -1,4 +1,4 @@
-"""Where metrics go, as people write it: `127.0.0.1:9464`, `:9464-9479`, `file:/var/lib/node-exporter`. Pure."""
+"""The destination of metrics as written: `127.0.0.1:9464`, `:9464-9479`, `file:/var/lib/node-exporter`. Pure."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TextfileDirectory:
 
 
 def parse_destination(text: str) -> HttpAddress | TextfileDirectory:
-    """Read where metrics go.
+    """Read a destination of metrics.
 
     Args:
         text: `HOST:PORT`, `[IPV6]:PORT`, `:PORT` or `PORT` (loopback), a range of ports `FIRST-LAST`, or
-            `file:DIRECTORY`. Another interface than loopback is used only if it is written, as in `0.0.0.0:9464`.
+            `file:DIRECTORY`. Another interface than loopback is used only if it is named, as in `0.0.0.0:9464`.
 
     Returns:
-        The destination; nothing has been looked at.
+        The destination; it has not been checked.
 
     Raises:
         InputError: it is none of these.

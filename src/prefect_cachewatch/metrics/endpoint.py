@@ -1,6 +1,6 @@
-"""The HTTP endpoint that Prometheus scrapes: one socket a process, shared by its runs; open while one of them lasts.
+"""The HTTP endpoint that Prometheus scrapes: one socket per process, shared by its runs, open while one of them lasts.
 
-It answers GET /metrics and nothing else. No TLS, no password: it is for loopback, or for a network of one's own.
+It answers GET /metrics and nothing else. It has no TLS and no password: use it on loopback, or in a private network.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Endpoint:
         address: where to listen; the first free port is taken.
 
     Raises:
-        MetricsPortTaken: none is free.
-        InputError: the host cannot be listened on.
+        MetricsPortTaken: no port is free.
+        InputError: it cannot listen on the host.
 
     Example:
         >>> endpoint = Endpoint(HttpAddress("127.0.0.1", 0, 0))
@@ -53,17 +53,17 @@ class Endpoint:
         self._lock = threading.Lock()
         self._runs: dict[str, RunMetrics] = {}
         self._scrapers: set[str] = set()
-        self._served: set[str] = set()  # with the values that stay
+        self._served: set[str] = set()  # including the values of ended runs that stay
         self._server = _bind(address, self._respond)
         host, port = self._server.address[:2]
         self.url = f"http://{f'[{host!s}]' if ':' in str(host) else host!s}:{port}/metrics"
         self._server.start()
 
     def add(self, run: RunMetrics) -> None:
-        """Put a run on the page; the oldest ended ones beyond a hundred are taken off it.
+        """Put a run on the page; beyond a hundred, the oldest ended runs are removed from it.
 
         Args:
-            run: a later one of the same cache takes the place of an earlier one, and counts on.
+            run: a later run of the same cache replaces an earlier one, and continues its counters.
         """
         with self._lock:
             earlier = self._runs.pop(run.cache, None)
@@ -76,7 +76,7 @@ class Endpoint:
                 del self._runs[cache]
 
     def scraped(self, scraper: str, final: bool) -> None:
-        """Note that a scraper has been given the page.
+        """Note that a scraper has got the page.
 
         Args:
             scraper: its address.
@@ -89,11 +89,11 @@ class Endpoint:
                 self._served.add(scraper)
 
     def linger(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
-        """Wait until everyone who has scraped the page has scraped it since the last run ended.
+        """Wait until every scraper of the page has scraped it since the last run ended.
 
         Args:
             linger_s: the longest wait in seconds.
-            interrupted: whether to leave at once; asked five times a second.
+            interrupted: whether to return at once; asked five times a second.
         """
         end_s = time.monotonic() + linger_s
         while not interrupted() and (left_s := end_s - time.monotonic()) > 0:
@@ -104,7 +104,7 @@ class Endpoint:
 
     @property
     def was_scraped(self) -> bool:
-        """Whether anybody has asked for the page."""
+        """Whether a scraper has asked for the page."""
         return bool(self._scrapers)
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Endpoint:
 
 
 class EndpointShare:
-    """One run's share of this process's endpoint at an address, which is opened by the first and closed by the last.
+    """One run's share of this process's endpoint at an address; the first opens it and the last closes it.
 
     Args:
         address: where to listen.
@@ -132,7 +132,7 @@ class EndpointShare:
 
     Raises:
         MetricsPortTaken: no port of the address is free.
-        InputError: the host cannot be listened on.
+        InputError: it cannot listen on the host.
     """
 
     problem: str | None = None
@@ -151,23 +151,23 @@ class EndpointShare:
 
     @property
     def lingers(self) -> bool:
-        """Whether somebody has scraped, and no other run keeps the endpoint open."""
+        """Whether it has been scraped, and no other run keeps the endpoint open."""
         return self._endpoint.was_scraped and self._endpoint.users == 1
 
     def changed(self) -> None:
-        """Do nothing: a scrape asks for the values."""
+        """Do nothing: a scrape reads the values."""
 
     def release(self, linger_s: float, interrupted: Callable[[], bool]) -> None:
-        """Leave the endpoint; the last one to leave waits for those who scrape it, and closes it.
+        """Leave the endpoint; the last run to leave waits for the scrapers, and closes it.
 
         Args:
             linger_s: the longest wait in seconds.
-            interrupted: whether to leave at once.
+            interrupted: whether to return at once.
         """
         endpoint = self._endpoint
         try:
             endpoint.linger(linger_s, lambda: endpoint.users > 1 or interrupted())
-        finally:  # also where a cancellation ends the wait
+        finally:  # also if a cancellation ends the wait
             with _SHARING:
                 endpoint.users -= 1
                 last = endpoint.users == 0

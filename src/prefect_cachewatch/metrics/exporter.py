@@ -1,6 +1,6 @@
-"""What a run holds while it lasts: its metrics, and where they go.
+"""A run's metrics and their destination, as the run holds them.
 
-What fails here after `open_metrics` is kept as `problem`, for a log line, and never changes how the run goes.
+A failure after `open_metrics` is kept as `problem`, for a log line, and never changes how the run goes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prefect_cachewatch.metrics.destination import HttpAddress, parse_destinatio
 from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 
-if TYPE_CHECKING:  # each with imports of its own
+if TYPE_CHECKING:  # each has imports of its own
     from prefect_cachewatch.metrics.endpoint import EndpointShare
     from prefect_cachewatch.metrics.textfile import Textfile
 
@@ -25,11 +25,11 @@ __all__ = ["MetricsExporter", "check_destination", "open_metrics"]
 
 
 class MetricsExporter(Closing):
-    """A run's metrics on their way to Prometheus; made by `open_metrics`.
+    """A run's metrics and their way to Prometheus; made by `open_metrics`.
 
     Args:
         run: the values.
-        outlet: where they go.
+        outlet: their destination.
     """
 
     def __init__(self, run: RunMetrics, outlet: EndpointShare | Textfile) -> None:
@@ -45,12 +45,12 @@ class MetricsExporter(Closing):
 
     @property
     def lingers(self) -> bool:
-        """Whether somebody scrapes, for whom `close` would wait."""
+        """Whether it has been scraped; `close` would then wait for the scrapers."""
         return self._outlet.lingers
 
     @property
     def problem(self) -> str | None:
-        """What went wrong, in one sentence; None if nothing did."""
+        """What went wrong, in one sentence; None without a fault."""
         return self._problem or self._outlet.problem
 
     def attempt_began(self, number: int, expected_bytes: int | None) -> None:
@@ -58,7 +58,7 @@ class MetricsExporter(Closing):
         self._safely(lambda: self.run.attempt_began(number, expected_bytes))
 
     def sampled(self, watch: Watch) -> None:
-        """See `RunMetrics.sampled`; called by the monitor, which an error must not end."""
+        """See `RunMetrics.sampled`; the monitor calls this, and an error must not end it."""
         self._safely(lambda: self.run.sampled(watch))
 
     def attempt_ended(self, outcome: Outcome, cause: str | None) -> None:
@@ -79,11 +79,11 @@ class MetricsExporter(Closing):
         self._safely(lambda: self.run.run_ended(outcome))
 
     def close(self, linger_s: float = 0.0, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Let go of the outlet; a run that nobody said the end of failed, or was refused before it began.
+        """Close the outlet; a run whose end was not reported has failed, or was refused before it began.
 
         Args:
-            linger_s: how long an endpoint stays for those who have scraped it, until each has come once more.
-            interrupted: whether to leave at once.
+            linger_s: how long an endpoint stays open for its scrapers, until each has come once more.
+            interrupted: whether to return at once.
         """
         if not self._closed:
             self._closed = True
@@ -95,7 +95,7 @@ class MetricsExporter(Closing):
         try:
             take()
             self._outlet.changed()
-        except Exception as error:  # noqa: BLE001 - metrics must not hurt the generation that they are of
+        except Exception as error:  # noqa: BLE001 - metrics must not harm the generation
             self._problem = self._problem or f"metrics are incomplete: {type(error).__name__}: {error}"
 
 
@@ -104,9 +104,9 @@ def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = (), files: 
 
     Args:
         where: as `parse_destination` reads it.
-        name: of the job.
-        cache_dirs: directories that are watched, in which no metrics file may lie.
-        files: who writes a metrics file; default this process.
+        name: name of the job.
+        cache_dirs: watched directories; no metrics file may be in them.
+        files: the helper process that writes a metrics file; default this process.
 
     Returns:
         The exporter; close it when the run has ended.
@@ -133,12 +133,12 @@ def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = (), files: 
 
 
 def check_destination(where: str, cache_dirs: Sequence[Path] = (), files: Files | None = None) -> None:
-    """See that `open_metrics` would work, and leave everything as it is.
+    """Check that `open_metrics` would work, and change nothing.
 
     Args:
         where: as `parse_destination` reads it.
-        cache_dirs: directories that are watched, in which no metrics file may lie.
-        files: who looks at a directory; default this process.
+        cache_dirs: watched directories; no metrics file may be in them.
+        files: the helper process that checks a directory; default this process.
 
     Raises:
         InputError: as `open_metrics`.

@@ -1,8 +1,8 @@
-"""Values to text and back, through prometheus_client: the one module here that needs it.
+"""Values to text and back, through prometheus_client: the only module here that needs it.
 
-Each page has a registry of its own: nothing of this process or of Prefect's own metrics is on it. Its collector reads
-the values of `run`, all of them of one moment. Counter and Gauge objects of the library would write into
-PROMETHEUS_MULTIPROC_DIR where a worker has it, and add series `_created` unless they are off for the whole process.
+Each page has a registry of its own, without this process's or Prefect's own metrics. Its collector reads the values
+of `run`, all at one moment. Counter and Gauge objects of the library would write into PROMETHEUS_MULTIPROC_DIR if a
+worker has it, and would add series `_created` unless these are switched off for the whole process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class _Page(Collector):
 
 
 def make_registry(runs: Callable[[], Sequence[RunMetrics]]) -> CollectorRegistry:
-    """Make a registry that holds the metrics of some runs and nothing else.
+    """Make a registry with the metrics of some runs and nothing else.
 
     Args:
-        runs: says which; asked at each scrape. Their caches must differ.
+        runs: returns the runs; called at each scrape. Their caches must differ.
 
     Returns:
         The registry.
@@ -59,7 +59,7 @@ def render(registry: CollectorRegistry, accept: str = "") -> tuple[bytes, str]:
     """Write a registry in the format that a scraper asks for.
 
     Args:
-        registry: of `make_registry`.
+        registry: a registry from `make_registry`.
         accept: the request's `Accept` header; Prometheus asks for OpenMetrics.
 
     Returns:
@@ -80,17 +80,17 @@ def render_text(run: RunMetrics) -> bytes:
 
 
 def read_counters(text: str, cache: str) -> dict[Series, float]:
-    """Read back what one cache's counters stood at, and its last success.
+    """Read back the counters of one cache, and its last success.
 
     Args:
-        text: of `render_text`, perhaps by another version, perhaps damaged.
+        text: from `render_text`, perhaps of another version, perhaps damaged.
         cache: label value of the cache.
 
     Returns:
-        The values whose names and labels are known today.
+        The values whose names and labels are still known.
 
     Raises:
-        ValueError: it is no exposition text.
+        ValueError: it is not exposition text.
     """
     found: dict[Series, float] = {}
     for family in text_string_to_metric_families(text):

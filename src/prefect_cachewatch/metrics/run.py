@@ -1,6 +1,6 @@
-"""The values of one run's metrics, kept up to date by whoever runs it; no library, no files, no network.
+"""The values of one run's metrics, updated by the run; no library, no files, no network.
 
-Counters count on over the attempts of a run. What is measured comes from the watch; a scrape reads a copy.
+Counters continue over the attempts of a run. The watch has the measurements; a scrape reads a copy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunMetrics:
     """Metrics of one run of one cache; every method may be called from any thread.
 
     Args:
-        name: of the job.
+        name: name of the job.
         wall: seconds since the epoch.
         clock: monotonic seconds.
 
@@ -63,7 +63,7 @@ class RunMetrics:
         self._lock = threading.Lock()
         self._wall, self._clock = wall, clock
         self._waiting: tuple[str, float] | None = None
-        # A counter whose first value is not 0 has, to Prometheus, never been counted up: what can be named is there from
+        # To Prometheus, a counter whose first value is not 0 has never increased: series with known labels exist from
         # the start. Verdicts are not, since kinds times causes are too many.
         self._values: dict[Series, float] = {
             ("cachewatch_build_info", (__version__,)): 1.0,
@@ -84,10 +84,10 @@ class RunMetrics:
         self._begun: dict[str, float] = {}
 
     def count_on(self, earlier: Mapping[Series, float]) -> None:
-        """Take over what earlier runs of the same cache have counted.
+        """Continue the counters of earlier runs of the same cache.
 
         Args:
-            earlier: values at their end; to be called before the first attempt. What does not last is left out.
+            earlier: values at their end; call before the first attempt. Values that do not last are left out.
         """
         with self._lock:
             for series, value in earlier.items():
@@ -98,7 +98,7 @@ class RunMetrics:
         """Take in that an attempt begins.
 
         Args:
-            number: from 1.
+            number: number of the attempt, from 1.
             expected_bytes: size of the finished cache, if known.
         """
         with self._lock:
@@ -114,7 +114,7 @@ class RunMetrics:
             self._set("cachewatch_longest_pause_seconds", 0)
 
     def sampled(self, watch: Watch) -> None:
-        """Take in that the monitor has measured, or could not.
+        """Take in a measurement of the monitor, or its failure.
 
         Args:
             watch: the attempt.
@@ -147,8 +147,8 @@ class RunMetrics:
         """Take in how an attempt ended.
 
         Args:
-            outcome: its outcome.
-            cause: category of the diagnosis; anything that is no category counts as `other`.
+            outcome: the attempt's outcome.
+            cause: category of the diagnosis; any other text counts as `other`.
         """
         with self._lock:
             self._add("cachewatch_attempts_total", (bounded("outcome", outcome.name),), 1)
@@ -166,7 +166,7 @@ class RunMetrics:
         """Take in that the run waits for a storage's slots.
 
         Args:
-            storage: its name.
+            storage: name of the storage.
         """
         label = name_label(storage)
         with self._lock:
@@ -174,7 +174,7 @@ class RunMetrics:
             self._add("cachewatch_slot_wait_seconds_total", (label,), 0)
 
     def wait_ended(self) -> None:
-        """Take in that it has its slots, or has given up."""
+        """Take in that the run has its slots, or has stopped waiting."""
         with self._lock:
             if self._waiting is not None:
                 (label, since_s), self._waiting = self._waiting, None
@@ -182,7 +182,7 @@ class RunMetrics:
                 self._values["cachewatch_slot_waiting_seconds", (label,)] = 0.0
 
     def run_ended(self, outcome: str) -> None:
-        """Take in how the run ended, after its last attempt; one that is still under way ended with it.
+        """Take in how the run ended, after its last attempt; an attempt that is under way ends with it.
 
         Args:
             outcome: one of `RUN_OUTCOMES`.
@@ -197,7 +197,7 @@ class RunMetrics:
             self._rest()
 
     def snapshot(self) -> dict[Series, float]:
-        """Copy all values, a wait that is under way counted up to now."""
+        """Copy all values; a wait that is under way counts up to now."""
         with self._lock:
             values = dict(self._values)
             if self._waiting is not None:
@@ -218,7 +218,7 @@ class RunMetrics:
         self._values[name, labels] = self._values.get((name, labels), 0.0) + value
 
     def _count(self, name: str, in_attempt: int) -> None:
-        # max: a counter never falls, whoever calls in which order.
+        # max: a counter never falls, in whatever order the calls arrive.
         self._values[name, _NONE] = max(self._values[name, _NONE], self._begun.get(name, 0.0) + in_attempt)
 
     def _forget(self, name: str) -> None:

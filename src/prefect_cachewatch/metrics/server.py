@@ -1,8 +1,8 @@
-"""A small HTTP server in one thread, whom no client can keep from the others: every connection has a deadline and a size.
+"""A small HTTP server in one thread; no client can block it for the others, since each connection is bounded.
 
-It reads a request of at most 8 KiB, answers once and hangs up. A connection has five seconds for all of it, however its
-bytes come; and where there are more than a hundred, the oldest makes room. What is answered is the caller's. The server
-of prometheus_client gives each connection a thread, for as long as the client likes.
+It reads a request of at most 8 KiB, answers once and hangs up. A connection has five seconds in all, however slowly
+its bytes arrive. Beyond a hundred connections the oldest is closed. The caller makes the answer. The server of
+prometheus_client gives each connection a thread for as long as the client likes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECTIONS_MAX = 100
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client is answered; `sent` is called when it has been handed to the kernel whole."""
+    """An answer to a client; `sent` is called when the kernel has taken all of it."""
 
     status: int
     kind: str
@@ -52,7 +52,7 @@ class PageServer:
         self._respond = respond
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # The port of a run that has just ended; a listening socket is never taken over.
+            # The port of a run that has just ended may be reused; the socket of a listener is never taken over.
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind(address)
             self._listener.listen(128)
@@ -60,7 +60,7 @@ class PageServer:
             self._listener.close()
             raise
         self.address = self._listener.getsockname()
-        # In the order of their deadlines: each is as long as the others.
+        # In the order of their deadlines: all have the same length.
         self._connections: dict[asyncio.Task[Any], None] = {}
         self._closing = asyncio.Event()
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -72,8 +72,8 @@ class PageServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening, and hang up on whoever is connected."""
-        with contextlib.suppress(RuntimeError):  # closed before
+        """Stop listening, and close all connections."""
+        with contextlib.suppress(RuntimeError):  # it was closed before
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CONNECTION_S)
 
@@ -99,7 +99,7 @@ class PageServer:
             async with asyncio.timeout(_CONNECTION_S):
                 await self._converse(reader, writer)
         except (OSError, TimeoutError, asyncio.CancelledError):
-            pass  # hung up on, or by the client
+            pass  # closed here, or by the client
         finally:
             self._connections.pop(task, None)
             writer.transport.abort()
@@ -120,7 +120,7 @@ class PageServer:
         writer.write(_format(answer))
         await writer.drain()
         answer.sent()
-        # A close with unread bytes would take the answer away again: the client closes first, or its time is up.
+        # A close with unread bytes would discard the answer: the client closes first, or its time is up.
         writer.write_eof()
         while await reader.read(_REQUEST_MAX):
             pass
@@ -136,7 +136,7 @@ class PageServer:
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         try:
             return self._respond(words[1].partition("?")[0], headers, client)
-        except Exception:  # noqa: BLE001 - whatever it is, the next scrape is to be answered
+        except Exception:  # noqa: BLE001 - the next scrape has to be answered after any error
             return _plain(500)
 
 

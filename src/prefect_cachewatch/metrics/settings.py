@@ -1,4 +1,4 @@
-"""What people write about a run's metrics."""
+"""The user's settings for a run's metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Metrics"]
 
 
 class Metrics(InputModel):
-    """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone will do."""
+    """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone is enough."""
 
     to: str = Field(
         description="HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479 of which the first free one is "

@@ -1,6 +1,6 @@
-"""A file for node-exporter's textfile collector: one a cache, replaced whole, kept until the cache's next run.
+"""A file for node-exporter's textfile collector: one per cache, replaced as a whole, kept until the cache's next run.
 
-A thread of its own writes: a directory that hangs or is full delays no measurement.
+A thread of its own writes it, so that a directory that hangs or is full delays no measurement.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prefect_cachewatch.metrics.run import RunMetrics
 
 __all__ = ["Textfile", "check_directory", "textfile_path"]
 
-_EVERY_S = 15.0  # a wait for slots is no measurement: the file is written at least this often
+_EVERY_S = 15.0  # there are no measurements during a wait for slots: the file is written at least this often
 _AT_MOST_EVERY_S = 1.0
 _CLOSE_S = 5.0
 _WRITE_S = 4.0
@@ -29,10 +29,10 @@ _SIZE_MAX = 1 << 20
 
 
 def textfile_path(directory: Path, cache: str) -> Path:
-    """Say which file holds a cache's metrics: one for each label value, whatever characters are in it.
+    """Return the file of a cache's metrics: one for each label value, whatever characters it has.
 
     Args:
-        directory: of node-exporter.
+        directory: node-exporter's directory.
         cache: label value of the cache.
 
     Returns:
@@ -47,13 +47,13 @@ def textfile_path(directory: Path, cache: str) -> Path:
 
 
 class Textfile:
-    """Writes a run's metrics to its file, and counts on from what the last run left there.
+    """Writes a run's metrics to its file, and continues the counters that the last run left there.
 
     Args:
         target: the directory.
-        run: whose metrics.
-        cache_dirs: directories that are watched, in which it must not lie.
-        files: who writes it; default this process.
+        run: the run's metrics.
+        cache_dirs: watched directories; the file must not be in them.
+        files: the helper process that writes it; default this process.
 
     Raises:
         InputError: the directory is missing, not writable, or in a cache directory.
@@ -76,7 +76,7 @@ class Textfile:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file, or was with what the last run left there."""
+        """What is wrong with the file, or was wrong with the file of the last run."""
         return self._failure or self._note
 
     def changed(self) -> None:
@@ -87,8 +87,8 @@ class Textfile:
         """Write the file a last time; a directory that does not answer within 5 s is given up.
 
         Args:
-            linger_s: of no matter here.
-            interrupted: of no matter here.
+            linger_s: not used here.
+            interrupted: not used here.
         """
         self._closing.set()
         self._changed.set()
@@ -104,7 +104,7 @@ class Textfile:
             self._run.count_on(read_counters(text, self._run.cache))
         except FileNotFoundError:
             return
-        except Exception as error:  # noqa: BLE001 - a parser's own words for text that is none of ours
+        except Exception as error:  # noqa: BLE001 - the parser's own errors for text that is not ours
             self._note = f"earlier counts in {for_terminal(str(self.path))} could not be read: {type(error).__name__}"
 
     def _write_on(self) -> None:
@@ -121,23 +121,23 @@ class Textfile:
             self._failure = None
         except OSError as error:
             self._failure = f"the metrics file {for_terminal(str(self.path))} cannot be written: {error.strerror}"
-        except Exception as error:  # noqa: BLE001 - metrics that cannot be written end no generation
+        except Exception as error:  # noqa: BLE001 - metrics that cannot be written must not end a generation
             self._failure = f"the metrics could not be written: {type(error).__name__}: {error}"
 
 
 def check_directory(target: TextfileDirectory, cache_dirs: Sequence[Path], files: Files) -> Path:
-    """See that metrics files can be written into a directory.
+    """Check that metrics files can be written into a directory.
 
     Args:
         target: the directory.
-        cache_dirs: directories that are watched.
-        files: who looks at it.
+        cache_dirs: watched directories.
+        files: the helper process that checks it.
 
     Returns:
         The directory, absolute.
 
     Raises:
-        InputError: they cannot, or they would count as growth there.
+        InputError: they cannot be written, or would count as growth there.
     """
     path = Path(target.path).expanduser().absolute()
     checked: Path = look_ahead(files, f"metrics directory {path}", _check, path, list(cache_dirs))
@@ -168,7 +168,7 @@ def _read(path: Path) -> str:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    # Another name until it is whole: the collector reads *.prom, whenever it likes.
+    # Under another name until it is whole: the collector may read *.prom at any time.
     here = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         write_entry(here, path.name, text, mode=0o644, exact=True)  # node-exporter is another user

@@ -1,7 +1,8 @@
-"""What command and flow have in common: where a job runs (`placement`), `retry`, the way to a published cache (`delivery`).
+"""Shared by command and flow: where a job runs (`placement`), `retry`, the publication of a cache (`delivery`).
 
-`history` tells of earlier runs of a cache, `followup` what comes after a stall, `attached` runs a watch over a process
-of somebody else's, `runner` puts an attempt together, `exposure` refuses secrets in parameters, `outputs` files that get in each other's way. Recorded runs are in `trace`.
+`history` keeps figures of earlier runs of a cache, `followup` decides what follows a stall, `attached` watches a
+process that cachewatch did not start, `runner` puts an attempt together, `exposure` refuses secrets in parameters, `outputs`
+refuses files that conflict. Recorded runs are in `trace`.
 """
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""A watch from pre-flight to report: over what runs already, as command and flow have it; and `watch`, for programs.
+"""A watch over a running process from pre-flight to report, for command and flow; and `watch`, for programs.
 
 Neither needs Prefect.
 """
@@ -39,21 +39,21 @@ _ENVIRON_S = 1.0
 
 
 class AttachedRun(Closing):
-    """One watch over a process that runs already.
+    """One watch over a process that is already running.
 
     Args:
-        attach: who is watched.
+        attach: the process to watch.
         stall: when silence is a stall.
-        stop: how it is stopped, if it is to be.
+        stop: how it is stopped, if the policy stops it.
         report: file for the report; written at each reported stall and at the end.
         bundles: whether a stall gets a post-mortem bundle.
         bundle_root: where bundles go; default in the user's state directory.
         on_sample: called after each measurement; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
-        files: who collects evidence and writes bundles and reports.
+        files: the helper process that collects evidence and writes bundles and reports.
 
     Raises:
-        InputError: the process may not be watched, or a directory or the report's place cannot be used.
+        InputError: the process may not be watched, or a directory or the report's path cannot be used.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class AttachedRun(Closing):
         self.problems = self._runner.problems
 
     def close(self) -> None:
-        """Let the process go, and the directories."""
+        """Release the process and the directories."""
         self.watch.adopted.close()
         self._site.close()
 
@@ -122,7 +122,7 @@ class AttachedRun(Closing):
         return report.bundle
 
     def _others_that_write(self) -> list[str]:
-        # A daemon that was never seen in the tree is not stopped: who it belongs to is not known. But it is named.
+        # A daemon that was never seen in the tree is named but not stopped, since its owner is not known.
         pids = writers_below(self._site.paths, {os.getpid()})
         shown = (f"pid {pid} ({for_terminal(' '.join(redact_argv(argv_within(pid))), 80)})" for pid in pids[:5])
         return [
@@ -143,27 +143,28 @@ def watch(
     bundle_dir: Path | None = None,
     on_stall: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Run a generator under guard, or watch one that runs already, until it ends or stalls; without Prefect.
+    """Run a generator under guard, or watch a running one, until it ends or stalls; without Prefect.
 
-    A stall is a result, not an error: `outcome` of the report is `stalled`, and the whole process tree is gone. One attempt
-    is made. Whatever interrupts the call (Ctrl-C too) stops the generator first; one that was only watched is left alone.
+    A stall is a result, not an error: the report's `outcome` is `stalled`, and the whole process tree is gone. It makes
+    one attempt. An interrupted call (Ctrl-C too) stops the generator first; it leaves a watched process alone.
 
     Args:
         job: a command to run (`CacheJob`), or a process or container that runs (`AttachJob`).
         stall: when silence is a stall; default `StallPolicy()`.
         stop: how the tree is stopped; default `StopPolicy()`.
-        log: file for the generator's output; its end is in the report in any case. Of a `CacheJob` alone.
-        show_output: whether the output is copied to this process's own. Of a `CacheJob` alone.
+        log: file for the generator's output; its end is in the report in any case. For a `CacheJob` only.
+        show_output: whether the output is copied to this process's own. For a `CacheJob` only.
         bundle: whether a stall or a failure gets a post-mortem bundle.
         bundle_dir: where bundles go; default in the user's state directory.
-        on_stall: called in another thread with the report of each stall that leaves the process alone. Of an `AttachJob` alone.
+        on_stall: called in another thread with the report of each stall that leaves the process alone. For an
+            `AttachJob` only.
 
     Returns:
-        How it ended, with all that was measured.
+        The report, with all measurements.
 
     Raises:
-        InputError: something cannot be used as asked; nothing was started, nothing touched.
-        CachewatchError: it could not be started or measured.
+        InputError: an argument cannot be used; nothing was started or changed.
+        CachewatchError: the generator could not be started or measured.
 
     Example:
         >>> import tempfile
@@ -202,7 +203,7 @@ def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Placement, d
 
 
 def _find(attach: AttachJob, stop: StopPolicy) -> tuple[Observed, list[Path]]:
-    """Find whom to watch, and where its directories lie on this host."""
+    """Find the process to watch, and the paths of its directories on this host."""
     to_stop = attach.on_stall == "stop"
     if attach.container is not None:
         from prefect_cachewatch.containers.adopted import AdoptedContainer, host_path  # noqa: PLC0415 - an extra
@@ -218,17 +219,17 @@ def suggest_directories(pid: int) -> str:
     """Say where a process writes, as the end of a message that asks for a cache directory.
 
     Args:
-        pid: of the process.
+        pid: pid of the process.
 
     Returns:
-        A clause with at most 4 directories; empty where nothing is known.
+        A clause with at most 4 directories; empty if nothing is known.
     """
     found = [path for path in directories_written([pid, *descendants(pid)]) if path != "/"][:4]
     return f"; it has files open for writing in {', '.join(for_terminal(path) for path in found)}" if found else ""
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """The environment that a process was started with: only for the values that must not be shown."""
+    """The environment that a process was started with: only to find the values that must not be shown."""
 
     def read(of: int) -> bytes:
         try:

@@ -1,7 +1,7 @@
-"""From a job to a cache that is in use: is it there, where to write, is it good, publish, activate.
+"""Publishes the cache of a job: look whether it exists already, choose the directory, verify, publish, activate.
 
-Joins the store (`publish`) with the guard (`guarded`) for one run of a job; knows no Prefect. The
-generation itself lies between `begin` and `verify` and is the caller's.
+It joins the store (`publish`) with the guard (`guarded`) for one run of a job, and knows no Prefect. The caller
+generates the cache between `begin` and `verify`.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _NOTE_S = 5.0
 
 
 class Delivery(Closing):
-    """One run's way from the question whether the cache is there to its activation.
+    """One run's publication, from the check whether the cache exists to its activation.
 
     Args:
         job: with `{cache_dir}` in its command or environment, in staged mode.
-        policy: how it is published.
-        logger: of the run.
-        files: who finds out whether the store's file system answers; default this process.
+        policy: the publish policy.
+        logger: the run's logger.
+        files: the helper process that checks whether the store's file system answers; default this process.
 
     Raises:
-        InputError: they do not fit together, and nothing was touched; or the store cannot be used.
+        InputError: job and policy do not fit together, and nothing was changed; or the store cannot be used.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Delivery(Closing):
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
         self.cut_files: set[str] = set()
-        """What the last attempt may have cut, by its watch: absolute paths."""
+        """Files that the last attempt may have cut, as its watch saw them: absolute paths."""
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
 
     @property
     def current(self) -> str:
-        """What consumers open."""
+        """The path that consumers open."""
         return self.store.current_path(self.name) if self.store else str(self._source.cache_dirs[0])
 
     def last_bytes(self) -> int | None:
-        """Say how big the last published build is, by its manifest; None where none is known."""
+        """Return the size of the last published build, by its manifest; None if none is known."""
         if self.store is None:
             return None
         try:
@@ -101,20 +101,20 @@ class Delivery(Closing):
         return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
     def require_space(self) -> None:
-        """Refuse a generation for which there is no room; the site checks directories in place.
+        """Refuse a generation if there is no room for it; the site checks directories in place.
 
         Raises:
-            NotEnoughSpace: the store has less than 1.1 times what is expected, or than the last build.
+            NotEnoughSpace: the store has less than 1.1 times the expected size, or the size of the last build.
         """
         if self.store is not None:
             self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
 
     def find_cached(self) -> Publication | None:
-        """Say whether the cache is there already: of the same key, and whole by the policy's measure.
+        """Check whether the cache exists already: of the same key, and whole by the policy's measure.
 
         Returns:
             The current build, or one that was published and never current (then its `current` is null); None
-            where it has to be generated.
+            if the cache has to be generated.
         """
         if self.policy.force:
             return None
@@ -129,17 +129,17 @@ class Delivery(Closing):
         return replace(self._describe("cached", manifest, path), current=path) if manifest else None
 
     def begin(self, *, clean: bool, grace_s: float = 10.0) -> tuple[CacheJob, dict[str, str]]:
-        """Get the directory to write to, and take the writer's lock.
+        """Choose the directory to write to, and take the writer's lock.
 
         Args:
-            clean: whether what a killed run left is not to be resumed.
-            grace_s: how long the generator may write on when this run is killed.
+            clean: whether the build of a killed run is discarded rather than resumed.
+            grace_s: how long the generator may go on writing when this run is killed.
 
         Returns:
-            The job that is told where to write, and what its environment gains by that.
+            The job with its directory, and the variables to add to its environment.
 
         Raises:
-            StoreBusy: another publisher is at work.
+            StoreBusy: another publisher holds the lock.
             StoreError: the store cannot be used.
         """
         self._require_answer()
@@ -147,7 +147,7 @@ class Delivery(Closing):
         if self.store is not None:
             self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         else:
-            # Looked at before the marker goes.
+            # Checked before the marker is removed.
             CacheSite(self._source.cache_dirs, expected_bytes=self._source.expected_bytes).close()
             path = self._source.cache_dirs[0]
             self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
@@ -156,16 +156,16 @@ class Delivery(Closing):
             self._target.note_growth()
         self._log_notes()
         self._logger.info("generating build %s at %s", self.target.build_id, self.target.path)
-        # A Secret block's value is worth more than the same variable in env.
+        # A Secret block's value takes precedence over the same variable in env.
         told = {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
         return self.job, told
 
     def resume(self, *, clean: bool, window_s: float) -> None:
-        """Deal with what a killed run left in the directory; nobody may be writing there any more.
+        """Clean up after a killed run in the directory; no process may be writing there any more.
 
         Args:
             clean: remove all of it.
-            window_s: the stall window, for what that run may have cut.
+            window_s: the stall window, to find the files that that run may have cut.
         """
         if self.target.adopted:
             self.target.require_certain(self.policy, window_s=window_s)
@@ -177,7 +177,7 @@ class Delivery(Closing):
         self._log_notes()
 
     def let_watch_record(self) -> bool:
-        """Leave it to the watch to record what is made, if that has to be known; says whether it has."""
+        """Let the watch record the files that are made, if that has to be known; return whether it has."""
         self.target.watched = self.store is None
         return self.target.watched
 
@@ -189,7 +189,7 @@ class Delivery(Closing):
 
     @property
     def job(self) -> CacheJob:
-        """The job as it is run: told where to write, the build's directory the first that must grow."""
+        """The job as it is run: it knows its directory, and the build's directory is the first that must grow."""
         path, source = self.target.path, self._source
         named = [Path(found) for found in expand_placeholder(map(str, source.cache_dirs), path)]
         return source.model_copy(
@@ -225,24 +225,24 @@ class Delivery(Closing):
         self._log_notes()
 
     def leave(self, site: CacheSite) -> None:
-        """Note for whoever resumes the build what its last attempt may have cut, as far as the watch has seen it.
+        """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch.
 
         Args:
-            site: whose scan process writes it: its storage may hang.
+            site: its scan process writes the note, since the storage may hang.
         """
         text = self.target.reported_json(self.cut_files)
-        with contextlib.suppress(ScanError):  # less is known then, and change times are left
+        with contextlib.suppress(ScanError):  # less is known then: only the change times remain
             site.scanner.request("mark", _NOTE_S, path=self.target.reported_record, text=text)
 
     def verify(self, env: Mapping[str, str], secrets: Sequence[str] = ()) -> list[Finding]:
-        """Check the build, with the user's command last and only where nothing else refuses it.
+        """Check the build; run the user's command last, and only if no other check refuses the build.
 
         Args:
             env: whole environment of the check command.
             secrets: values that must not appear in a message.
 
         Returns:
-            What forbids to publish; `findings` has the warnings too.
+            The findings that forbid publishing; `findings` has the warnings too.
 
         Raises:
             StoreError: the build is gone, or its file system does not answer.
@@ -251,7 +251,7 @@ class Delivery(Closing):
         self.findings = self.target.check(self.policy)
         if self.policy.check_command and not refusals(self.findings):
             failed = self._run_check(env, secrets)
-            # Once more: the command may have left something in the build.
+            # Checked again: the command may have left files in the build.
             self.findings = self.target.check(self.policy, failed)
         return refusals(self.findings)
 
@@ -259,10 +259,10 @@ class Delivery(Closing):
         """Put the build into quarantine.
 
         Args:
-            message: why, in one sentence.
+            message: the reason, in one sentence.
 
         Returns:
-            What became of it.
+            The publication with the place of the build.
         """
         where = self.target.quarantine(self.findings, message)
         self._prune_quarantine()
@@ -275,19 +275,19 @@ class Delivery(Closing):
             growth: the watch's summary, see `growth_summary`.
 
         Returns:
-            What became of it.
+            The publication.
 
         Raises:
-            StoreError: it changed meanwhile or could not be written; it stays unfinished.
+            StoreError: the build changed meanwhile or could not be written; it stays unfinished.
         """
         manifest = self.target.publish(self.policy, findings=self.findings, growth=growth)
         return self._describe("published", manifest, self.target.path)
 
     def activate(self, publication: Publication) -> Publication:
-        """Make the published build current; a cache in place is so by its marker.
+        """Make the published build current; a cache in place is made current by its marker.
 
         Returns:
-            The publication with what it replaced.
+            The publication with the build that it replaced.
         """
         switched = self.store.activate(self.name, publication.build_id) if self.store else None
         previous = switched.previous if switched else None
@@ -299,14 +299,14 @@ class Delivery(Closing):
         return self._describe("unfinished", None, self.target.path)
 
     def close(self) -> None:
-        """Give the writer's lock up."""
+        """Release the writer's lock."""
         self._resources.close()
 
     def _require_answer(self) -> None:
-        """Go no further where the file system hangs: nobody gets out of what is read and written here in this process."""
+        """Stop here if the file system hangs: a read or write in this process could not be interrupted."""
         path = self.policy.store if self.policy.mode == "staged" else self._source.cache_dirs[0]
         try:
-            with contextlib.suppress(OSError):  # said in its place
+            with contextlib.suppress(OSError):  # reported in another place
                 look_ahead(self._files, f"cache store {path}", os.statvfs, str(path))
         except InputError as error:
             raise StoreError(error.message) from error
@@ -374,14 +374,14 @@ class Delivery(Closing):
 
 
 def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
-    """See that a job and a publish policy fit together, without a look at the machine.
+    """Check that a job and a publish policy fit together, without looking at the machine.
 
     Args:
-        job: what is to be run.
-        policy: how it is published.
+        job: the job.
+        policy: the publish policy.
 
     Raises:
-        InputError: they do not.
+        InputError: they do not fit together.
 
     Example:
         >>> check_delivery(CacheJob(name="c", command=["gen", "{cache_dir}"]), PublishPolicy(store="/s"))
@@ -410,7 +410,7 @@ def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
 
 
 def describe_refusal(name: str, refused: Sequence[Finding]) -> str:
-    """Say in one sentence that the checks refused a build.
+    """Describe in one sentence that the checks refused a build.
 
     Example:
         >>> describe_refusal("c", [Finding("too_small", "the build has 1 B")])
@@ -420,7 +420,7 @@ def describe_refusal(name: str, refused: Sequence[Finding]) -> str:
 
 
 def describe_publication(name: str, done: Publication) -> str:
-    """Say in one sentence what became of a good build.
+    """Describe in one sentence the publication of a good build.
 
     Example:
         >>> describe_publication("c", Publication("cached", "staged", "k", "b", "/s/c/builds/b", total_bytes=5, total_files=1))
@@ -435,11 +435,11 @@ def describe_publication(name: str, done: Publication) -> str:
 
 
 def growth_summary(outcome: Outcome, attempts: int) -> dict[str, Any]:
-    """What the manifest says of how a build grew.
+    """Summarise for the manifest how a build grew.
 
     Args:
-        outcome: of the last attempt.
-        attempts: how many were made.
+        outcome: outcome of the last attempt.
+        attempts: number of attempts.
 
     Returns:
         Numbers; times in seconds since the start of the last attempt.

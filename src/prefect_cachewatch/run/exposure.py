@@ -1,6 +1,6 @@
-"""Secrets in what Prefect stores: a flow run's parameters stand in its database, and everybody who sees the UI reads them.
+"""Finds secrets in a flow run's parameters: Prefect stores these, and every user of its UI can read them.
 
-It names where they stand, never what they are. What is secret is `common.secrets`.
+It names their places, never their values. `common.secrets` says what a secret is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def exposed_secrets(parameters: Mapping[str, Any]) -> list[str]:
         parameters: their values by name: models, mappings, lists and plain values.
 
     Returns:
-        Where they stand, such as `job.command --password`; empty if there are none.
+        The places, such as `job.command --password`; empty if there are none.
 
     Example:
         >>> exposed_secrets({"job": {"command": ["gen", "--password", "hunter2"], "env": {"DB_PWD": "hunter2", "A": "1"}}})
@@ -41,14 +41,14 @@ def check_exposure(parameters: Mapping[str, Any], *, strict: bool) -> str | None
     """Warn of secrets in the parameters of a flow run, or refuse them.
 
     Args:
-        parameters: as of `exposed_secrets`.
-        strict: refuse.
+        parameters: as for `exposed_secrets`.
+        strict: refuse them.
 
     Returns:
         One sentence; None if there are none.
 
     Raises:
-        InputError: there are some, and they are refused.
+        InputError: there are some, and `strict` is set.
     """
     found = exposed_secrets(parameters)
     if not found:

@@ -1,6 +1,6 @@
-"""After a stall: what the job's last runs say, and whether it is worth running once more.
+"""Decides after a stall, by the job's last runs, whether it is worth running once more.
 
-A rule of values. Attempts within a run are `retry`'s; this one comes later, possibly on another machine.
+A rule over values. `retry` decides on attempts within a run; this rule decides later, possibly on another machine.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class PastEnd:
     message: str = ""
     ended_at: datetime.datetime | None = None
     again: bool = False  # the run was itself started by a follow-up
-    part_of: str | None = None  # the run that it is a part of, which answers for it
+    part_of: str | None = None  # the run that it is a part of, which is responsible for it
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """What follows a stall."""
+    """The decision after a stall."""
 
     run_again: bool
     stalls_in_a_row: int
@@ -39,10 +39,10 @@ class FollowUp:
 
 
 def named_cause(message: str) -> str:
-    """Say which cause the message of a stalled run names.
+    """Return the cause that the message of a stalled run names.
 
     Args:
-        message: of the state.
+        message: message of the state.
 
     Returns:
         The cause, or an empty text.
@@ -55,14 +55,14 @@ def named_cause(message: str) -> str:
 
 
 def decide_follow_up(ends: Sequence[PastEnd], rerun: Rerun) -> FollowUp:
-    """Decide what follows a stall: the first one may be chance, the second in a row needs a person.
+    """Decide what follows a stall: a first one may be chance, a second in a row needs a person.
 
     Args:
         ends: how the job's last runs ended, the stalled one first, then back in time.
         rerun: whether a first stall is run again.
 
     Returns:
-        Whether to run the job again, and why or why not as a sentence.
+        Whether to run the job again, and the reason as a sentence.
 
     Example:
         >>> decide_follow_up([PastEnd("Stalled"), PastEnd("Completed")], "once").sentence

@@ -1,7 +1,7 @@
-"""What earlier runs of a cache were like: a short file per cache, for estimates and advice.
+"""Figures of earlier runs of a cache: a short file per cache, for estimates and advice.
 
-One JSON line a completed run, the newest last, in the user's state directory. Losing it loses
-only estimates: nothing here ever fails a run.
+One JSON line per completed run, the newest last, in the user's state directory. If it is lost,
+only estimates are lost: no error here fails a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAFETY = 2.0
 
 @dataclass(frozen=True)
 class PastRun:
-    """A completed run in numbers."""
+    """The figures of a completed run."""
 
     ended_at: str
     duration_s: float
@@ -40,7 +40,7 @@ class PastRun:
 
 
 def history_path(name: str, cache_dirs: Sequence[str]) -> Path:
-    """Say where the history of a cache lies; the same for the same name and directories."""
+    """Return the path of a cache's history; the same for the same name and directories."""
     key = hashlib.sha256("\0".join(sorted(cache_dirs)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
     return state_home() / "history" / f"{slugify(name)[:60]}-{key}.jsonl"
 
@@ -50,10 +50,10 @@ def past_runs(path: Path, limit: int = 10) -> list[PastRun]:
 
     Args:
         path: from `history_path`.
-        limit: the most that are returned.
+        limit: the most runs to return.
 
     Returns:
-        The runs; none where the file is missing or damaged.
+        The runs; none if the file is missing or damaged.
 
     Example:
         >>> past_runs(Path("/nowhere"))
@@ -72,7 +72,7 @@ def remember_run(path: Path, report: Report) -> None:
 
     Args:
         path: from `history_path`.
-        report: of the run.
+        report: report of the run.
     """
     growth = report.growth
     run = PastRun(
@@ -94,7 +94,7 @@ def remember_run(path: Path, report: Report) -> None:
 
 
 def enough_window_s(runs: Sequence[PastRun], poll_s: float) -> float | None:
-    """Say which stall window would have been enough: twice the longest pause, at least two polls.
+    """Return the stall window that would have been enough: twice the longest pause, at least two polls.
 
     Args:
         runs: earlier completed runs.

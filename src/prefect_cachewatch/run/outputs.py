@@ -1,4 +1,4 @@
-"""The files that a run was asked to write, seen together before the start: each on its own, and none that spoils the cache."""
+"""Checks, before the start, the files that a run has to write: all different, and none that spoils the cache."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["check_outputs", "check_outputs_ahead"]
 
 
 def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, published: bool = False) -> Path | None:
-    """Check the outputs of a job by whoever may be left behind.
+    """Check the outputs of a job in a helper process, which is left behind if it hangs.
 
     Args:
-        files: who looks.
-        job: with its name, cache directories and ignore globs.
-        outputs: what is asked for.
+        files: the helper process.
+        job: the job, with its name, cache directories and ignore globs.
+        outputs: the outputs to check.
         published: see `check_outputs`.
 
     Returns:
-        The trace's file; None if there is to be none.
+        The trace's file; None if there is no trace.
 
     Raises:
-        InputError: see there; or one cannot be written, or a file system does not answer.
+        InputError: see `check_outputs`; or a file cannot be written, or a file system does not answer.
     """
     log, report, trace = outputs.log, outputs.report, outputs.record
     if report is not None:
@@ -66,18 +66,18 @@ def check_outputs(
     record: Path | None = None,
     published: bool = False,
 ) -> None:
-    """Refuse outputs that would overwrite each other, or be taken for the generator's.
+    """Refuse outputs that would overwrite each other, or be taken for the generator's files.
 
     Args:
-        cache_dirs: that are watched.
+        cache_dirs: the watched directories.
         ignore: globs of files in them that never count.
-        log: gets the generator's output.
-        report: gets the report.
-        record: gets the trace.
-        published: whether the cache is digested and published, so that a file of ours in it would be a part of it.
+        log: file for the generator's output.
+        report: file for the report.
+        record: file for the trace.
+        published: whether the cache is digested and published; a file of ours in it would then be a part of it.
 
     Raises:
-        InputError: two are one regular file; or one lies in a cache directory where it must not.
+        InputError: two outputs are one regular file; or one is in a cache directory where it must not be.
     """
     named = [
         (what, path)
@@ -100,7 +100,7 @@ def check_outputs(
 
 
 def _identity(path: Path) -> object:
-    """What is the same for all names of a regular file, one that is still to be made too; None for anything else."""
+    """An identity that all names of a regular file share, even before it exists; None for anything else."""
     try:
         found = os.stat(path)
     except OSError:

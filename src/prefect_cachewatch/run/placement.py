@@ -1,6 +1,6 @@
-"""Where a job's generator runs: under guard on this host, or in a container; one answer for command and flow.
+"""Where a job's generator runs: under guard on this host, or in a container; for command and flow alike.
 
-Nothing is imported of containers, and no engine is asked, for a job that has none.
+For a job without a container, no container module is imported and no engine is asked.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class Placement:
 
     Attributes:
         job: its cache directories as paths of this host.
-        plan: of its container; None on this host.
+        plan: plan of its container; None on this host.
     """
 
     job: CacheJob
     plan: ContainerPlan | None
 
     def relocated(self, job: CacheJob) -> Placement:
-        """The same place for a job whose directories were chosen meanwhile."""
+        """The same placement for a job whose directories were chosen meanwhile."""
         return replace(self, job=self.plan.locate(job) if self.plan else job)
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Pick the generator's environment: all of it here, in a container only what the job names.
+        """Pick the generator's environment: all of it on this host, in a container only what the job names.
 
         Args:
-            env: this process's, with the job's and its secrets on top.
+            env: this process's environment, with the job's variables and its secrets on top.
 
         Returns:
             Name to value.
@@ -56,13 +56,13 @@ class Placement:
         return {name: env[name] for name in dict.fromkeys([*self.job.env, *self.job.env_secrets]) if name in env}
 
     def supervisor(self, paths: Sequence[str]) -> Callable[[Launch], Supervisor]:
-        """Say who runs it.
+        """Return the maker of the supervisor.
 
         Args:
-            paths: of the cache directories, resolved.
+            paths: the cache directories, resolved.
 
         Returns:
-            What makes the supervisor, for `Watch`.
+            A function that makes the supervisor, for `Watch`.
         """
         plan = self.plan
         if plan is None:
@@ -76,17 +76,17 @@ class Placement:
 
         Args:
             create: whether missing ones are made.
-            files: who looks at anything but them; default this process.
+            files: the helper process that looks at other paths; default this process.
 
         Returns:
-            Them; to be closed.
+            The directories; the caller closes them.
         """
         job, plan = self.job, self.plan
         if plan is None or not plan.measured:
             return CacheSite(
                 job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
             )
-        # What cannot be read cannot be locked; that no other run's container has the volume was looked at before.
+        # A directory that cannot be read cannot be locked; it was checked that no other run's container has it.
         return CacheSite(
             job.cache_dirs,
             ignore=job.ignore,
@@ -98,7 +98,7 @@ class Placement:
         )
 
     def require_cleaning(self) -> None:
-        """Refuse a retry that cleans, where the cache is measured read-only; raises InputError."""
+        """Refuse a retry that cleans if the cache is only readable on this host; raises InputError."""
         if self.plan is not None and self.plan.measured:
             raise InputError(
                 f"on_retry clean: volume {self.plan.measured[0]} is measured from a read-only container, and nothing in it can "
@@ -110,12 +110,12 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
     """Check that a job's generator can be run where it is to be run.
 
     Args:
-        job: what to run.
+        job: the job.
         env: its environment on this host.
-        files: who looks for the command; default this process.
+        files: the helper process that looks for the command; default this process.
 
     Returns:
-        Where it runs.
+        The placement.
 
     Raises:
         CommandError: its command cannot be executed on this host.
@@ -149,8 +149,8 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
 
 
 def require_directories(job: CacheJob) -> None:
-    """Refuse a job that leaves it to a store where it writes, where there is none; raises InputError."""
-    from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER  # noqa: PLC0415 - whoever asks has it
+    """Refuse a job that has no directory and no store that would give it one; raises InputError."""
+    from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER  # noqa: PLC0415 - the caller has loaded it
 
     if any(CACHE_DIR_PLACEHOLDER in str(path) for path in job.cache_dirs):
         raise InputError("the job names no cache_dirs: name the directory that must grow, or publish into a store")

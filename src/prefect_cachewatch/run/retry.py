@@ -1,4 +1,4 @@
-"""Whether a failed attempt is made again. Pure."""
+"""Decides whether a failed attempt is made again. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from prefect_cachewatch.watching.outcomes import is_verdict
 
 __all__ = ["RetryDecision", "decide_retry"]
 
-_NEVER = frozenset({126, 127})  # a command that cannot be executed will not be executable in a minute
+_NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
 
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """Whether there is another attempt, and why or why not, for the log."""
+    """Whether there is another attempt, and the reason, for the log."""
 
     again: bool
     reason: str
@@ -28,10 +28,10 @@ def decide_retry(
     """Decide after an attempt whether to make another.
 
     Args:
-        policy: the user's.
-        outcomes: of the attempts so far, the last one included.
+        policy: the user's policy.
+        outcomes: outcomes of the attempts so far, the last one included.
         start_bytes: bytes that were in the directories before the first attempt.
-        min_growth_bytes: growth of the high-water mark below this is none.
+        min_growth_bytes: smaller growth of the high-water mark counts as none.
 
     Returns:
         The decision.

@@ -1,7 +1,7 @@
-"""One attempt put together: output, recording, metrics, view, the search for the cause, and the report.
+"""One attempt put together: output, recording, metrics, view, diagnosis and report.
 
-This is what the command, the flow and a program have in common. Who waits for the generator, and where problems are
-said, is theirs. Standard library only, since `cachewatch exec` stays in memory for as long as its generator runs.
+The command, the flow and a program share it. They wait for the generator and report problems in their own ways.
+Standard library only, since `cachewatch exec` stays in memory for as long as its generator runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class View(Protocol):
         """Take in a measurement."""
 
     def clear(self) -> None:
-        """Leave the screen to somebody else for a moment."""
+        """Give up the screen for a moment, so that other output can be written."""
 
     def close(self) -> None:
         """Leave the screen."""
@@ -52,14 +52,14 @@ class Runner:
     """One attempt, from its watch to its report.
 
     Args:
-        files: who collects evidence and writes logs, bundles and reports.
+        files: the helper process that collects evidence and writes logs, bundles and reports.
         secrets: values that must not appear in anything that is said or written.
         attempt: its number, from 1.
         bundles: whether a stall or a failure gets a post-mortem bundle.
         bundle_root: where bundles go; default in the user's state directory.
-        trace: file for a trace of the growth; a later attempt than the first gets one with its number.
-        metrics: count it.
-        view: shows it.
+        trace: file for a trace of the growth; attempts after the first add their number to its name.
+        metrics: counts the attempt.
+        view: shows the attempt.
         on_sample: called after each measurement; must not block.
     """
 
@@ -77,7 +77,7 @@ class Runner:
         on_sample: Callable[[Watch], None] | None = None,
     ) -> None:
         self.problems: list[str] = []
-        """What could not be recorded or written, for a person."""
+        """Faults of recording and writing, as sentences."""
         self._files, self._secrets, self._attempt = files, secrets, attempt
         self._bundles, self._bundle_root = bundles, bundle_root
         self._trace, self._metrics, self._view = trace, metrics, view
@@ -87,7 +87,7 @@ class Runner:
         self.examine_anew()
 
     def examine_anew(self) -> None:
-        """Forget what was found out: the next stall is a case of its own."""
+        """Forget the diagnosis: the next stall is examined anew."""
         self.examiner = Examiner(
             secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files
         )
@@ -114,7 +114,7 @@ class Runner:
             site: its cache directories, open.
             stall: when silence is a stall.
             stop: how the tree is stopped.
-            env: this process's environment with the job's on top; `place` picks from it.
+            env: this process's environment with the job's variables on top; `place` picks from it.
             log: file for its output.
             show_output: whether the output is copied to this process's own.
             stdin_fd: its standard input; default /dev/null.
@@ -126,7 +126,7 @@ class Runner:
             The watch, not started yet.
 
         Raises:
-            InputError: the log cannot be opened, or the trace of a first attempt; a later attempt goes without.
+            InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
         """
         supervisor = place.supervisor(site.paths)
         output = OutputPump(
@@ -182,13 +182,13 @@ class Runner:
         publication: Publication | None = None,
         attached: Attachment | None = None,
     ) -> Report:
-        """Write the bundle, where one is wanted.
+        """Write the bundle, if one is wanted.
 
         Args:
             watch: the attempt.
             outcome: from `conclude`.
-            publication: what became of the build.
-            attached: who was watched, where cachewatch did not start it.
+            publication: the result of publishing the build.
+            attached: the watched process, if cachewatch did not start it.
 
         Returns:
             The report of the attempt.
@@ -204,7 +204,7 @@ class Runner:
         return self.examiner.write_bundle(replace(report, publication=publication, attached=attached), watch.output)
 
     def write(self, report: Report, path: Path | None) -> None:
-        """Write a report to where it was asked for; what fails is one of the `problems`."""
+        """Write a report to the path that the caller asked for; a failure is one of the `problems`."""
         if path is not None and (problem := write_report_within(self._files, report, path)):
             self.problems.append(problem)
 

@@ -1,3 +1,3 @@
-"""Options that commands share, and the models that they make."""
+"""Options that commands share, and the models that are made from them."""
 
 __all__ = ["container", "guard", "profile_choice", "publish", "ready"]

@@ -1,4 +1,4 @@
-"""Options of a generator that runs in a container, and how they become a `ContainerSpec`."""
+"""Options of a generator in a container, and the `ContainerSpec` made from them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:
 
     Args:
         pairs: NAME=VALUE; with `inherit` also NAME alone, for the value that this process has.
-        inherit: whether that is allowed, since the generator inherits nothing by itself.
+        inherit: whether NAME alone is allowed; the generator inherits nothing by itself.
 
     Returns:
         Name to value.
 
     Raises:
-        InputError: one is neither.
+        InputError: a pair is neither.
 
     Example:
         >>> environment_from(["A=b=c"], inherit=False)
@@ -59,10 +59,10 @@ def container_from(options: dict[str, Any]) -> ContainerSpec | None:
     """Make the container from the parsed options.
 
     Args:
-        options: of `CONTAINER_SECTION`, among others.
+        options: those of `CONTAINER_SECTION`, among others.
 
     Returns:
-        It; None where no image is named.
+        The container; None if no image is named.
 
     Raises:
         InputError: an option is malformed, or needs an image.

@@ -1,4 +1,4 @@
-"""Options that stand for fields of models: name, words, kind, bounds and default are the field's, and told once."""
+"""Options that stand for fields of models: name, text, type, bounds and default come from the field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["DURATION", "SIZE", "Fields", "build_model", "explain", "split_pairs"
 
 M = TypeVar("M", bound=BaseModel)
 
-# The field of a model to the option that sets it, where the name is not the field's own.
+# The field of a model to the option that sets it, where the option has another name.
 _NAMES = {
     "command": "COMMAND",
     "to": "--metrics",
@@ -58,10 +58,10 @@ class Fields(Generic[M]):
     """Options for fields of a model.
 
     Args:
-        model: whose fields.
-        written: the fields, separated by commas; behind each the option's names, if they are not the field's, what stands
-            for its value, and `=VALUE` for a flag that sets this value.
-        settings: by field, what `click.Option` gets instead of what follows from the field.
+        model: the model.
+        written: the fields, separated by commas; after each the option's names, if they differ from the field's, the
+            placeholder for its value, and `=VALUE` for a flag that sets this value.
+        settings: by field, arguments of `click.Option` in place of those that follow from the field.
     """
 
     def __init__(self, model: type[M], written: str, **settings: dict[str, Any]) -> None:
@@ -81,11 +81,11 @@ class Fields(Generic[M]):
         return self._by_field[field]
 
     def options(self, *without: str) -> list[click.Option]:
-        """List the options, but for those of some fields."""
+        """List the options, except those of some fields."""
         return [each for field, each in self._by_field.items() if field not in without]
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Say which fields were set, and to what; raises InputError for a pair that is none."""
+        """Return the fields that were set, with their values; raises InputError for a pair that is none."""
         found: dict[str, Any] = {}
         for field, each in self._by_field.items():
             value = options.get(field)
@@ -97,7 +97,7 @@ class Fields(Generic[M]):
         return found
 
     def build(self, options: Mapping[str, Any], **further: Any) -> M:
-        """Make the model of what was set and what is known beside it; raises InputError."""
+        """Make the model of the options and of the values given here; raises InputError."""
         return build_model(self._model, **{**self.given(options), **further})
 
     def _option(self, field: str, names: list[str], metavar: str | None, settings: dict[str, Any]) -> click.Option:
@@ -120,14 +120,11 @@ class Fields(Generic[M]):
 
 
 def build_model(model: type[M], **values: Any) -> M:
-    """Make a model, its validation errors turned into one sentence that names the option.
+    """Make a model; a validation error becomes one sentence that names the option.
 
     Args:
         model: the model.
-        values: its fields.
-
-    Returns:
-        The model.
+        values: values of its fields.
 
     Raises:
         InputError: a field is not valid.
@@ -139,20 +136,20 @@ def build_model(model: type[M], **values: Any) -> M:
 
 
 def explain(error: ValidationError, option: str | None = None) -> str:
-    """Say the first of a model's validation errors in one sentence.
+    """Describe the first of a model's validation errors in one sentence.
 
     Args:
-        error: from pydantic.
-        option: that the model as a whole comes from.
+        error: the error from pydantic.
+        option: the option that the model as a whole comes from.
 
     Returns:
-        The option or field, what is wrong, and what was given.
+        The option or field, what is wrong, and the value that was given.
     """
     first = error.errors(include_url=False)[0]
     loc = [str(part) for part in first["loc"]]
     where = next((_NAMES[part] for part in loc if part in _NAMES), option or (_option_of(loc[0]) if loc else None))
     what = for_terminal(first["msg"].removeprefix("Value error, "), 1000)
-    if where is None:  # of the fields together
+    if where is None:  # an error of the fields together
         return what
     limits = first.get("ctx", {})
     shape = next((write for end, write in _WRITTEN.items() if loc and loc[-1].endswith(end)), None)
@@ -168,19 +165,19 @@ def explain(error: ValidationError, option: str | None = None) -> str:
 
 
 def split_pairs(option: str, pairs: Sequence[str], form: str = "NAME=VALUE", example: str = "") -> dict[str, str]:
-    """Split what was written as NAME=VALUE.
+    """Split pairs of the form NAME=VALUE.
 
     Args:
-        option: that it was written with.
-        pairs: as written.
-        form: for the sentence about one that is none.
-        example: likewise.
+        option: the option of the pairs.
+        pairs: the pairs as written.
+        form: the expected form, for the error message.
+        example: an example, for the error message.
 
     Returns:
         Value by name.
 
     Raises:
-        InputError: one is none, or a name comes twice with different values.
+        InputError: one is not such a pair, or a name comes twice with different values.
 
     Example:
         >>> split_pairs("--key", ["a=b=c"])
@@ -208,7 +205,7 @@ def _bare(info: FieldInfo) -> Any:
 
 
 def _kind(info: FieldInfo) -> dict[str, Any]:
-    """What click makes of a value of the field."""
+    """The type that click gives a value of the field."""
     bare = _bare(info)
     if (quantity := quantities.quantity_of(info)) is not None:
         return {"type": _Quantity(quantity)}

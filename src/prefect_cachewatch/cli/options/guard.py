@@ -1,4 +1,4 @@
-"""Options that `exec` and `generate` share, and how they become the engine's models."""
+"""Options that `exec` and `generate` share, and the engine's models made from them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _OUTPUT = [
 
 
 def stall_section(ignore: click.Option) -> Section:
-    """List the options that say when it is a stall; `ignore` is the job's own."""
+    """List the options that say when silence is a stall; `ignore` belongs to the job."""
     counted = option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
     common = "--stall-after --first-write-within --max-duration --grace"
     return Section("When it is a stall", common, [*RULES.options(), ignore, counted, *_STOP.options()], shared="*")
@@ -113,9 +113,9 @@ def guard_sections(
     """List the options of the guarded generation.
 
     Args:
-        basics: further ones of the command's own.
-        output: likewise.
-        further: sections of its own.
+        basics: further options of the command.
+        output: further output options of the command.
+        further: further sections of the command.
     """
     return [
         Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
@@ -131,16 +131,16 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
     """Make the job from the parsed options.
 
     Args:
-        name: of the job; default the last part of the first cache directory.
-        options: of `guard_sections`.
+        name: name of the job; default the last part of the first cache directory.
+        options: those of `guard_sections`.
         published: whether it goes into a store, which gives it a directory of its own.
 
     Returns:
-        The job, relative paths made absolute.
+        The job; relative paths are made absolute.
 
     Raises:
         CommandError: the command's name is empty.
-        InputError: something is missing or malformed.
+        InputError: an option is missing or malformed.
     """
     profile, container = profile_from(options), container_from(options)
     command = list(options["command"]) or list(profile.command if profile else ())
@@ -173,7 +173,7 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
 
 
 def ignored(options: dict[str, Any], further: Sequence[str] = ()) -> list[str]:
-    """List the globs that never count: those of the options, the usual ones unless they are not wanted, and a profile's."""
+    """List the globs that never count: those of the options, the usual ones unless switched off, and the profile's."""
     usual = () if options["no_default_ignores"] else DEFAULT_IGNORE
     return [*options["ignore"], *usual, *(glob for glob in further if glob not in DEFAULT_IGNORE)]
 
@@ -185,7 +185,7 @@ def make_absolute(paths: Sequence[str]) -> list[str]:
         paths: as given.
 
     Returns:
-        The paths.
+        The absolute paths.
 
     Raises:
         InputError: one is empty.
@@ -196,7 +196,7 @@ def make_absolute(paths: Sequence[str]) -> list[str]:
 
 
 def stall_from(options: dict[str, Any]) -> StallPolicy:
-    """Make the stall policy from the parsed options, those of a profile below them; raises InputError."""
+    """Make the stall policy from the parsed options, with the profile's values below them; raises InputError."""
     profile = profile_from(options)
     below = profile.stall if profile is not None else {}
     return build_model(StallPolicy, **{**below, **WARMUP.given(options), **RULES.given(options)})
@@ -208,13 +208,13 @@ def stop_from(options: dict[str, Any]) -> StopPolicy:
 
 
 def outputs_from(options: dict[str, Any]) -> Outputs:
-    """Say what is left beside the cache, relative paths made absolute, from the parsed options."""
+    """Make the outputs from the parsed options; relative paths are made absolute."""
     names = ("report", "log", "record", "bundle_dir")
     return Outputs(bundle=not options["no_bundle"], **{name: options[name] for name in names}).absolute()
 
 
 def metrics_from(options: dict[str, Any]) -> Metrics | None:
-    """Say where metrics go from the parsed options, a directory made absolute; raises InputError."""
+    """Make the metrics settings from the parsed options; a directory is made absolute; raises InputError."""
     where = options["metrics"]
     if where is None:
         return None
@@ -224,7 +224,7 @@ def metrics_from(options: dict[str, Any]) -> Metrics | None:
 
 
 def poll_note(stall: StallPolicy, asked: bool) -> str | None:
-    """Say that the poll was shortened, if it was asked for and does not fit twice into the shortest window."""
+    """Say that the poll was shortened, if the user set it and two polls do not fit into the shortest window."""
     poll_s = effective_poll_s(stall)
     if poll_s >= stall.poll_s or not asked:
         return None

@@ -18,7 +18,7 @@ __all__ = ["PROFILE_OPTIONS", "complete_profile", "profile_from", "split_profile
 
 
 def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """List the profiles whose names begin so, for a shell."""
+    """List the profiles whose names begin with a text, for shell completion."""
     from prefect_cachewatch.config.profiles.registry import known_profiles  # noqa: PLC0415 - most runs have none
 
     return [name for name in known_profiles() if name.startswith(incomplete)]
@@ -36,7 +36,7 @@ PROFILE_OPTIONS = [
 
 
 def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
-    """Say what the profile of `--profile` and `-P` means for the job; None where none is named.
+    """Return the job settings of the profile in `--profile` and `-P`; None if none is named.
 
     Args:
         options: parsed; a command without these options has no profile.
@@ -68,7 +68,7 @@ def split_profile(profile: str, values: Sequence[str]) -> tuple[str, dict[str, s
         The name, and values by key.
 
     Raises:
-        InputError: one is no parameter, or a key comes twice.
+        InputError: one is not a parameter, or a key comes twice.
 
     Example:
         >>> split_profile("vllm,model=x", ["host-volume=/mnt/a=b"])

@@ -1,4 +1,4 @@
-"""Options that say how `generate` and `deploy` publish a cache, and how they become a policy."""
+"""Options for publishing with `generate` and `deploy`, and the policy made from them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
     """Make the policy from the parsed options.
 
     Args:
-        options: of `PUBLISH_SECTION`, among others.
+        options: those of `PUBLISH_SECTION`, among others.
 
     Returns:
-        The policy, or None where nothing is to be published.
+        The policy, or None if nothing is to be published.
 
     Raises:
         InputError: an option is malformed, or given without --store or --in-place.

@@ -1,4 +1,4 @@
-"""Options for a generator that is a server: when it is ready, and what then."""
+"""Options for a generator that is a server: when it is ready, and what is done then."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ _READY = option(
     metavar="WHEN",
     help="When the job is done: exit, or for a server http=URL, tcp=HOST:PORT, file=PATH, log=PATTERN.",
 )
-# Options that mean something for a server only.
+# Options that apply to a server only.
 _SERVER_ONLY = [*_HTTP.options(), *WARMUP.options(), _BEGINS]
 READY_SECTION = Section("Server", "--ready --then", [_READY, *_SERVER_ONLY])
 
 
 def with_ready(job: CacheJob, options: dict[str, Any]) -> CacheJob:
-    """Give a job the readiness that the parsed options ask for.
+    """Give a job the readiness of the parsed options.
 
     Args:
-        job: made from the other options.
-        options: of `READY_SECTION`.
+        job: the job, made from the other options.
+        options: those of `READY_SECTION`.
 
     Returns:
         The job.
 
     Raises:
-        InputError: something is malformed, or is given without what it belongs to.
+        InputError: an option is malformed, or is given without the option that it belongs to.
     """
     context = click.get_current_context(silent=True)
     asked = context is None or context.get_parameter_source("ready") is not click.core.ParameterSource.DEFAULT
-    if not asked and job.ready.kind != "exit":  # a profile's
+    if not asked and job.ready.kind != "exit":  # the readiness of a profile
         return job.model_copy(update={"ready": _adjusted(job.ready, options)})
     return job.model_copy(update={"ready": _ready_from(options)})
 

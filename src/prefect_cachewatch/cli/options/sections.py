@@ -1,6 +1,6 @@
-"""Options in sections: `--help` shows the common ones on one screen, `--help-all` every one with all its words.
+"""Options in sections: `--help` shows the common ones on one screen, `--help-all` all of them with their full text.
 
-What the command line does not say is taken from the environment and a file (`settings`).
+Options that the command line does not set come from the environment and a file (`settings`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Section:
     """Options under one title.
 
     Args:
-        title: what they have in common.
-        common: names of those that `--help` shows, separated by blanks.
+        title: title of the section.
+        common: names of the options that `--help` shows, separated by blanks.
         options: all of them.
-        shared: names of those that also hold for commands that a generator runs, when they come from the environment or
-            a file; `*` for all. The others belong to a single run.
+        shared: names of the options that also apply, from the environment or a file, to commands that a generator runs;
+            `*` for all. The others belong to a single run.
     """
 
     title: str
@@ -41,12 +41,12 @@ class Section:
     shared: str = ""
 
     def own(self) -> list[click.Option]:
-        """List those that belong to a single run."""
+        """List the options that belong to a single run."""
         return [each for each in self.options if self.shared != "*" and not {*self.shared.split()} & {*each.opts}]
 
 
 def option(*declarations: str, **settings: Any) -> click.Option:
-    """Make an option; as the decorator of click, for a section."""
+    """Make an option for a section, in the form of click's decorator."""
     return click.Option(declarations, **settings)
 
 
@@ -54,10 +54,10 @@ class SectionedCommand(click.Command):
     """A command whose options stand in sections.
 
     Args:
-        sections: of its options.
+        sections: sections of its options.
         needed: option -> when it is required, for the help.
-        examples: lines that people may copy.
-        arguments: as `click.Command` has them.
+        examples: lines that users may copy.
+        arguments: those of `click.Command`.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class SectionedCommand(click.Command):
         return {key: each for each in found if (key := key_of(each)) is not None}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line, and say of a value that is wrong where it comes from."""
+        """Read the command line; an error about a value names its source."""
         with _sources_named(ctx):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; likewise."""
+        """Run the command; an error about a value names its source."""
         with _sources_named(ctx):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections; those that are rare only if all were asked for."""
+        """Write the sections; rare options only if all were asked for."""
         for section in self.sections:
             named = {name: each for each in section.options for name in each.opts}
             common = [named[name] for name in section.common.split() if name in named]
@@ -120,7 +120,7 @@ class SectionedCommand(click.Command):
         return name, f"{text} [{needed}]" if needed else text
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, and where the rest is."""
+        """Write the examples, and how to see the other options."""
         with formatter.section("Examples"):
             formatter.write("".join(f"  {line}\n" for line in self.examples))
         if not ctx.meta.get(_ALL):
@@ -140,7 +140,7 @@ def _take_settings(ctx: click.Context, parameter: click.Parameter, given: str | 
 
 
 def _others(ctx: click.Context) -> dict[str, Callable[[], Container[str]]]:
-    """By command that has settings, what lists their keys: a key in a file may be another command's."""
+    """By command with settings, a function that lists their keys: a key in a file may belong to another command."""
     group = ctx.find_root().command
 
     def keys_of(name: str) -> Container[str]:
@@ -152,7 +152,7 @@ def _others(ctx: click.Context) -> dict[str, Callable[[], Container[str]]]:
 
 @contextlib.contextmanager
 def _sources_named(ctx: click.Context) -> Iterator[None]:
-    """Add to an error that names an option where its value comes from, unless that is the command line."""
+    """Add the source of its value to an error that names an option, unless that is the command line."""
     try:
         yield
     except click.BadParameter as error:

@@ -1,7 +1,7 @@
-"""Options from the environment and from a file: what `CACHEWATCH_STALL_AFTER` or `stall-after` in TOML means for a command.
+"""Options from the environment and from a file: `CACHEWATCH_STALL_AFTER`, or `stall-after` in TOML.
 
-The command line comes first, then the environment, then the file, then the defaults. What a value means is the
-option's own matter.
+The command line takes precedence, then the environment, then the file, then the defaults. The option itself
+interprets the value.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PYPROJECT = "pyproject.toml"
 
 
 def key_of(option: click.Parameter) -> str | None:
-    """Say under which key a file has an option: its long name; None for one that has none, or that only shows something.
+    """Return the key of an option in a file, its long name; None if it has none, or only shows something.
 
     Example:
         >>> key_of(click.Option(["-q", "--no-create"], is_flag=True))
@@ -39,7 +39,7 @@ def key_of(option: click.Parameter) -> str | None:
 
 
 def variable_of(key: str) -> str:
-    """Say which variable of the environment sets an option.
+    """Return the environment variable that sets an option.
 
     Example:
         >>> variable_of("stall-after")
@@ -51,31 +51,31 @@ def variable_of(key: str) -> str:
 def read_settings(
     given: str | None, command: str, known: Iterable[str], others: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Read the file of `--config`, or what pyproject.toml in the working directory has for this package.
+    """Read the file of `--config`, or this package's table in pyproject.toml in the working directory.
 
     Args:
-        given: of `--config`; None for pyproject.toml, if there is one.
-        command: whose options are wanted.
-        known: keys of them.
-        others: by command that has settings, a function that lists the keys of its options.
+        given: value of `--config`; None for pyproject.toml, if there is one.
+        command: the command whose options are wanted.
+        known: keys of these options.
+        others: by command with settings, a function that lists the keys of its options.
 
     Returns:
         The file's name for messages, and value by key.
 
     Raises:
-        InputError: the file cannot be read, is not TOML, has an unknown key, or is somebody else's.
+        InputError: the file cannot be read, is not TOML, has an unknown key, or belongs to another user.
     """
     if given == "":
         raise InputError("--config is empty: name a file, or leave it out")
     try:
         path = os.path.abspath(os.path.expanduser(given or _PYPROJECT))
-    except FileNotFoundError:  # the working directory has been removed, which is said of it where it matters
+    except FileNotFoundError:  # the working directory has been removed; a later check reports it
         path = ""
     if not path and not given:
         return "", {}
     shown = for_terminal(path or given or "", 4096)
     what = f"settings file {path}" if given else f"working directory {os.path.dirname(path)}"
-    # A program with threads has called us, which cannot be forked, instead of the command itself.
+    # A program with threads, which cannot be forked, has called us in place of the command itself.
     alone = len(os.listdir("/proc/self/task")) == 1
     with contextlib.closing(Aside.fork() if alone else InPlace()) as files:
         try:
@@ -101,20 +101,20 @@ def read_settings(
 def settings_of(
     options: Mapping[str, click.Option], table: Mapping[str, Any], shown: str, own: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Say what environment and file set.
+    """Return the values that environment and file set.
 
     Args:
-        options: by key.
-        table: of the file.
+        options: options by key.
+        table: table of the file.
         shown: the file's name.
-        own: keys of what belongs to a single run. They are passed over below another command's generator, which has
-            inherited the variables and stands in the same directory.
+        own: keys of options that belong to a single run. They are skipped under another command's generator, which has
+            inherited the variables and runs in the same directory.
 
     Returns:
-        The values by parameter; where each comes from, likewise; and the places that were passed over.
+        The values by parameter; the source of each, by parameter; and the sources that were skipped.
 
     Raises:
-        InputError: a value of the file is of a kind that the option cannot have.
+        InputError: the file has a value of a type that the option cannot have.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -162,7 +162,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 def _pick(
     table: dict[str, Any], shown: str, command: str, known: set[str], others: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The keys of this command, those of its own table first; what no command knows is an error."""
+    """The keys of this command, those of its own table first; a key that no command knows is an error."""
     own = _table(table.get(command, {}), f"{shown}: {command}")
     common = {key: value for key, value in table.items() if key not in others}
     found: dict[str, Any] = {}
@@ -183,7 +183,7 @@ def _hint(key: str, known: Iterable[str]) -> str:
 
 
 def _as_written(option: click.Option, value: Any, where: str) -> Any:
-    """A value of TOML as the command line would have it."""
+    """A value of TOML in the form of the command line."""
     shown = for_terminal(repr(value), 60)
     if option.is_flag:
         if not isinstance(value, bool):

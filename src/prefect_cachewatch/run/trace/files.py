@@ -1,4 +1,4 @@
-"""Trace files: CSV with a header, one row a measurement; read with line numbers, written so that a kill leaves a whole file.
+"""Trace files: CSV with a header, one row per measurement; errors name the line, and a kill leaves a whole file.
 
 Columns are found by name, so that traces of other samplers with `t_s,total_bytes,file_count` are read too.
 What the columns mean is in `rows`.
@@ -24,12 +24,12 @@ __all__ = ["TRACE_COLUMNS", "TraceWriter", "check_trace_path", "format_row", "re
 _KINDS = {field.name: str(field.type).removesuffix(" | None") for field in fields(TraceRow)}
 TRACE_COLUMNS = tuple(_KINDS)
 _REQUIRED = TRACE_COLUMNS[:3]
-# Other samplers' names: cum_growth is what was written, the others tell that something changed without growing.
+# Names of other samplers: cum_growth is what was written; the others count changes without growth.
 _ALIASES = {"cum_growth": "written_bytes"}
 _CHANGES = ("new", "renamed", "rewritten_same_or_smaller")
 _EVENTS: tuple[Event, ...] = ("", "unreadable", "missing", "exited", "stopped")
 _ROWS_MAX = 2_000_000
-# How a number is read, what it is for a person, and the most that it may be.
+# How a number is read, its name in messages, and its maximum.
 _NUMBERS: dict[str, tuple[Callable[[str], float], str, float]] = {
     "int": (int, "a whole number of bytes or files", 2**80),
     "float": (float, "a number of seconds", 1e9),
@@ -38,12 +38,12 @@ _NUMBERS: dict[str, tuple[Callable[[str], float], str, float]] = {
 
 def read_trace(path: Path) -> Trace:
     """Read a trace file.
-
+path: path of the file.
     Args:
         path: of the file.
 
     Returns:
-        The trace, with at least one row. A last line that was cut off is left out, and `torn` says so.
+        The trace, with at least one row. A last line that was cut off is left out, and `torn` is set.
 
     Raises:
         InputError: it cannot be read, or is no trace; the message has the line number.
@@ -57,7 +57,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def check_trace_path(path: Path) -> None:
-    """See before the start that a trace can be recorded to a path.
+    """Check before the start that a trace can be recorded to a path.
 
     Args:
         path: of the file to come.
@@ -77,7 +77,7 @@ def check_trace_path(path: Path) -> None:
 
 
 class TraceWriter:
-    """Writes a new trace file; takes the bytes of rows in whatever pieces they come, and writes whole lines.
+    """Writes a new trace file; takes rows as bytes in pieces of any size, and writes whole lines.
 
     Args:
         path: of the file, which must not exist.
@@ -118,7 +118,7 @@ class TraceWriter:
         try:
             written = os.write(self._fd, data)
             if written < len(data):
-                os.write(self._fd, data[written:])  # says why, or goes on
+                os.write(self._fd, data[written:])  # raises the reason, or continues
         except OSError:
             os.ftruncate(self._fd, self._whole_bytes)
             raise
@@ -138,7 +138,7 @@ def _format(value: float | int | str | None) -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the fields of one line; every complaint names the line."""
+    """Reads the fields of one line; every error names the line."""
 
     where: str
     fields: dict[str, str]
@@ -180,7 +180,7 @@ def _parse(file: BinaryIO, name: str, shown: str) -> Trace:
         if not record or record == [""]:
             continue
         if not lines.whole and (recorded or len(record) != len(header)):
-            torn = True  # the machine went down in the middle of it; a number may be cut, so none of it is used
+            torn = True  # the machine went down while it was written; a number may be cut, so the line is not used
             break
         if len(record) != len(header):
             raise InputError(f"{lines.where}: {len(record)} fields, and the header names {len(header)}")
@@ -194,7 +194,7 @@ def _parse(file: BinaryIO, name: str, shown: str) -> Trace:
 
 
 class _Lines:
-    """The lines of a file as text, with the number of the present one."""
+    """The lines of a file as text; counts their numbers."""
 
     def __init__(self, file: BinaryIO, shown: str) -> None:
         self._file, self.shown = file, shown

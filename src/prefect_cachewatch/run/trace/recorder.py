@@ -1,7 +1,7 @@
 """Records the measurements of a running watch as a trace file, which `cachewatch replay` reads.
 
-Rows are written by a thread of their own: a slow or full disk delays no verdict, and a recording that
-fails ends no generation. What the columns mean is in `rows`.
+A thread of its own writes the rows: a slow or full disk delays no verdict, and a recording that fails does not end
+the generation. `rows` explains the columns.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from prefect_cachewatch.watching.attempt import Watch
 __all__ = ["TraceRecorder", "attempt_path", "trace_path"]
 
 _OPEN_S = 10.0
-_CLOSE_S = 11.0  # the last row and the end of the file may each be waited for
+_CLOSE_S = 11.0  # the last row and the end of the file may each take that long
 _WAITING_MAX = 10_000
 
 
 def trace_path(path: Path, name: str) -> Path:
-    """Say which file a run is recorded to, and see that it can be.
+    """Return the file that a run is recorded to, after checking that it can be.
 
     Args:
-        path: a file that does not exist, or a directory, in which the file is named by job and time.
+        path: a file that does not exist, or a directory; in a directory the file is named by job and time.
         name: of the job.
 
     Returns:
@@ -47,7 +47,7 @@ def trace_path(path: Path, name: str) -> Path:
 
 
 def attempt_path(path: Path, attempt: int) -> Path:
-    """Name the trace of an attempt: the first has the name that was asked for, the others a number.
+    """Name the trace of an attempt: the first has the name that was asked for, the others add a number.
 
     Example:
         >>> attempt_path(Path("/tmp/llama.csv"), 2).name
@@ -57,11 +57,11 @@ def attempt_path(path: Path, attempt: int) -> Path:
 
 
 class TraceRecorder:
-    """Writes one row a measurement; `sampled` never blocks.
+    """Writes one row per measurement; `sampled` never blocks.
 
     Args:
         path: of the file, which must not exist.
-        files: who writes it; default this process.
+        files: the helper process that writes it; default this process.
 
     Raises:
         InputError: it cannot be made.
@@ -113,13 +113,13 @@ class TraceRecorder:
         )
 
     def finish(self, watch: Watch) -> str | None:
-        """Say how the run ended, and close the file; one in which nothing was measured is removed.
+        """Record how the run ended, and close the file; a file without a measurement is removed.
 
         Args:
-            watch: after its end.
+            watch: the watch, ended.
 
         Returns:
-            What went wrong with the recording, in one sentence; None if nothing did.
+            What went wrong with the recording, in one sentence; None without a fault.
         """
         last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
         if last is not None and report is not None:
@@ -136,7 +136,7 @@ class TraceRecorder:
             self._last = row
         try:
             self._rows.put_nowait(row)
-        except queue.Full:  # the thread hangs in a write; what is there stays a whole trace so far
+        except queue.Full:  # the thread hangs in a write; the file is a whole trace up to there
             return
 
     def _write(self) -> None:

@@ -1,7 +1,7 @@
 """The watch over a recorded trace in simulated time: the real ledger and the real rule, no clock. Pure.
 
-It answers what a policy would have done: when it would have stopped the generation, what it would have
-suspected, and which windows would have been enough. What a trace is, is in `rows`.
+It answers when a policy would have stopped the generation, what it would have suspected, and which windows would
+have been enough. `rows` defines a trace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_TRIES = 40
 
 @dataclass(frozen=True)
 class Enough:
-    """The shortest windows that stop nothing of a trace; None where no window up to a week does."""
+    """The shortest windows that never stop a trace's run; None if no window up to a week is enough."""
 
     stall_after_s: float | None
     first_write_within_s: float | None
@@ -42,8 +42,8 @@ class Enough:
 class Replay:
     """What a policy does on a trace; times in seconds since the trace's first row.
 
-    `status` is `ended` if the trace came to its end without a final verdict. `grew_again_s` is when the trace
-    goes on growing after the verdict: then the generation would have been stopped in vain.
+    `status` is `ended` if the trace came to its end without a final verdict. `grew_again_s` is set if the trace goes on
+    growing after the verdict: then the policy would have stopped a healthy generation.
     """
 
     status: Status
@@ -63,12 +63,12 @@ class Replay:
 
     @property
     def after_last_growth_s(self) -> float:
-        """How long after the last growth that was seen it ended; after the start if there was none."""
+        """Seconds from the last growth that was seen to the end; from the start if there was none."""
         return self.at_s - (self.last_growth_s or 0.0)
 
     @property
     def false_suspicions(self) -> tuple[Suspicion, ...]:
-        """Those that growth refuted."""
+        """The suspicions that growth refuted."""
         return tuple(each for each in self.suspicions if each.cleared_at_s is not None)
 
 
@@ -85,7 +85,7 @@ def replay_trace(
         warmup: for the trace of a server: which silence is its warm-up.
 
     Returns:
-        What came of it. As in a real watch, a stall is said within its window + one poll.
+        The result. As in a real watch, a stall is reported within its window + one poll.
 
     Raises:
         InputError: trace and windows are too long for the poll.
@@ -175,7 +175,7 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
 def _run(
     trace: Trace, files: TraceFiles, policy: StallPolicy, end_s: float, warmup: Warmup | None = None
 ) -> tuple[_Watch, Verdict, float]:
-    """Measure until a verdict is final or the trace ends; returns the moment too."""
+    """Measure until a verdict is final or the trace ends; returns the time, too."""
     now_s, verdict = trace.start_s, Verdict("growing")
     watch = _Watch(policy, now_s, warmup)
     watch.scan(files, now_s)
@@ -194,7 +194,7 @@ def _run(
 
 
 class _Watch:
-    """A ledger and a rule that look at a trace's files."""
+    """A ledger and a rule, fed with a trace's files."""
 
     def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None) -> None:
         self.rule = StallRule(policy, started_s, warmup)
@@ -267,6 +267,6 @@ def _next_progress_s(files: TraceFiles, policy: StallPolicy, after_s: float, sta
 
 
 def _rounded_up(seconds: float) -> float | None:
-    """A tenth of a second more at least than what was seen: a pause of just the window is a stall."""
+    """At least a tenth of a second more than the pause: a pause as long as the window is a stall."""
     window_s = max(_SHORTEST_S, math.floor(seconds * 10 + 1 + 1e-6) / 10)
     return window_s if window_s <= _LONGEST_S else None

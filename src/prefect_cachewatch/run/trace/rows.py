@@ -1,7 +1,7 @@
-"""A write trace as values: its rows, and what a scan at any moment would have seen of it. Pure.
+"""A write trace as values: its rows, and the files that a scan at any moment would have seen. Pure.
 
-A trace says how much there was, not in which files. `TraceFiles` makes files that give the ledger the
-same totals: one that grows with what stays, and one for each piece that was deleted later.
+A trace has totals, not files. `TraceFiles` makes files that give the ledger the same totals: one that
+grows with the bytes that stay, and one for each piece that was deleted later.
 It reads and writes no file (see `files`) and judges nothing (see `replay`).
 """
 
@@ -18,13 +18,13 @@ Event = Literal["", "unreadable", "missing", "exited", "stopped"]
 
 _BLOCK_BYTES = 512
 _MARKER, _START, _STAYING, _FIRST_PIECE = 1, 2, 3, 4
-# A wait that ends later than this by more than a timer's error: the machine, or cachewatch, stood still.
+# If a wait ends later than this, beyond a timer's error, the machine or cachewatch was suspended.
 _STILL_S = 0.05
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One sample; bytes, and seconds since the start. None where the trace does not say."""
+    """One sample; bytes, and seconds since the start. None for values that the trace does not have."""
 
     t_s: float
     total_bytes: int
@@ -45,7 +45,7 @@ class TraceRow:
 class Trace:
     """A whole trace.
 
-    `recorded` is true for what `--record` wrote, which says how it ended; `torn` if its last line was cut off.
+    `recorded` is true for a trace of `--record`, which has the run's end; `torn` if its last line was cut off.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def ending(self) -> Literal["exited", "stopped", "cut_off", "unknown"]:
-        """How the recorded run ended; `unknown` where the file has no such column."""
+        """How the recorded run ended; `unknown` if the file has no such column."""
         if not self.recorded:
             return "unknown"
         event = self.rows[-1].event
@@ -81,7 +81,7 @@ class _Totals(NamedTuple):
 
 
 class _File(NamedTuple):
-    """What the ledger reads of a file."""
+    """The fields of a file that the ledger reads."""
 
     st_ino: int
     st_size: int
@@ -101,12 +101,12 @@ class TraceFiles:
 
     Args:
         trace: with at least one row.
-        until_s: nothing that came later is there; default all of it.
+        until_s: later rows are left out; default all of them.
     """
 
     def __init__(self, trace: Trace, until_s: float = float("inf")) -> None:
         rows = [row for row in trace.rows if row.t_s <= until_s] or [trace.rows[0]]
-        # The row that was measured after the freeze may tell of growth before it.
+        # The row that was measured after the freeze may have growth before it.
         following = trace.rows[len(rows)] if len(rows) < len(trace.rows) else None
         if following is not None and following.grew_at_s is not None and following.grew_at_s <= until_s:
             rows.append(following)
@@ -114,18 +114,18 @@ class TraceFiles:
         self._times = [total.at_s for total in self.totals]
         self.touches = sorted(row.touched_at_s for row in rows[1:] if row.touched_at_s is not None)
         self._start_bytes = rows[0].total_bytes
-        self._pieces: dict[int, list[_File]] = {}  # what is there at a state and deleted at a later one
+        self._pieces: dict[int, list[_File]] = {}  # existing at one state and deleted at a later one
         self._staying: list[tuple[int, int, int]] = []
         self._divide()
         self.blind = _blind_times([row for row in rows if row.t_s <= until_s])
         self.still = _still_times([row for row in rows if row.t_s <= until_s])
 
     def state_at(self, t_s: float) -> int:
-        """Number the state in `totals` that holds at a moment."""
+        """Return the number of the state in `totals` at a moment."""
         return max(0, bisect_right(self._times, t_s) - 1)
 
     def at(self, t_s: float) -> list[_File]:
-        """List the files that are there at a moment."""
+        """List the files that exist at a moment."""
         state = self.state_at(t_s)
         size, alloc, changed_ns = self._staying[state]
         touches = bisect_right(self.touches, t_s)
@@ -133,14 +133,14 @@ class TraceFiles:
         files = [
             _File(_MARKER, 0, 0, touched_ns),
             _File(_START, self._start_bytes, 0, 1),
-            # No file is smaller than nothing, whatever the totals of a trace say.
+            # No file has a negative size, whatever the totals of a trace say.
             _File(_STAYING, max(0, size), max(0, alloc // _BLOCK_BYTES), changed_ns),
         ]
         files += self._pieces.get(state, ())
         return files
 
     def observed_s(self, from_s: float, to_s: float) -> float:
-        """Say how much of a span was watched: neither blind nor standing still."""
+        """Say how much of a span was watched: neither blind nor suspended."""
         lost = sum(
             max(0.0, min(to_s, end_s) - max(from_s, begin_s))
             for begin_s, end_s in [*self.still, *((begin_s, end_s) for begin_s, end_s, _ in self.blind)]
@@ -155,12 +155,12 @@ class TraceFiles:
         return self.blind[number][2]
 
     def stands_still_until(self, t_s: float) -> float:
-        """Say when a wait that is due at this moment really ends."""
+        """Return when a wait that is due at this moment really ends."""
         number = bisect_left(self.still, t_s, key=lambda span: span[0]) - 1
         return max(t_s, self.still[number][1]) if number >= 0 else t_s
 
     def _divide(self) -> None:
-        """Find out which bytes were deleted later, the youngest first, as temporary files are."""
+        """Find the bytes that were deleted later, the youngest first, as temporary files are."""
         living: list[list[int]] = []  # [state, bytes], the oldest first
         living_alloc: list[list[int]] = []
         number = itertools.count(_FIRST_PIECE)
