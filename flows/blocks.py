@@ -62,7 +62,7 @@ class _Course(Telling):
         if self._ended_by is not None and self.has_begun:
             raise TerminationSignal(signal.SIGTERM)
         super().work(watch)
-        if self._ended_by is not None and watch is not None:  # an end was asked for between two attempts
+        if self._ended_by is not None and watch is not None:  # an end was asked for between the two checks
             watch.cancel(self._ended_by)
 
 

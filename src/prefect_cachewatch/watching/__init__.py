@@ -1,7 +1,8 @@
-"""One attempt, one verdict: its directories (`site`), its measurements (`monitor`), the rule (`stall`), all of it (`attempt`).
+"""One attempt and its verdict: directories (`site`), measurements (`monitor`), the rule (`stall`), joined in `attempt`.
 
-`attached` watches what somebody else started; `outcomes` has the ways to end and their sentences,
-`emptiness` an end without a cache, `marking` the job's marker files, `sections` parts of the report. Servers, which are done when they are ready, are in `servers`.
+`attached` watches a process that cachewatch did not start. `outcomes` has the ways to end and their sentences,
+`emptiness` finds an end without a cache, `marking` writes the job's marker files, `sections` has parts of the report.
+Servers, whose job is done when they are ready, are in `servers`.
 """
 
 __all__: list[str] = []

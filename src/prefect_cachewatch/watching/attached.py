@@ -1,7 +1,7 @@
-"""The watch over a process that somebody else started: the same rule and evidence, another end.
+"""The watch over a process that cachewatch did not start: the same rule and evidence, another end.
 
-It never ends what it watches, unless it is to stop it on a stall: not when it is cancelled, not when it fails. A stall
-that is only reported is told once; the next after the cache has grown again.
+It ends the process only if the policy stops it on a stall: not when the watch is cancelled, and not when it fails. A
+stall that is only reported is reported once; the next one after the cache has grown again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class AttachedWatch(Watch):
 
     Args:
         site: its directories, not locked.
-        attach: who is watched.
-        observed: the same, found and pinned; closed by `finish`.
+        attach: the process to watch.
+        observed: the same process, found and pinned; closed by `finish`.
         stall: when silence is a stall.
-        stop: how it is stopped.
+        stop: how the process is stopped.
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called before the process is stopped, with the verdict.
         on_stall: called with a stall that is only reported; returns the directory of its bundle.
@@ -77,7 +77,7 @@ class AttachedWatch(Watch):
 
     @property
     def attachment(self) -> Attachment:
-        """What the report says of whom was watched."""
+        """The report's section on the watched process."""
         who, stalls = self.subject, list(self.stalls)
         running_for_s = round(max(0.0, self.started_at - who.began_at), 1)
         return Attachment(who.pid, who.start_ticks, running_for_s, self.attach.on_stall, stalls, who.container)
@@ -90,11 +90,11 @@ class AttachedWatch(Watch):
         """
         super().start()
         if self._has_written():
-            # It is writing already: the window for the first byte is over, the one for the next byte counts.
+            # It is writing already: the window for the first byte is over, and the one for the next byte counts.
             self.state.rule.first_write_s = self.started_s
 
     def monitor(self) -> Verdict:
-        """Measure until the process ends, the watch is ended, or a stall has it stopped.
+        """Measure until the process ends, the watch is ended, or a stall has the process stopped.
 
         Returns:
             The last verdict: final if the process was stopped because of it.
@@ -110,8 +110,8 @@ class AttachedWatch(Watch):
         """End the watch and leave the process alone; if it is being stopped already, end the grace period.
 
         Args:
-            why: for the message.
-            grace_s: has no meaning here.
+            why: reason, for the message.
+            grace_s: not used here.
         """
         self.cancelled_by = self.cancelled_by or why
         if self._stopping:
@@ -147,13 +147,13 @@ class AttachedWatch(Watch):
         self.stalls.append(ReportedStall(round(at_s, 3), kind, self._conclude(None, self.state)[1], None))
         if self._on_stall is not None:
             self.stalls[-1] = replace(self.stalls[-1], bundle=self._on_stall(self, verdict))
-        if verdict.status == "deadline_exceeded":  # said once: from now on only silence is news
+        if verdict.status == "deadline_exceeded":  # reported once: from now on only silence matters
             self.state.rule.policy = self.stall.model_copy(update={"max_duration_s": None})
 
     def _wait_for_growth(self, told: Verdict) -> Verdict:
-        """Measure at each poll until the stall that was told is over, another one is there, or the process has ended."""
+        """Measure at each poll until the reported stall is over, another one occurs, or the process has ended."""
         state, gone, rule = self.state, self.adopted.gone, self.state.rule
-        # Churning shows only while something is written: a pause in between is no end of it.
+        # Churning shows only while files are written: a pause does not end it.
         calm_s = (self.stall.churn_after_s or 4 * self.stall.stall_after_s) if told.kind == "churning" else 0.0
         seen_s = self._clock()
         while not gone.wait(rule.poll_s):
@@ -172,7 +172,7 @@ class AttachedWatch(Watch):
             self.stalls[-1] = replace(self.stalls[-1], resumed_at_s=resumed_s)
 
     def _clear_leftovers(self) -> list[str]:
-        return []  # whoever is watched may be one of them, and is not to be killed for that
+        return []  # the watched process may be one of them, and must not be killed for that
 
     def _has_written(self) -> bool:
         """Whether the newest file in the directories was changed after the process was started."""

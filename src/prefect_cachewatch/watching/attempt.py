@@ -1,6 +1,6 @@
 """One guarded attempt: the generator under guard, the monitor beside it, joined into an `Outcome`.
 
-`Watch` is the object that both sides share: one thread waits in `supervise` until the tree is
+Both sides share a `Watch`: one thread waits in `supervise` until the tree is
 gone, another measures in `monitor` and has the tree stopped. `run_watch` does both for callers
 that have no tasks of their own. It knows no Prefect and prints nothing.
 """
@@ -49,7 +49,7 @@ __all__ = ["Outcome", "Watch", "run_watch"]
 
 _LISTING_TIMEOUT_S = 10.0
 _GUARD_WAIT_S = 0.5
-_JANITOR_S = 12.0  # it gives those that it kills 10 s to be gone
+_JANITOR_S = 12.0  # it gives the processes that it kills 10 s to end
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class Watch:
 
     Args:
         site: the checked and locked directories.
-        job: what to run.
+        job: the job.
         stall: when silence is a stall.
         stop: how the tree is stopped.
-        env: the generator's whole environment; default this process's with the job's on top.
-        output: where its output goes; default memory only.
+        env: the generator's whole environment; default this process's with the job's variables on top.
+        output: reads its output; default: kept in memory only.
         stdin_fd: its standard input; default /dev/null.
         clock: monotonic time in seconds.
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called once when a stall was decided and before the tree is stopped, with the
             watch and the verdict; bounded by the caller.
-        make_supervisor: makes whoever runs the generator; default a guard on this host.
-        files: who touches state files; default this process.
+        make_supervisor: makes the supervisor of the generator; default a guard on this host.
+        files: the helper process that handles state files; default this process.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Watch:
         if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
             self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
         out_fd, error_fd = self.output.open_pipes()
-        # A number of its own: the guard's 0 is /dev/null, whatever ours is.
+        # Its own number for it: the guard's descriptor 0 is /dev/null, whatever ours is.
         stdin_fd = (
             os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             if self._stdin_fd is None
@@ -220,7 +220,7 @@ class Watch:
             How it ended.
 
         Raises:
-            GuardError: the guards died and what is left could not be found out.
+            GuardError: the guards died, and the remaining processes could not be found.
         """
         supervisor = self._running()
         while (report := wait_for_report(supervisor, _GUARD_WAIT_S)) is None:
@@ -230,7 +230,7 @@ class Watch:
         return report
 
     def monitor(self) -> Verdict:
-        """Measure until the generator ends or a verdict falls; on a verdict, have the tree stopped.
+        """Measure until the generator ends or a verdict is final; on a verdict, have the tree stopped.
 
         Returns:
             The last verdict: final if the tree was stopped because of it.
@@ -249,16 +249,16 @@ class Watch:
                 supervisor.stop()
             return verdict
         except Exception as error:
-            # A monitor that fails must not leave a generator that nobody watches.
+            # A monitor that fails must not leave a generator without a watch.
             self.error = error
             supervisor.stop()
             raise
 
     def cancel(self, why: str, grace_s: float | None = None) -> None:
-        """Have the tree stopped because somebody asked for it; returns at once.
+        """Have the tree stopped at the caller's request; returns at once.
 
         Args:
-            why: for the message, for example `SIGINT` or `the flow run was cancelled`.
+            why: reason, for the message: `SIGINT` or `the flow run was cancelled`, for example.
             grace_s: overrides the stop policy's grace period.
         """
         self.cancelled_by, self._cancel_grace_s = self.cancelled_by or why, grace_s
@@ -268,7 +268,7 @@ class Watch:
             self.supervisor.stop(grace_s)
 
     def finish(self, listing_limit: int = 1000) -> Outcome:
-        """Collect what there is to say after `supervise` and `monitor` have ended.
+        """Collect the results after `supervise` and `monitor` have ended.
 
         Args:
             listing_limit: the most files listed one by one.
@@ -281,12 +281,12 @@ class Watch:
         supervisor.close()
         self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
         outcome = self.describe(listing_limit)
-        # Now, and not when it is asked for: whatever comes from here on is not the attempt's.
+        # Noted now, not when it is asked for: later files are not the attempt's.
         self.site.note_end(failed=is_failure(outcome.name))
         return outcome
 
     def describe(self, listing_limit: int = 1000) -> Outcome:
-        """Say how things stand, with a listing; the generator may still be running.
+        """Return the present state, with a listing; the generator may still be running.
 
         Args:
             listing_limit: the most files listed one by one.
@@ -351,7 +351,7 @@ class Watch:
             self.output.listener = self.serving.watcher.feed
 
     def _settle(self) -> None:
-        """Read the last of the output, and see what it says of readiness; a hand-over under way needs its pipes before."""
+        """Read the last of the output and search it for readiness, unless a hand-over under way needs its pipes."""
         if self.serving is not None:
             self.serving.settle()
         self.output.finish()
@@ -376,7 +376,7 @@ class Watch:
         )
 
     def _clear_leftovers(self) -> list[str]:
-        # Whoever is left of a dead run may be writing into these very directories.
+        # Survivors of a dead run may be writing into these very directories.
         try:
             return describe_leftovers(self.files.run(clear_leftovers, timeout_s=_JANITOR_S))
         except TimeoutError as error:
@@ -388,7 +388,7 @@ class Watch:
             self._on_sample(self)
 
     def _is_empty(self, state: GrowthMonitor) -> bool:
-        # What could not be measured at the end is not empty.
+        # A cache that could not be measured at the end does not count as empty.
         return self._emptiness is not None and state.problem is None and self._emptiness.is_empty(state.growth)
 
     def _describe_nothing(self, state: GrowthMonitor) -> str:
@@ -456,7 +456,7 @@ def run_watch(watch: Watch) -> Outcome:
 
     Raises:
         CachewatchError: the attempt could not be started.
-        BaseException: whatever interrupted this thread; the tree has been stopped before it goes on.
+        BaseException: what interrupted this thread; the tree has been stopped before it is raised.
 
     Example:
         >>> import tempfile

@@ -1,9 +1,9 @@
-"""A cache that was empty before the generator and is empty after it: no cache, whatever the exit code says.
+"""Detects a cache that was empty before the generator and is empty after it: a failure, whatever the exit code says.
 
-Most often `--cache-dir` is mistyped. So where the tree wrote is looked for, as far as that costs nothing: while nothing
-is there, files that its processes have open for writing; at the end, new files where the command itself points to.
-What follows from it is `attempt`'s. Who writes where is read from /proc alone, never from a file system that may hang;
-a process of another user is seen by root only.
+Most often `--cache-dir` is mistyped. The message therefore names where the tree wrote, as far as that can be found at
+little cost: while the cache is empty, by the files that its processes have open for writing; at the end, by new files
+at the places that the command names. `attempt` draws the conclusion. Open files are read from /proc alone, never from
+a file system that may hang; only root sees the processes of other users.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _PLACES_MAX = 10
 _SEARCH_S, _PLACE_S = 4.0, 1.5
 _MARKERS_BYTES = 1000
 _CLOCK_ERROR_S = 1.0
-# Where everybody writes: a new file there says nothing of this run, and a search may take long.
+# Directories shared by all programs: a new file there proves nothing about this run, and a search may take long.
 _NO_PLACES = ("", "/tmp", "/var/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/run", "/usr", "/etc", "/var", "/home")  # noqa: S108
 
 
-#: Names of files that are plainly no cache: logs, locks, what Python and version control write by themselves.
+#: Names of files that are clearly not a cache: logs, locks, files that Python and version control write by themselves.
 NO_CACHE = (*DEFAULT_IGNORE, "*.pyc", "*.pyc.*", "*.pyo", "*.pid", "*.sock", ".git/*", "*/.git/*")
 
 _NOT_CACHES = ("/dev/", "/proc/", "/sys/", "/memfd:", "/run/", "/SYSV")
 
 
 class Emptiness:
-    """Whether a cache was and is empty, and where the tree wrote instead.
+    """Detects an empty cache, and finds where the tree wrote instead.
 
     Args:
-        job: its command, directory and environment say where else it may write.
-        paths: of the cache directories, resolved.
+        job: the job; its command, directory and environment say where else it may write.
+        paths: the cache directories, resolved.
         cwd: working directory of the command.
         baseline: the scan process's answer at the start.
 
@@ -81,25 +81,22 @@ class Emptiness:
         self._ours = own_files(())
 
     def is_empty(self, growth: Growth) -> bool:
-        """Say whether there was nothing at the start and is nothing now, markers of ours left out.
+        """Say whether there was no file at the start and is none now, apart from our own markers.
 
         Args:
-            growth: of the last scan.
-
-        Returns:
-            Whether it is so.
+            growth: growth as of the last scan.
         """
         return self._began and holds_nothing(growth, self._markers)
 
     def watch_over(
         self, wait: Callable[[float], bool], growth: Callable[[], Growth], supervisor: Supervisor
     ) -> Callable[[float], bool]:
-        """Make a wait that looks, while nothing is there yet, where the tree has files open for writing.
+        """Make a wait that, while the cache is empty, looks where the tree has files open for writing.
 
         Args:
             wait: waits at most so many seconds; true once the tree has gone.
-            growth: as of the last scan.
-            supervisor: of the tree.
+            growth: returns the growth as of the last scan.
+            supervisor: supervisor of the tree.
 
         Returns:
             A wait of the same kind and length; a look costs some reads of /proc.
@@ -146,7 +143,7 @@ class Emptiness:
         with contextlib.suppress(OSError):
             found = dict.fromkeys(pid for root in roots for pid in descendants(root))
             self._ours |= own_files(found)  # at the end they may be closed
-            # Guards are roots too, and write into files of ours.
+            # Guards are roots too, and write into our own files.
             pids = [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
             for path in directories_written(pids[:_PROCESSES_MAX]):
                 if not self._is_ours(path):
@@ -156,7 +153,7 @@ class Emptiness:
         return path in self._ours or any(path == own or path.startswith(own + "/") for own in self._paths)
 
     def _places(self) -> list[str]:
-        """Directories that the command points to: its words, its environment, where it runs, beside its cache."""
+        """Directories that the command refers to: arguments, environment, working directory, the cache's parent."""
         words = [word.partition("=")[2] or word for word in self._job.command[1:]]
         named = [word for word in (*words, *self._job.env.values()) if "/" in word and "\0" not in word]
         at = [os.path.normpath(os.path.join(self._cwd, os.path.expanduser(word))) for word in named]
@@ -169,7 +166,7 @@ class Emptiness:
         ][:_PLACES_MAX]
 
     def _new_files(self, started_at: float) -> list[str]:
-        # By a process of its own: one of these places may be on a file system that hangs.
+        # In a process of its own: one of these places may be on a file system that hangs.
         if self._job.container is not None:
             return []
         found: list[str] = []
@@ -199,14 +196,11 @@ class Emptiness:
 
 
 def holds_nothing(growth: Growth, markers: int = 0) -> bool:
-    """Say whether there is no cache: no file but markers of ours.
+    """Say whether there is no cache: no file except our own markers.
 
     Args:
-        growth: of a scan.
-        markers: how many files beside the cache there may be.
-
-    Returns:
-        Whether it is so.
+        growth: growth of a scan.
+        markers: how many of our own files there may be.
 
     Example:
         >>> holds_nothing(Growth()), holds_nothing(Growth(files_present=1, bytes_present=2))
@@ -216,7 +210,7 @@ def holds_nothing(growth: Growth, markers: int = 0) -> bool:
 
 
 def _is_scratch(path: str) -> bool:
-    """Whether a directory lies where programs keep what they throw away: such ones are named last."""
+    """Whether a directory is for temporary files; such directories are named last."""
     return f"{path}/".startswith(("/tmp/", "/var/tmp/", f"{os.path.realpath(os.environ.get('TMPDIR') or '/tmp')}/"))  # noqa: S108
 
 
@@ -230,13 +224,10 @@ def _no_cache() -> IgnoreTest | None:  # made when it is asked for: most runs ne
 
 
 def is_no_cache(path: str) -> bool:
-    """Say whether a file is plainly of no cache: noise by its name, no file on a disk, or state of ours.
+    """Say whether a file is clearly not a cache's: noise by its name, not a file on a disk, or our own state.
 
     Args:
         path: absolute.
-
-    Returns:
-        Whether it is so.
 
     Example:
         >>> [is_no_cache(path) for path in ("/a/__pycache__/m.cpython-311.pyc", "/proc/7/fd", "/a/layer0.bin")]
@@ -252,7 +243,7 @@ def own_files(leave_out: Collection[int]) -> set[str]:
     """List the files that this process and its helpers have open for writing: the log, the trace, the report.
 
     Args:
-        leave_out: pids below this process that are somebody else's.
+        leave_out: pids below this process that belong to other runs.
     """
     pids = {os.getpid(), *descendants(os.getpid())} - {*leave_out}
     return {file.target for pid in pids for file in list_open_files(pid, ())[0] if file.access in ("w", "rw")}
@@ -262,7 +253,7 @@ def directories_written(pids: Iterable[int]) -> list[str]:
     """List the directories in which processes have files open for writing.
 
     Args:
-        pids: of the processes.
+        pids: pids of the processes.
 
     Returns:
         Directories, the one with the most files first.
@@ -288,7 +279,7 @@ def writers_below(paths: Iterable[str], leave_out: Collection[int], budget_s: fl
     Args:
         paths: absolute directories, resolved.
         leave_out: pids that are not looked at.
-        budget_s: the longest time; processes that were not reached in it are not found.
+        budget_s: the longest time; processes not reached in it are left out.
 
     Returns:
         Their pids.

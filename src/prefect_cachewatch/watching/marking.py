@@ -1,6 +1,6 @@
-"""Writes a job's marker files, by the scan process: a file system that hangs takes that one with it, not the watch.
+"""Writes a job's marker files in the scan process: if the file system hangs, the scan process hangs, not the watch.
 
-A marker that cannot be written is said and changes nothing for the generation.
+A marker that cannot be written is reported, and the generation goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_started(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
         markers: which files, or None.
 
     Returns:
-        What went wrong, one sentence at most.
+        What went wrong, in one sentence at most.
     """
     if markers is None or markers.started is None:
         return []
@@ -47,7 +47,7 @@ def write_completed(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
         markers: which files, or None.
 
     Returns:
-        What went wrong, one sentence at most.
+        What went wrong, in one sentence at most.
     """
     if markers is None or markers.completed is None:
         return []

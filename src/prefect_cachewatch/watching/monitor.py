@@ -1,7 +1,7 @@
 """The monitor: scan, judge, wait for the next deadline, with clock and wait as arguments.
 
-It measures a `CacheSite` and feeds the stall rule; it starts and stops nothing, so that it serves
-a generator under guard as well as work that somebody else does.
+It measures a `CacheSite` and feeds the stall rule. It starts and stops no process, so that it serves
+a generator under guard as well as work in another task or process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator ha
 _LAST_SCAN_S = 5.0
 _SHORTEST_DEADLINE_S = 3.0
 _DEATHS_MAX = 3
-# A full scan that takes more than this share of the poll interval is made at each tenth poll only, or less often still,
-# so that full scans take at most a tenth of the time; and the others stop where they would take more than this share.
+# If a full scan takes more than this share of the poll interval, only each tenth poll makes one, or fewer, so that
+# full scans take at most a tenth of the time. The other scans stop when they would take more than this share.
 _FULL_SHARE = 0.05
 _FULL_EVERY = 10
 
@@ -62,14 +62,14 @@ def thin_samples(samples: list[Sample], limit: int = SAMPLES_MAX) -> list[Sample
 
 
 class GrowthMonitor:
-    """Measures one attempt and holds what was seen.
+    """Measures one attempt and keeps the results.
 
     Args:
         site: the directories.
-        rule: judges.
+        rule: the stall rule.
         clock: monotonic time in seconds.
         baseline: the scan process's answer to `site.begin()`.
-        holders: pids at the top of the process tree that writes, whose files may have no name.
+        holders: pids at the top of the process tree that writes; its open files may have no name.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class GrowthMonitor:
         self.samples: list[Sample] = []
         self._clock = clock
         self._holders = holders
-        self._only_unnamed = True  # whether what has a name was silent in the last scan
+        self._only_unnamed = True  # whether the files that have a name were silent in the last scan
         self._offset = Growth()
         self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
         self._known_errors = set(baseline["errors"])
         self._scan_times: deque[tuple[float, int]] = deque()
         self._scans = 0
-        self._deaths = 0  # of scan processes, since one that began has scanned
-        self._is_new = False  # whether a new one has just begun: what grew before is not told from what was there
+        self._deaths = 0  # deaths of scan processes since one of them has scanned
+        self._is_new = False  # a new one has just begun: growth before it cannot be told from earlier files
         self._begin_anew = False
         self.began_s = rule.started_s
         self._stride = 0.0
@@ -116,11 +116,11 @@ class GrowthMonitor:
 
         Args:
             wait: waits at most so many seconds; true once the work has ended.
-            ended: whether the work has ended.
+            ended: says whether the work has ended.
             on_sample: called after each measurement.
 
         Returns:
-            The last verdict; after the work's end, one last scan has been made and it is not final.
+            The last verdict; if the work ended, after one last scan, and then it is not final.
         """
         while True:
             now_s = self._clock()
@@ -138,11 +138,11 @@ class GrowthMonitor:
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
-        """Make one scan, a partial one where full ones are dear and nothing hangs on it, and judge it.
+        """Make one scan and judge it; a partial one if full ones are expensive and no verdict depends on it.
 
         Args:
-            ended: whether the work has ended, which cuts the wait for a slow scan short.
-            late_s: by how much it is later than it was due.
+            ended: says whether the work has ended, which cuts the wait for a slow scan short.
+            late_s: seconds by which it is late.
 
         Returns:
             The verdict.
@@ -155,7 +155,7 @@ class GrowthMonitor:
             self.problem = error.message
             if self._deaths > _DEATHS_MAX:
                 raise
-            if self._begin_anew:  # the file system is not to blame for it
+            if self._begin_anew:  # the file system is not at fault
                 self.rule.pass_over(self._clock())
                 return self.verdict
             self.verdict = self.rule.observe_blind(self._clock(), deadline_s, missing=False)
@@ -190,7 +190,7 @@ class GrowthMonitor:
             self._scan_times.append((ended_s, self._scans))
         new_errors = [text for text in answer["errors"] if text not in self._known_errors]
         if new_errors and not grown and self.growth.bytes_written == before.bytes_written:
-            # A part that can no longer be read may be where the bytes go: that is blindness, not silence.
+            # The bytes may go to a part that can no longer be read: that is blindness, not silence.
             self.problem = new_errors[0]
             self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=False)
             return self.verdict
@@ -202,12 +202,12 @@ class GrowthMonitor:
         return self.verdict
 
     def note(self, text: str) -> None:
-        """Keep a sentence for the report, once."""
+        """Add a sentence to the report's notes, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def window_scan(self, window_s: float) -> int:
-        """The first scan within the last `window_s` in which something grew; else the last one in which anything did."""
+        """The first scan within the last `window_s` that saw growth; else the last one that saw any."""
         if not self._scan_times:
             return self._scans + 1
         limit = self._clock() - window_s
@@ -232,7 +232,7 @@ class GrowthMonitor:
         )
 
     def _scan_with_a_spare(self, deadline_s: float, ended: Callable[[], bool]) -> dict[str, Any]:
-        """Scan; once more with a new process, where somebody has killed the one there was."""
+        """Scan; once more with a new process, if the scan process was killed."""
         try:
             return self._scan(deadline_s, ended, self._must_be_full(ended))
         except ScanError as error:
@@ -248,13 +248,13 @@ class GrowthMonitor:
         scanner = self.site.scanner
         stop_s = self._clock() + deadline_s
         if scanner.pending:
-            # It hung before: what it answers now is old, but that it answers is forgiveness, and the next scan counts.
+            # It hung before. Its answer is old, but it shows that the file system answers again; the next scan counts.
             self._receive(stop_s, ended)
         self._is_new = self._begin_anew
         if self._begin_anew:
             scanner.send("begin", roots=self.site.paths, ignore=self.site.ignore)
             self._begin_anew = False
-            # A new ledger begins at zero: what was counted so far is carried over.
+            # A new ledger begins at zero: the counts so far are carried over.
             self._offset = self.growth
         else:
             asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
@@ -267,7 +267,7 @@ class GrowthMonitor:
         cut = False
         seen_s = self._clock()
         while True:
-            # A slice that lasts far longer than asked: this process, or the whole machine, stood still.
+            # A slice that lasts far longer than asked: this process, or the whole machine, was suspended.
             now_s = self._clock()
             stop_s += max(0.0, now_s - seen_s - 4 * _SLICE_S)
             seen_s = now_s
@@ -282,7 +282,7 @@ class GrowthMonitor:
                     raise ScanTimeout("the file system does not answer") from None
 
     def _replace_dead(self, error: ScanError) -> bool:
-        """Put a new scan process in the place of one that died; raises where one after the other dies."""
+        """Replace a scan process that died; raises if one after the other dies."""
         if self.site.scanner.pending or isinstance(error, ScanTimeout) or error.data.get("errno") is not None:
             return False
         self._deaths += 1
@@ -291,7 +291,7 @@ class GrowthMonitor:
         self.note(f"the scan process was started again: {error.message}")
         self.site.restart_scanner()
         self._begin_anew = True
-        self._scan_times.clear()  # scans are numbered anew
+        self._scan_times.clear()  # scans are numbered from the beginning again
         return True
 
     def _offset_growth(self, growth: Growth) -> Growth:
@@ -307,7 +307,7 @@ class GrowthMonitor:
     def _measurement(self, answer: Mapping[str, Any]) -> Measurement:
         ages = [answer.get(name) for name in ("newest_changed_age_s", "touched_age_s", "overwriting_age_s")]
         if self.site.on_network:
-            # Another machine's clock stamps the files: growth is dated by when it was seen.
+            # Another machine's clock dates the files: growth is dated by when it was seen.
             ages = [None if age is None else 0.0 for age in ages]
         newest, touched, overwriting = ages
         return Measurement(
@@ -330,7 +330,7 @@ class GrowthMonitor:
     def _add_sample(self, now_s: float) -> None:
         at_s = now_s - self.rule.started_s
         if len(self.samples) > 1 and at_s - self.samples[-2].at_s < self._stride:
-            self.samples.pop()  # the newest point always stands; the one before it only a stride apart
+            self.samples.pop()  # the newest point is always kept, the one before it only at the stride's distance
         growth = self.growth
         self.samples.append(
             Sample(

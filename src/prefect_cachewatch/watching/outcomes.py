@@ -1,4 +1,4 @@
-"""How attempts and runs end, said once: each end's state in Prefect, exit status, urgency, sentence, what to do next. Pure."""
+"""How attempts and runs end: each end's state in Prefect, exit status, urgency, sentence and advice. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
     "describe_stall", "ending_named", "ending_of", "exit_status", "is_failure", "is_verdict",
 ]  # fmt: skip
 
-# The last two of adopted processes only: ended, and nobody could say how; still running when the watch was ended.
+# The last two are of attached processes only: ended with an unknown exit code; running when the watch was ended.
 OutcomeName = Literal[
     "completed", "nothing_written", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"
 ]
@@ -29,7 +29,7 @@ _NEVER_READY = 1
 
 @dataclass(frozen=True)
 class Ending:
-    """One way to end; `status` is None where the generator or a signal decides, `kind` that of a stall."""
+    """One way to end; `status` is None if the generator or a signal decides it; `kind` is that of a stall."""
 
     outcome: str
     state: str
@@ -50,7 +50,7 @@ _STALLS = {
     "cache_directory_missing": "Find out who removed the cache directory; the generator's files went with it.",
 }
 
-# The first of several rows with one outcome stands for it. Those come first that nothing but a person will mend.
+# The first of several rows with one outcome stands for it. Rows that need a person come first.
 ENDINGS = (
     Ending("refused", "Refused"),
     Ending("verification_failed", "VerificationFailed", _NOT_WHOLE,
@@ -88,7 +88,7 @@ def ending_of(outcome: str, kind: str | None = None) -> Ending:
 
 
 def ending_named(state: str) -> Ending | None:
-    """Find the first row of a state's name; None for one that is not of a generation.
+    """Find the first row of a state's name; None if no generation ends in that state.
 
     Example:
         >>> ending_named("FilesystemUnresponsive").outcome
@@ -98,7 +98,7 @@ def ending_named(state: str) -> Ending | None:
 
 
 def is_failure(outcome: str) -> bool:
-    """Say whether an outcome is one that somebody has to see to."""
+    """Say whether an outcome needs a person."""
     return ending_of(outcome).failure
 
 
@@ -115,12 +115,12 @@ def exit_status(
     by_itself: bool = False,
     received: int | None = None,
 ) -> int:
-    """Say how a command of ours ends after an outcome.
+    """Return the exit status of a command after an outcome.
 
     Args:
-        outcome: of the attempt, or of the run.
+        outcome: outcome of the attempt or of the run.
         exit_code: the generator's.
-        signal: that ended the generator.
+        signal: the signal that ended the generator.
         by_itself: whether the generator ended without a stop.
         received: the signal that ended our command, if one did.
 
@@ -144,7 +144,7 @@ def exit_status(
 
 
 def describe_growth(bytes_present: int, files_present: int, last_path: str | None = None) -> str:
-    """Say what there is: bytes, files, and the file that grew last.
+    """Describe the contents of a cache: bytes, files, and the file that grew last.
 
     Example:
         >>> describe_growth(1159641170, 43, "/mnt/cache/layers.7.w2.tensorbin")
@@ -158,7 +158,7 @@ def describe_growth(bytes_present: int, files_present: int, last_path: str | Non
 
 
 def describe_nothing(paths: Sequence[str], bytes_written: int) -> str:
-    """Say that a cache was empty and stayed so; how the work ended comes after it.
+    """Say that a cache was empty and stayed so; the caller adds how the work ended.
 
     Example:
         >>> describe_nothing(["/mnt/cache"], 0)
@@ -178,7 +178,7 @@ def describe_stall(
     touched: bool = False,
     unready: str = "it was not ready",
 ) -> str:
-    """Say what was seen when an attempt was stopped, in one sentence.
+    """Describe in one sentence what was seen when an attempt was stopped.
 
     Args:
         verdict: a final one.
@@ -186,10 +186,10 @@ def describe_stall(
         growth: from `describe_growth`.
         problem: what the last failed scan said, for a directory that cannot be measured.
         touched: whether files changed in place during the pause, without growing.
-        unready: for a server that was never ready, what was waited for in vain, as the end of a sentence.
+        unready: for a server that was never ready, the missing sign of readiness, as the end of a sentence.
 
     Returns:
-        One line, harmless for a terminal.
+        One line, safe for a terminal.
     """
     where = ", ".join(for_terminal(path) for path in paths)
     window = format_duration(verdict.window_s)

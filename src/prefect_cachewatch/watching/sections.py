@@ -1,4 +1,4 @@
-"""What the report says of a build, of a server, and of a process that cachewatch watched and did not start. Pure."""
+"""The report's sections on a build, on a server, and on a process that cachewatch watched and did not start. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ReportedStall:
 
     #: Seconds from the beginning of the watch to the verdict.
     at_s: float
-    #: As `stall.kind`; null where the time limit was over.
+    #: As `stall.kind`; null if the time limit was over.
     kind: str | None
     message: str
     #: Directory of its post-mortem bundle, or null.
@@ -26,11 +26,11 @@ class ReportedStall:
 
 @dataclass(frozen=True)
 class Attachment:
-    """Who was watched, and which stalls were only reported."""
+    """The watched process, and the stalls that were only reported."""
 
-    #: Of the first process on this host; null for a container whose processes are not to be seen here.
+    #: Of the first process on this host; null for a container whose processes are not visible here.
     pid: int | None
-    #: Its start time in clock ticks since boot, which with the pid says who it is.
+    #: Its start time in clock ticks since boot, which together with the pid identifies it.
     start_ticks: int | None
     #: How long it had been running when the watch began.
     running_for_s: float
@@ -47,7 +47,7 @@ class Readiness:
 
     #: http, tcp, file or log.
     kind: str
-    #: The address, port, marker or line that says it.
+    #: The address, port, marker or line that shows readiness.
     what: str
     #: leave_running or stop.
     then: str
@@ -65,7 +65,7 @@ class Readiness:
     record: str | None
     #: File that gets its output from the hand-over on, with a `.1` beside it; null if it was not left running.
     log: str | None
-    #: What was seen instead of readiness at the last look that did not find it; null if there was none.
+    #: What the last look saw that did not find it ready; null if there was none.
     last_answer: str | None
     #: The phases in order, at most 200.
     phases: list[PhaseChange]
@@ -79,16 +79,16 @@ class Publication:
     status: str
     #: staged or in_place.
     mode: str
-    #: The digest of what the cache depends on.
+    #: The digest of everything that the cache depends on.
     key: str
     build_id: str
-    #: The build's directory; for one in quarantine where it was written.
+    #: The build's directory; for a build in quarantine, where it was written.
     path: str
     #: Its manifest; null where none was written.
     manifest: str | None = None
-    #: Where a refused build lies.
+    #: Directory of a refused build.
     quarantine: str | None = None
-    #: What consumers open: the link, or the cache directory in place; null where it does not lead to this build.
+    #: The path that consumers open: the link, or the cache directory in place; null if it does not lead to this build.
     current: str | None = None
     #: The build that was current before.
     previous: str | None = None

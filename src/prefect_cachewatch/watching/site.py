@@ -1,7 +1,7 @@
-"""Pre-flight: cache directories looked at, locked and measured, before anything is started.
+"""Pre-flight: cache directories are checked, locked and measured before the generator is started.
 
-A `CacheSite` is what one job holds while it runs: resolved directories, a lock on each by
-descriptor, and the scan process. Whatever is wrong is one sentence, and nothing was touched.
+A `CacheSite` holds the resources of one job while it runs: resolved directories, a lock on each by
+descriptor, and the scan process. An error is one sentence, and then nothing was changed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _LEAST_FREE_BYTES = 1 << 20
 
 
 def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-    """See that a command can be executed, as execvp(3) would look for it.
+    """Check that a command can be executed; it is looked for as execvp(3) does.
 
     Args:
         command: argv.
-        env: the environment it will get; its PATH is searched.
+        env: the environment that it will get; its PATH is searched.
         cwd: its working directory, None for the present one.
 
     Raises:
@@ -78,7 +78,7 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
 
 
 def _why_not_executable(path: str, *, searched: bool) -> str | None:
-    """Say why a file cannot be executed; empty where there is none, None where it can be."""
+    """Say why a file cannot be executed; empty if there is no such file, None if it can be."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -98,11 +98,11 @@ class CacheSite(Closing):
         cache_dirs: absolute paths.
         ignore: globs that never count.
         create: whether missing directories are made.
-        expected_bytes: size of the finished cache, if known; more than what is free is refused.
+        expected_bytes: size of the finished cache, if known; if it exceeds the free space, the job is refused.
         deadline_s: least deadline of a scan.
-        lock: whether the directories are locked against other jobs; not for work that somebody else does.
-        scanner: makes what measures them, given the least deadline; default a process on this host.
-        files: who looks at the home directory; default this process.
+        lock: whether the directories are locked against other jobs; false for work in another task or process.
+        scanner: makes the scanner, given the least deadline; default a process on this host.
+        files: the helper process that looks at the home directory; default this process.
 
     Raises:
         CacheDirectoryError: a directory cannot be used; `CacheDirectoryBusy` if another job holds it.
@@ -132,11 +132,11 @@ class CacheSite(Closing):
         self.scanner = scanner(deadline_s)
         self._closed = False
         self.to_clean = False
-        """Whether what each attempt makes is to be known, so that `clean` may remove it; set it before `begin`."""
+        """Whether to record what each attempt makes, so that `clean` may remove it; set it before `begin`."""
         self.to_record = False
-        """Whether what is made in the first directory is recorded there (`publish.begun`); set it before `begin`."""
+        """Whether to record files made in the first directory there (`publish.begun`); set it before `begin`."""
         self.growth_mark: str | None = None
-        """File that says, for whoever comes after a kill, when the first directory grew last; set it before `begin`."""
+        """File for the next run after a kill: when the first directory grew last; set it before `begin`."""
         self._remembered_s: float | None = None
         self._watched_only = not lock
         self._deadline_s = deadline_s
@@ -159,7 +159,7 @@ class CacheSite(Closing):
         return any(mount is not None and mount.is_network for mount in self.mounts.values())
 
     def begin(self) -> dict[str, Any]:
-        """Take the start of an attempt: what is there now is no growth.
+        """Take the start of an attempt: files that exist now do not count as growth.
 
         Returns:
             The scan process's answer.
@@ -169,7 +169,7 @@ class CacheSite(Closing):
         """
         marked = {} if self.growth_mark is None else {"mark": self.growth_mark}
         try:
-            # A first scan of a cold tree may take minutes; nothing is running yet that could hang unseen.
+            # A first scan of a cold tree may take minutes; no generator is running yet that could hang unseen.
             answer = self.scanner.request(
                 "begin", max(self.scanner.deadline_s, 120.0), roots=self.paths, ignore=self.ignore, **marked
             )
@@ -202,35 +202,35 @@ class CacheSite(Closing):
 
     @property
     def _walk_s(self) -> float:
-        """How long a walk over all may take that asks for every file."""
+        """How long a scan of all files may take."""
         return max(60.0, 10 * (self._remembered_s or 0.0))
 
     def restart_scanner(self) -> None:
-        """Replace a scan process that has died; never one that is stuck, and none after the end."""
+        """Replace a scan process that has died; never one that hangs, and none after the end."""
         if self._closed:
             return
         self.scanner.close()
         self.scanner = self._make_scanner(self._deadline_s)
 
     def note_end(self, *, failed: bool) -> None:
-        """Have what the attempt made listed, as soon as its tree is gone: what comes later is not the attempt's.
+        """List the files that the attempt made, as soon as its tree is gone: later files are not the attempt's.
 
         Args:
-            failed: whether it may have to be removed for another attempt.
+            failed: whether they may have to be removed for another attempt.
         """
         if self._remembered_s is not None and (self.to_record or (self.to_clean and failed)):
-            with contextlib.suppress(ScanError):  # not listed is not known, and `clean` refuses then
+            with contextlib.suppress(ScanError):  # without a list the files are unknown, and `clean` then refuses
                 self.scanner.request("sight", self._walk_s)
 
     def clean(self) -> dict[str, Any]:
         """Remove the files and directories that the last attempt is known to have made.
 
         Returns:
-            `removed` (files), `freed_bytes`, and `kept`: files that came meanwhile and are not known to be the attempt's,
-            with the first `kept_paths`.
+            `removed` (files), `freed_bytes`, and `kept`: newer files of unknown origin, with the first
+            `kept_paths`.
 
         Raises:
-            CacheDirectoryError: that cannot be known, and nothing was touched; or a file of it cannot be removed.
+            CacheDirectoryError: its files are not known, and nothing was changed; or one of them cannot be removed.
         """
         try:
             answer = self.scanner.request("clean", max(600.0, self._walk_s))
@@ -246,7 +246,7 @@ class CacheSite(Closing):
         return answer
 
     def close(self) -> None:
-        """Let go of the locks and the scan process."""
+        """Release the locks and the scan process."""
         self._closed = True
         self.scanner.close()
         while self.lock_fds:
@@ -257,7 +257,7 @@ class CacheSite(Closing):
         return f"cache directory {names}" if len(self.paths) == 1 else f"cache directories {names}"
 
     def _require_alone(self) -> None:
-        """Refuse what lies in another run's directory, or holds one: each would count and clean the other's files."""
+        """Refuse a directory inside another run's, or around it: each run would count and clean the other's files."""
         try:
             found = self.scanner.request("overlap", _CHECK_TIMEOUT_S + _BELOW_S, paths=self.paths, budget_s=_BELOW_S)
         except ScanError as error:
@@ -282,7 +282,7 @@ class CacheSite(Closing):
         mounts = read_mounts()
         try:
             homes = self._files.run(_homes, timeout_s=_HOME_TIMEOUT_S)
-        except TimeoutError:  # it hangs, and no cache directory that is to be used can be it
+        except TimeoutError:  # it hangs, so no cache directory of this job can be it
             homes = set()
         missing = []
         for path in paths:
@@ -324,7 +324,7 @@ class CacheSite(Closing):
 
     def _check_space(self, path: str, answer: Mapping[str, Any], expected_bytes: int | None) -> None:
         if self._watched_only:
-            return  # it runs already: a full disk is a cause to be named, no reason not to look
+            return  # it is running already: a full disk is a cause to name, not a reason to refuse the watch
         free, inodes, shown = answer["free_bytes"], answer["free_inodes"], for_terminal(path)
         if free < _LEAST_FREE_BYTES:
             raise CacheDirectoryError(
@@ -366,7 +366,7 @@ def _refuse_special(path: str, resolved: str, mounts: Sequence[Mount], home: Col
 def _lock(path: str, until_s: float | None = None) -> list[int]:
     """Take the directory's lock: flock on its own descriptor, so that no lock file is left in a cache.
 
-    Where a reader of the directory has locked it too (a backup program), a lock file keeps writers of ours apart.
+    If a reader of the directory has locked it too (a backup program), a lock file excludes other runs.
     """
     fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)]
     taken = False
@@ -390,10 +390,10 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
     if taken:
         return [fds[0], *map(park, fds[1:])]
     status = os.fstat(fds[-1])
-    _close(fds)  # before it is asked who holds locks
+    _close(fds)  # closed before asking which processes hold locks
     holders = find_holders(status)
     if until_s is None and wake(holder.pid for holder in holders):
-        until_s = time.monotonic() + _WOKEN_S  # of a run that is over, unless its flow lives, which sees to it itself
+        until_s = time.monotonic() + _WOKEN_S  # of a run that is over, unless its flow still lives
     if until_s is not None and time.monotonic() < until_s:
         time.sleep(0.1)
         return _lock(path, until_s)
@@ -416,13 +416,13 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
 
 
 def _are_ours(holders: Sequence[LockHolder]) -> bool:
-    # A program that uses the library is any Python; until its guards run nothing else tells.
+    # A program that uses the library is any Python; until its guards run there is no other sign of it.
     marks = ("cachewatch", "prefect", "python")
     return not holders or any(mark in word for who in holders for word in who.argv for mark in marks)
 
 
 def _lock_file(fds: list[int]) -> bool:
-    # *.lock never counts as growth. Its owner's alone: on a local disk who may read a file may lock it.
+    # *.lock never counts as growth. Mode 0600: on a local disk a user who can read a file can lock it.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     fds.append(os.open(LOCK_FILE, flags, 0o600, dir_fd=fds[0]))
     return take_exclusive(fds[1], past_readers=True)

@@ -1,9 +1,10 @@
 """The stall rule: measurements in, verdict out. Pure; time comes in as an argument.
 
-Stall time is accumulated observed time, at most two polls a tick and nothing for the time by which a
-wait ended late, so that a paused machine or a late scan is no stall; a verdict rests on a full scan that began when the window had already passed. What
-is asked next, and when, is `next_delay_s`: polls are aligned with the deadlines. Scans in between may be
-partial (`needs_full`): what such a scan misses delays a suspicion, since neither that nor a verdict rests on it.
+Stall time is accumulated observed time: at most two polls per tick, and nothing for the time by which a wait ended
+late, so that a paused machine or a late scan is no stall. A verdict needs a full scan that began when the window had
+already passed. `next_delay_s` gives the time of the next scan: polls are aligned with the deadlines. Scans in between
+may be partial (`needs_full`). Neither a suspicion nor a verdict depends on a partial scan, so growth that it misses
+only delays a suspicion.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
-# A wait that ends later than this was no wait: the machine or this process stood still, perhaps the generator too.
+# If a wait ends later than this, the machine or this process was suspended, perhaps the generator too.
 _LATE_S, _LATE_SHARE = 0.25, 0.02
 
 
@@ -43,11 +44,11 @@ class Measurement:
     touched_age_s: float | None = None
     bytes_present: int = 0
     overwriting_age_s: float | None = None
-    """Of the last file that stood there at the start and is being overwritten, once."""
+    """Bytes of the last file that existed at the start and is being overwritten, counted once."""
 
 
 class Reading(NamedTuple):
-    """What the rule was told last, monotonic seconds; `seen` is None where the scan failed or did not answer."""
+    """The last input of the rule, monotonic seconds; `seen` is None if the scan failed or did not answer."""
 
     ended_s: float
     seen: Measurement | None
@@ -56,7 +57,7 @@ class Reading(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What had been written, and the least that was kept of it, after so many seconds of writing."""
+    """Bytes written, and the least that was kept of them, after so many seconds of writing."""
 
     at_s: float
     seen: Measurement
@@ -65,7 +66,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A pause that was longer than this generator's pauses so far, and when it ended, if it did."""
+    """A pause longer than this generator's pauses so far, and when it ended, if it did."""
 
     at_s: float
     pause_s: float
@@ -75,7 +76,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rule says after a measurement; `kind` only with status `stalled`."""
+    """The rule's result after a measurement; `kind` only with status `stalled`."""
 
     status: Status
     kind: Kind | None = None
@@ -89,7 +90,7 @@ class Verdict:
 
 
 def effective_poll_s(policy: StallPolicy) -> float:
-    """Say how often to measure: the poll, or half the shortest window where that is less.
+    """Return the interval between measurements: the poll, or half the shortest window if that is less.
 
     Args:
         policy: windows and poll.
@@ -108,7 +109,7 @@ def effective_poll_s(policy: StallPolicy) -> float:
 
 
 class StallRule:
-    """Judges one attempt; a stall is said within its window + one scan.
+    """Judges one attempt; a stall is reported within its window + one scan.
 
     Args:
         policy: the windows.
@@ -138,7 +139,7 @@ class StallRule:
         self._stood_still = False
         self._confirm = False
         self._full = True
-        # Since then each scan's dates can be believed, and what grew before it has been seen: the last full scan's begin.
+        # The begin of the last full scan: later dates can be believed, and all earlier growth has been seen.
         self._seen_all_s = started_s
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
@@ -150,8 +151,8 @@ class StallRule:
 
     @property
     def window_s(self) -> float:
-        """The window in force: before the first byte, the (perhaps extended) stall window, warm-up; and the attribute cache."""
-        # A file that grew elsewhere is seen when this host's view of it expires: silence begins that much later.
+        """The window in force (first write, stall, warm-up), extended by the attribute cache's time."""
+        # Growth on another host is seen when this host's cached attributes expire: silence begins that much later.
         unseen_s = self.policy.attribute_cache_s or 0.0
         if self.phases.now == "warm_up":
             return self.phases.warmup_window_s + unseen_s
@@ -173,13 +174,13 @@ class StallRule:
         return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
 
     def needs_full(self, now_s: float) -> bool:
-        """Say whether a scan that begins now must be a full one, since more than "growing" may come of it.
+        """Say whether a scan that begins now must be a full one, since it may lead to more than "growing".
 
         Args:
             now_s: monotonic time.
 
         Returns:
-            Whether a pause may have become a suspicion by then, or a verdict is due, or nothing could be seen before.
+            Whether by then a pause may be a suspicion, or a verdict is due, or earlier scans have failed.
         """
         pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
         return self._confirm or self._blind_s > 0 or pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
@@ -193,10 +194,10 @@ class StallRule:
             began_s: monotonic time at which the scan began.
             ended_s: monotonic time at which it ended.
             seen: its counters.
-            late_s: by how much it began later than it was due; more than a timer's error means that the
-                machine or this process stood still.
-            full: whether it saw everything. If not, its growth counts and its silence counts as time, but nothing
-                is suspected or decided; `needs_full` says that the next one is to look again.
+            late_s: seconds by which it began late; more than a timer's error means that the machine or this process
+                was suspended.
+            full: whether it saw all files. If not, its growth counts and its silence counts as time, but it leads to no
+                suspicion and no verdict; `needs_full` asks for a full one next.
 
         Returns:
             The verdict.
@@ -210,14 +211,14 @@ class StallRule:
             self.pause_s += credit
         else:
             # Growth is dated by the file's own change time, never before the last full scan. If something stood still
-            # in between, its date says nothing, and it is taken as new.
+            # in between, its date is meaningless, and the growth is taken as new.
             oldest_s = min(began_s - credit, self._seen_all_s)
             grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, oldest_s), ended_s)
             pause_s = min(max(0.0, began_s - grew_s), self.pause_s + credit)
             gap_s = self.pause_s + credit - pause_s
             if self.first_write_s is not None and wrote:
                 self._writing_s += min(gap_s, self.policy.stall_after_s)
-            # What stood there may be touched and then be loaded for long: only bytes say that writing has begun.
+            # An old file may be touched and then be loaded for long: only bytes show that writing has begun.
             if wrote or self.first_write_s is not None or self.policy.progress == "any":
                 self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
             else:
@@ -259,11 +260,11 @@ class StallRule:
         return self._open_verdict(now_s)
 
     def pass_over(self, now_s: float) -> None:
-        """Let time go by in which nobody looked, by no fault of the file system: neither silence nor blindness."""
+        """Let time pass that was not observed, by no fault of the file system: neither silence nor blindness."""
         self._tick_s = self._seen_all_s = now_s
 
     def next_delay_s(self) -> float:
-        """Say how long after the last measurement's beginning the next one is due."""
+        """Return the delay from the last measurement's beginning to the next measurement."""
         due = [self.poll_s, self.window_s - self.pause_s]
         if self._blind_s:
             due = [
@@ -317,7 +318,7 @@ class StallRule:
             elapsed = max(0.0, elapsed - late_s)
         self._tick_s = now_s
         credit = min(elapsed, 2 * self.poll_s)
-        if self._blind_s:  # what was blind until now has been counted as such
+        if self._blind_s:  # the blindness until now has been counted
             credit = min(credit, self.poll_s)
         if self._stood_still or credit < elapsed:
             self._seen_all_s = now_s
@@ -349,9 +350,9 @@ class StallRule:
         self._clear_suspicion(grew_s)
 
     def _churning(self, seen: Measurement) -> bool:
-        # Time is counted while something is written: a pause, or the load before the first byte, is no churn.
-        # The least that was kept over the last half of the churn window is compared with what was written before
-        # that half. It rises while anything that is written stays; where it falls, something older was deleted,
+        # Time counts only while files are written: a pause, or the load before the first byte, is not churn.
+        # The least that was kept over the last half of the churn window is compared with the bytes written before
+        # that half. It rises while any written bytes stay. If it falls, older bytes were deleted,
         # and the window begins anew.
         now, half = self._writing_s, self._churn_after_s / 2
         kept = (seen.bytes_kept, seen.allocated_kept)
@@ -373,7 +374,7 @@ class StallRule:
         return now - self._mark[0] >= half - _EPSILON_S
 
     def _noise(self, mark: Measurement, first: Measurement, now: Measurement) -> tuple[int, int]:
-        # Temporary files are seen half-way, so that what is kept goes up and down a little: a thousandth of what was
+        # Temporary files are seen half-written, so the kept bytes go up and down a little: a thousandth of what was
         # written in the half, or since the mark if that is less (a rate that has just risen must not raise it).
         def part(at_mark: int, at_first: int, at_now: int) -> int:
             return max(self.policy.min_growth_bytes, min(at_first - at_mark, at_now - at_first) // 1000)

@@ -38,9 +38,9 @@ _NUMBERS: dict[str, tuple[Callable[[str], float], str, float]] = {
 
 def read_trace(path: Path) -> Trace:
     """Read a trace file.
-path: path of the file.
+
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The trace, with at least one row. A last line that was cut off is left out, and `torn` is set.

@@ -1,7 +1,7 @@
-"""Is a server ready? One look at an address, a port, marker files, or a search in what it prints.
+"""Checks whether a server is ready: one look at an address, a port, marker files, or a search in its output.
 
-Each look is bounded in time, and never asks a file system from this process: a marker on one that hangs
-is asked for by a helper process. When to look, and what follows, is `serving`'s.
+Each look is bounded in time, and never asks a file system from this process: a helper process looks for a
+marker, since its file system may hang. `serving` decides when to look, and what follows.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _SHOWN_MAX = 200
 
 
 _LENGTH = struct.Struct("<I")
-# The process itself keeps to a budget of processor time; this is for a machine on which it gets none.
+# The process limits its own processor time; this is for a machine on which it gets none.
 _ANSWER_S = 10.0
 _LATE_MAX = 8
 
 
 class PatternMatcher:
-    """Searches texts for one regular expression, in a process that it starts and ends; may be shared by threads.
+    """Searches texts for one regular expression, in a process of its own; threads may share it.
 
     Args:
         pattern: checked already; ^ and $ are a line's begin and end.
@@ -65,7 +65,7 @@ class PatternMatcher:
 
     def __init__(self, pattern: str) -> None:
         self.problem: str | None = None
-        """Why a text was not looked at to its end, in one sentence; None while none was."""
+        """Why a text was not searched to its end, in one sentence; None if all were."""
         self._pattern = pattern
         self._late = 0
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class PatternMatcher:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process, if it is not there yet: before a search is wanted.
+        """Start the process, unless it runs: call it before a search is needed.
 
         Raises:
             OSError: it cannot be started.
@@ -86,10 +86,10 @@ class PatternMatcher:
         """Search one text.
 
         Args:
-            text: of any encoding; what is no UTF-8 matches no letter.
+            text: of any encoding; bytes that are not UTF-8 match no letter.
 
         Returns:
-            Whether it matches; false within seconds if that takes too long to find out.
+            Whether it matches; false within seconds if the search takes too long.
         """
         with self._lock:
             if self._late >= _LATE_MAX:
@@ -98,7 +98,7 @@ class PatternMatcher:
                 if self._link is None:
                     self._start()
                 answer = self._ask(text)
-            except OSError:  # late beyond the deadline, killed, or not to be started
+            except OSError:  # past the deadline, killed, or not startable
                 self._end()
                 answer = LATE
             if answer == LATE:
@@ -169,11 +169,11 @@ class ReadyCheck(Protocol):
         """Look once; None when it is ready, else what was seen instead, in a few words."""
 
     def close(self) -> None:
-        """Let go of what was held."""
+        """Release all resources."""
 
 
 class HttpCheck:
-    """Asks an HTTP address; a redirect is an answer, not a way to somewhere else.
+    """Asks an HTTP address; a redirect is an answer and is not followed.
 
     Args:
         ready: address, status and pattern.
@@ -192,7 +192,7 @@ class HttpCheck:
 
     @property
     def problem(self) -> str | None:
-        """Why a body was not looked at to its end; None while none was."""
+        """Why a body was not searched to its end; None if all were."""
         return self._body.problem if self._body is not None else None
 
     def look(self) -> str | None:
@@ -201,12 +201,12 @@ class HttpCheck:
         return self._address.ask(lambda status, answer: self._judge(status, answer, deadline_s), self._ready.timeout_s)
 
     def begin(self) -> None:
-        """Start the process that looks at bodies, if any are looked at; raises OSError."""
+        """Start the process that searches bodies, if one is needed; raises OSError."""
         if self._body is not None:
             self._body.start()
 
     def close(self) -> None:
-        """End the process that looks at bodies, if there is one."""
+        """End the process that searches bodies, if there is one."""
         self._address.close()
         if self._body is not None:
             self._body.close()
@@ -229,7 +229,7 @@ class HttpCheck:
         return f"answered {status} with another body"
 
     def _read(self, answer: IO[bytes], deadline_s: float) -> bytes:
-        # Each read is bounded by the socket's own timeout; a body that comes drop by drop is bounded here.
+        # The socket's own timeout bounds each read; this bounds a body that arrives in small pieces.
         body = b""
         read1: Callable[[int], bytes] = getattr(answer, "read1", answer.read)
         while len(body) < _BODY_MAX and (chunk := read1(_BODY_MAX - len(body))):
@@ -258,21 +258,21 @@ class TcpCheck:
         """Connect once; None when it is ready."""
         try:
             with socket.create_connection((self._ready.host, self._ready.port), self._ready.timeout_s) as link:
-                # A port that nobody has may be given to the very connection that asks for it.
+                # The kernel may give a free port to the very connection that asks for it.
                 return "connection refused" if link.getsockname() == link.getpeername() else None
         except (OSError, UnicodeError) as error:
             return describe_failure(error)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""
 
 
 class FileCheck:
-    """Looks for marker files through a helper process; what was there at `begin` counts only when it has changed.
+    """Looks for marker files through a helper process; a file that existed at `begin` counts only once it has changed.
 
     Args:
         paths: absolute.
-        timeout_s: of one look.
+        timeout_s: limit of one look, in seconds.
     """
 
     def __init__(self, paths: Sequence[str], timeout_s: float) -> None:
@@ -281,7 +281,7 @@ class FileCheck:
         self._before: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Note what is there before the start.
+        """Note which files exist before the start.
 
         Raises:
             ScanError: the file system does not answer.
@@ -322,11 +322,11 @@ class FileCheck:
 
 
 class LogSearch:
-    """Searches a stream of output for a line, whatever chunks it comes in; of each line its first 4,096 bytes.
+    """Searches a stream of output, in chunks of any size, for a line; of each line its first 4,096 bytes.
 
     Args:
         pattern: a regular expression; ^ and $ are a line's begin and end.
-        matcher: of the pattern; default one of its own.
+        matcher: matcher of the pattern; default a new one.
 
     Example:
         >>> search = LogSearch("startup complete$")
@@ -344,7 +344,7 @@ class LogSearch:
 
     @property
     def problem(self) -> str | None:
-        """Why something was not looked at to its end; None while nothing was."""
+        """Why output was not searched to its end; None if all was."""
         return self._matcher.problem
 
     def begin(self) -> None:
@@ -352,12 +352,12 @@ class LogSearch:
         self._matcher.start()
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take in what was printed; costs one search over it by another process, no work per line."""
+        """Take in output; costs one search over it by another process, no work per line."""
         for at in range(0, len(data), _WINDOW):
             if self.found:
                 self._line = b""
                 return
-            # A progress bar that is redrawn has no line's end but this one.
+            # A progress bar that is redrawn ends its lines with this alone.
             text = self._line + bytes(data[at : at + _WINDOW]).replace(b"\r", b"\n")
             whole, end, last = text.rpartition(b"\n")
             self._line = last[:_LINE_MAX]
@@ -365,7 +365,7 @@ class LogSearch:
                 self.found = self._is_in(whole)
 
     def look(self) -> str | None:
-        """Say whether it has been printed, in a line that has not ended yet too."""
+        """Say whether it has been printed, even in a line that has not ended yet."""
         self.found = self.found or self._is_in(self._line)
         return None if self.found else self.problem or "not printed yet"
 
@@ -377,20 +377,17 @@ class LogSearch:
         if len(data) > _LINE_MAX:
             lines = data.split(b"\n")
             if max(map(len, lines)) > _LINE_MAX:
-                # Some patterns take time that is quadratic in the line, and a megabyte without an end is no line to read.
+                # Some patterns take quadratic time: a megabyte without a line end is not searched.
                 data = b"\n".join(line[:_LINE_MAX] for line in lines)
         return bool(data) and self._matcher.search(data)
 
 
 def make_check(ready: ReadyServer, first_dir: str) -> ReadyCheck:
-    """Make what looks for a readiness.
+    """Make the check for a kind of readiness.
 
     Args:
-        ready: the job's.
+        ready: the job's readiness.
         first_dir: first cache directory, resolved; a relative marker lies in it.
-
-    Returns:
-        The check.
     """
     if ready.kind == "http":
         return HttpCheck(ready)
@@ -402,13 +399,13 @@ def make_check(ready: ReadyServer, first_dir: str) -> ReadyCheck:
 
 
 def describe_wanted(ready: ReadyServer) -> tuple[str, str]:
-    """Say what is waited for, and how it looks when it has not come.
+    """Describe what is waited for, and how it looks when it has not come.
 
     Args:
-        ready: the job's.
+        ready: the job's readiness.
 
     Returns:
-        The thing, harmless for a terminal and without secrets; and a verb that says it never came.
+        The thing, safe for a terminal and without secrets; and a verb phrase that says that it never came.
 
     Example:
         >>> from prefect_cachewatch.config import ReadyOnTcp

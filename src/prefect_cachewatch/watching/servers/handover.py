@@ -1,7 +1,7 @@
-"""The hand-over of a server that is ready: record first, then its keeper, then the guard lets go.
+"""The hand-over of a server that is ready: first its record, then its log keeper, then the guard's release.
 
-In this order nothing is lost whoever dies on the way: until the guard's last step the whole tree dies with
-the flow process, and after it the record says who runs and how it is stopped.
+In this order a death on the way leaves no unknown process. Until the guard's last step the whole tree dies with the
+flow process; after it the record says which process runs and how it is stopped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RELEASE_S = 15.0
 
 @dataclass(frozen=True)
 class HandedOver:
-    """A server that goes on by itself, and its record's path."""
+    """A server that runs on by itself, and its record's path."""
 
     record: ServerRecord
     path: Path
@@ -55,22 +55,22 @@ def hand_over(
     """Let a server go on without its guard.
 
     Args:
-        supervisor: runs it, and knows how to let go.
-        output: reads what it prints; its pipes are given to the keeper.
-        name: of the job.
-        run_id: of the run.
+        supervisor: runs the server, and can release it.
+        output: reads its output; the pipes are given to the log keeper.
+        name: name of the job.
+        run_id: id of the run.
         cache_dirs: resolved; no other job may write into them while the server runs.
         locks: descriptors that hold their locks.
-        ready: what said that it is ready.
+        ready: the sign of its readiness.
         started_at: wall time of its start.
-        stop_grace_s: between SIGTERM and SIGKILL when it is stopped later.
+        stop_grace_s: seconds between SIGTERM and SIGKILL when it is stopped later.
 
     Returns:
-        Who goes on; None if it had ended before.
+        The server; None if it had ended before.
 
     Raises:
         InputError: the record cannot be written.
-        GuardError: it could not be let go; it is still guarded.
+        GuardError: it could not be released; it is still guarded.
     """
     server = supervisor.running()
     if server is None:

@@ -1,7 +1,8 @@
-"""The process that searches for one regular expression in what strangers wrote; it may be killed at any time.
+"""The process that searches texts from outside for one regular expression; it may be killed at any time.
 
 Standard library only and small: it is started before a generator. A search holds the interpreter for as long as it
-takes, hence a process of its own; each has a budget of processor time, so that a busy machine is no costly pattern.
+takes, so it has a process of its own. Each has a budget of processor time, since elapsed time also grows on a busy
+machine.
 """
 
 import re
@@ -27,7 +28,7 @@ def _late(number: int, frame: object) -> None:
 
 
 def _search(pattern: "re.Pattern[str]", text: str, budget_s: float) -> bool:
-    # The engine looks for signals as it goes: an alarm ends a search that would take hours.
+    # The engine checks for signals as it runs: an alarm ends a search that would take hours.
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, budget_s)
         return pattern.search(text) is not None
@@ -40,7 +41,7 @@ def _look(pattern: "re.Pattern[str]", text: str) -> bytes:
         return FOUND if _search(pattern, text, _WINDOW_CPU_S) else NOT_FOUND
     except _Late:
         pass
-    # One line is dear, and the one that is waited for may be another: each by itself, as far as the budget goes.
+    # One line may be expensive, and another may match: each is searched by itself, as far as the budget goes.
     lines = text.split("\n")
     for line in lines if len(lines) > 1 else ():
         try:
@@ -64,10 +65,10 @@ def _read(link: socket.socket, count: int) -> bytes:
 
 
 def main(fd: int) -> None:
-    """Answer searches until the other side hangs up: one byte for each text, the first text being the pattern.
+    """Answer searches until the other side hangs up: one byte for each text; the first text is the pattern.
 
     Args:
-        fd: of the socket.
+        fd: descriptor of the socket.
     """
     link = socket.socket(fileno=fd)
     signal.signal(signal.SIGVTALRM, _late)

@@ -1,7 +1,7 @@
-"""Records of servers that were handed over: who they are, and what it takes to stop them later.
+"""Records of servers that were handed over: their identity, and what is needed to stop them later.
 
-One JSON file a server in `$XDG_STATE_HOME/cachewatch/servers`, mode 0600, written before the guard lets go and
-removed when the server has been stopped. It signals nobody: see `handover` and `stopping`.
+One JSON file per server in `$XDG_STATE_HOME/cachewatch/servers`, mode 0600, written before the guard's release and
+removed when the server has been stopped. This module sends no signals: see `handover` and `stopping`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ServerRecord(BaseModel):
     cache_dirs: tuple[str, ...]
     log: str | None = None
     ready: str
-    """What said that it is ready."""
+    """The sign of its readiness."""
     started_at: float
     ready_at: float
     stop_grace_s: float = Field(ge=0, le=3600)
@@ -94,7 +94,7 @@ class ServerRecord(BaseModel):
 
 @dataclass(frozen=True)
 class FoundServer:
-    """A record, its file, and what became of the server; `record` is None and `reason` says why where it is refused."""
+    """A record, its file, and the server's state; if the record is refused, `record` is None and `reason` says why."""
 
     path: Path
     state: State
@@ -103,19 +103,19 @@ class FoundServer:
 
 
 def servers_directory() -> Path:
-    """Say where this user's records are: `servers` in the state directory (see `statedir.state_home`)."""
+    """Return the directory of this user's records: `servers` in the state directory (see `statedir.state_home`)."""
     return state_home() / "servers"
 
 
 def record_path(name: str, run_id: str) -> Path:
-    """Say where the record of a run's server goes.
+    """Return the path of the record of a run's server.
 
     Args:
-        name: of the job.
-        run_id: of the run.
+        name: name of the job.
+        run_id: id of the run.
 
     Returns:
-        The path; its log lies beside it, with `.log` for `.json`.
+        The path; its log is beside it, with `.log` for `.json`.
     """
     return servers_directory() / f"{slugify(name)[:60]}-{run_id[:12]}{_SUFFIX}"
 
@@ -134,14 +134,14 @@ def make_record(
     """Make the record of a server that is about to be handed over.
 
     Args:
-        server: who it is.
-        name: of the job.
-        run_id: of the run.
+        server: the server.
+        name: name of the job.
+        run_id: id of the run.
         cache_dirs: resolved.
-        ready: what said that it is ready.
+        ready: the sign of its readiness.
         started_at: wall time of its start.
-        stop_grace_s: between SIGTERM and SIGKILL when it is stopped.
-        log: where its output goes.
+        stop_grace_s: seconds between SIGTERM and SIGKILL when it is stopped.
+        log: file for its output.
 
     Returns:
         The record, of this machine and boot.
@@ -171,13 +171,13 @@ def write_record(record: ServerRecord) -> Path:
     """Write a record whole or not at all, readable by its owner only.
 
     Args:
-        record: of the server.
+        record: record of the server.
 
     Returns:
         Its path.
 
     Raises:
-        InputError: it cannot be written: a server that nobody could find again must not be let go.
+        InputError: it cannot be written: a server without a record could not be found again, and must not be released.
     """
     path = record_path(record.name, record.run_id)
     try:
@@ -192,10 +192,10 @@ def write_record(record: ServerRecord) -> Path:
 
 
 def list_servers() -> list[FoundServer]:
-    """Read this user's records, oldest first, and look whether each server still runs.
+    """Read this user's records, oldest first, and check whether each server still runs.
 
     Returns:
-        What was found; a container's state is `running`, since only its engine knows better.
+        The records; a container's state is `running`, since only its engine knows more.
     """
     records, refused = read_each_file(str(servers_directory()), _SUFFIX, _read)
     found = [FoundServer(servers_directory() / name, _state_of(record), record) for name, record in records]
@@ -222,7 +222,7 @@ def remove_record(path: Path) -> None:
     """Remove a record; its log stays until it is the oldest of many.
 
     Args:
-        path: of the record.
+        path: path of the record.
     """
     path.unlink(missing_ok=True)
 
@@ -240,7 +240,7 @@ def _state_of(record: ServerRecord) -> State:
     if record.kind == "container":
         return "running"
     if record.boot_id != boot_id():
-        return "ended"  # with its kernel; whoever has its pid now is somebody else
+        return "ended"  # it ended with its kernel; its pid may belong to another process now
     if record.pid_namespace != pid_namespace():
         return "elsewhere"
     if any(is_alive(pid, ticks) for pid, ticks in record.tree) or find_by_cookie(record.run_id):

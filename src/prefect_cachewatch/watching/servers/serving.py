@@ -1,6 +1,6 @@
-"""An attempt whose generator is a server: when it is ready, what follows from that, and how it is told.
+"""An attempt whose generator is a server: detects its readiness, and decides what follows.
 
-A `Watch` has one of these for a job that is not done when it exits. Whoever comes first decides: readiness,
+A `Watch` has one of these for a job that is not done when it exits. The first event decides: readiness,
 a stall's verdict or a cancellation (`ready_s` against `forestall`).
 """
 
@@ -48,7 +48,7 @@ class ReadyWatch:
         ready: what to wait for.
         first_dir: first cache directory, resolved.
         clock: monotonic seconds.
-        check: looks; default by the kind of `ready`.
+        check: the readiness check; default by the kind of `ready`.
 
     Example:
         >>> from prefect_cachewatch.config import ReadyOnLog
@@ -86,10 +86,10 @@ class ReadyWatch:
         self._thread: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Look before the start: markers that are there already are remembered, and a server that is, is refused.
+        """Look before the start: note the markers that exist already, and refuse a server that is ready already.
 
         Raises:
-            InputError: an address is ready before anything was started, or a marker cannot be looked for.
+            InputError: an address is ready before the generator was started, or a marker cannot be looked for.
         """
         try:
             self._prepare()
@@ -107,7 +107,7 @@ class ReadyWatch:
         self._on_mark = on_mark
         thread = threading.Thread(target=self._run, args=(on_ready,), name="cachewatch-ready", daemon=True)
         thread.start()
-        self._thread = thread  # no sooner: `stop`, which a signal handler may call here, joins what has been started
+        self._thread = thread  # not earlier: `stop`, in a signal handler here, joins a started thread only
 
     def feed(self, data: memoryview) -> None:
         """Take in what the generator printed."""
@@ -132,7 +132,7 @@ class ReadyWatch:
         return True
 
     def look_last(self) -> bool:
-        """Look once more after the generator's end, where that says anything: its log and its marker outlive it.
+        """Look once more after the generator's end, for a log line or a marker: these remain after it.
 
         Returns:
             Whether it was ready.
@@ -154,12 +154,12 @@ class ReadyWatch:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be looked at, one sentence each."""
+        """What could not be searched, one sentence each."""
         checks = (self._check, self._mark_log)
         return [check.problem for check in checks if isinstance(check, LogSearch | HttpCheck) and check.problem]
 
     def stop(self, timeout_s: float = _LAST_LOOK_S) -> None:
-        """Stop looking; a look that hangs is left behind, and so is what follows from one if it takes too long.
+        """Stop looking; a look that hangs is left behind, and so is a hand-over that takes too long.
 
         Args:
             timeout_s: the longest wait.
@@ -220,7 +220,7 @@ class Serving:
     """The server's side of an attempt.
 
     Args:
-        job: with a readiness other than its exit.
+        job: a job with a readiness other than its exit.
         stall: the windows.
         first_dir: first cache directory, resolved.
         clock: monotonic seconds.
@@ -246,13 +246,13 @@ class Serving:
         assert job.ready.kind != "exit"
         self.ready: ReadyServer = job.ready
         self.ready_s: float | None = None
-        """Monotonic time at which it was ready, if nothing else had been decided before."""
+        """Monotonic time at which it was ready, if no other end had been decided before."""
         self.handed_over: HandedOver | None = None
         self.watcher = watcher or ReadyWatch(self.ready, first_dir, clock=clock)
         self._job, self._stall, self._clock = job, stall, clock
         self._problem: str | None = None
         self._forestalled = self._finished = False
-        self._lock = threading.RLock()  # a signal handler cancels in the very thread that may hold it
+        self._lock = threading.RLock()  # reentrant: a signal handler cancels in the very thread that may hold it
 
     @property
     def unready(self) -> str:
@@ -269,10 +269,10 @@ class Serving:
         """Make the rule of its warm-up.
 
         Args:
-            present_bytes: what was in the cache directories before the start.
+            present_bytes: bytes in the cache directories before the start.
 
         Returns:
-            The rule, which `start` tells of the job's mark.
+            The rule; `start` passes the job's mark to it.
         """
         return Warmup(
             self._stall.warmup_within_s,
@@ -286,41 +286,41 @@ class Serving:
 
         Args:
             supervisor: runs the server.
-            warmup: is told of the mark.
-            hand_over: lets the server go on by itself; gets what said that it is ready.
+            warmup: gets the mark.
+            hand_over: releases the server; gets the sign of readiness.
         """
         self.watcher.start(lambda: self._became_ready(supervisor, hand_over), warmup.note_mark)
 
     def forestall(self) -> bool:
-        """Decide that it comes to an end another way; false if it has been ready before."""
+        """Decide on another end than readiness; false if it has been ready before."""
         with self._lock:
             self._forestalled = self._forestalled or self.ready_s is None
         if self._forestalled:
-            self.watcher.stop(0)  # what it answers while it is being stopped says nothing
+            self.watcher.stop(0)  # its answers while it is being stopped do not count
         return self._forestalled
 
     def cancel(self) -> None:
-        """Look no more, since somebody wants it to end; returns at once."""
+        """Stop looking, at the caller's request; returns at once."""
         self.forestall()
         self.watcher.stop(0)
 
     def settle(self) -> None:
-        """Look no more, and wait for a hand-over that is under way: it needs the output's pipes."""
+        """Stop looking, and wait for a hand-over that is under way: it needs the output's pipes."""
         self.watcher.stop(_HAND_OVER_S if self.ready_s is not None else 2.0)
 
     def finish(self, report: StopReport | None) -> None:
-        """Take in how it ended: look a last time, and let go of the helpers; after all its output has been read."""
+        """Take in how it ended: look a last time, and release the helpers; call after all its output has been read."""
         if self._finished:
             return
         self._finished = True
         ended_well = report is not None and report.why == "exited" and report.exit_code == 0
-        # A log line or a marker outlives the process that wrote it a moment before it ended.
+        # A log line or a marker remains after the process that wrote it just before its end.
         if ended_well and self.ready_s is None and self.ready.then == "stop" and self.watcher.look_last():
             self.ready_s = self._clock()
         self.watcher.close()
 
     def ends_well(self, report: StopReport) -> bool:
-        """Say whether an end is the one that was asked for: handed over, or stopped or ended by itself once it was ready."""
+        """Say whether the end is the intended one: handed over, or stopped or ended by itself once it was ready."""
         if report.why == "released":
             return True
         if self.ready_s is None or self._problem is not None or self.ready.then != "stop":
@@ -330,15 +330,15 @@ class Serving:
     def conclude(
         self, report: StopReport | None, where: str, elapsed_s: float
     ) -> tuple[Literal["completed", "failed"], str] | None:
-        """Say how it ended, where readiness had a part in it.
+        """Describe the end, if readiness had a part in it.
 
         Args:
-            report: of the supervisor.
-            where: what is in the cache directories.
-            elapsed_s: since the start.
+            report: the supervisor's report.
+            where: contents of the cache directories, in words.
+            elapsed_s: seconds since the start.
 
         Returns:
-            Outcome and message; None where the same is to be said as of any other generator.
+            Outcome and message; None if the end is described as for any other generator.
         """
         why = report.why if report is not None else ""
         elapsed = format_duration(elapsed_s)
@@ -370,14 +370,11 @@ class Serving:
         return None
 
     def result(self, started_s: float, phases: list[PhaseChange]) -> Readiness:
-        """Say what became of it, for the report.
+        """Return the report's section.
 
         Args:
             started_s: monotonic time of the start.
-            phases: of the stall rule.
-
-        Returns:
-            The result.
+            phases: phases of the stall rule.
         """
         record = self.handed_over.record if self.handed_over else None
         return Readiness(
@@ -405,7 +402,7 @@ class Serving:
             return
         try:
             self.handed_over = hand_over(describe_wanted(self.ready)[0])
-        except Exception as error:  # noqa: BLE001 - a server that nobody guards, or could find again, must not go on
+        except Exception as error:  # noqa: BLE001 - a server without a guard or a record must not go on
             self._problem = error.message if isinstance(error, CachewatchError) else f"{type(error).__name__}: {error}"
             supervisor.stop()
 

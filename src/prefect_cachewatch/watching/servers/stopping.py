@@ -1,7 +1,7 @@
-"""Stops a server that was handed over: SIGTERM to its whole tree, the grace period, SIGKILL, and a look whether it worked.
+"""Stops a server that was handed over: SIGTERM to its whole tree, the grace period, SIGKILL, and a check for survivors.
 
-A process is its pid and its start time, and signals go through a pidfd: whoever has the pid of a server that has
-ended is never touched.
+A process is identified by its pid and its start time, and signals go through a pidfd: a process that has the pid of
+an ended server is never touched.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def stop_server(record: ServerRecord, grace_s: float | None = None) -> StoppedSe
     """Stop a server's whole tree, found by identity, by descent and by the run's cookie.
 
     Args:
-        record: of the server.
+        record: record of the server.
         grace_s: seconds between SIGTERM and SIGKILL; default the record's.
 
     Returns:
-        What ended, at most the grace period + 10 s later.
+        The result, at most the grace period + 10 s later.
 
     Raises:
         InputError: it is a container, and its engine does not answer.

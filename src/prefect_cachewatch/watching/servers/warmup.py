@@ -1,4 +1,4 @@
-"""Whether silence is a server's warm-up: the rule by which it is entered, and how long it may last. Pure.
+"""Decides whether silence is a server's warm-up: what begins it, and how long it may last. Pure.
 
 It is part of the stall rule (see `stall`), for jobs that are done when a server is ready.
 """
@@ -14,14 +14,14 @@ __all__ = ["WHOLE_SHARE", "PhaseChange", "PhaseName", "Phases", "Warmup"]
 
 PhaseName = Literal["before_first_byte", "writing", "warm_up"]
 
-# Of the expected bytes, what must be there before silence may be warm-up: expected sizes are round figures.
+# Share of the expected bytes that must exist before silence may be warm-up: expected sizes are round figures.
 WHOLE_SHARE = 0.95
 _CHANGES_MAX = 200
 
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """When a phase began, in seconds since the start, and why, in the words of a log."""
+    """When a phase began, in seconds since the start, and the reason, for a log."""
 
     at_s: float
     phase: PhaseName
@@ -29,11 +29,11 @@ class PhaseChange:
 
 
 class Warmup:
-    """What decides on one attempt's warm-up.
+    """The rule of one attempt's warm-up.
 
     Args:
         within_s: the longest silence after the last byte until the server is ready.
-        marked_by_job: whether the job names what begins it; silence before that is a stall.
+        marked_by_job: whether the job names a mark that begins it; silence before the mark is a stall.
         expected_bytes: size of the finished cache, if known.
         present_at_start: bytes that were in the cache directories before the start.
 
@@ -57,10 +57,10 @@ class Warmup:
         self.expected_bytes = expected_bytes
         self.present_at_start = present_at_start
         self.mark_seen = False
-        """Whether what the job names has appeared."""
+        """Whether the job's mark has appeared."""
 
     def note_mark(self) -> None:
-        """Take in that what the job names has appeared; may be called in any thread."""
+        """Take in that the job's mark has appeared; may be called in any thread."""
         self.mark_seen = True
 
     def reason_for_silence(self, has_written: bool, bytes_present: int, silent_s: float) -> str | None:
@@ -89,7 +89,7 @@ class Warmup:
 
 
 class Phases:
-    """The phase that one attempt is in, and how it came there.
+    """The phase of one attempt, and the changes before it.
 
     Args:
         warmup: which silence is warm-up; None: none is.
@@ -108,7 +108,7 @@ class Phases:
         self.changes: list[PhaseChange] = []
         self.warmup_window_s = 0.0
         self.silence_expected = False
-        """While silence would be warm-up, nothing about it is suspicious."""
+        """Whether silence would be warm-up; then no silence is suspicious."""
         self._mark_taken = False
 
     def note_growth(self, at_s: float) -> None:
@@ -121,7 +121,7 @@ class Phases:
             self._enter("writing", at_s, "the first byte" if self.now == "before_first_byte" else "it writes again")
 
     def look(self, at_s: float, pause_s: float, *, has_written: bool, bytes_present: int) -> bool:
-        """Take in a measurement: has the job's mark appeared, and is silence to be expected from here on?
+        """Take in a measurement: begin the warm-up if the job's mark has appeared.
 
         Args:
             at_s: seconds since the start.
@@ -130,7 +130,7 @@ class Phases:
             bytes_present: apparent bytes in the cache directories.
 
         Returns:
-            Whether warm-up has begun because of a mark.
+            Whether warm-up has begun because of the mark.
         """
         if self.warmup is None:
             return False
@@ -158,7 +158,7 @@ class Phases:
 
     def _enter_warmup(self, at_s: float, pause_s: float, has_written: bool, why: str) -> None:
         assert self.warmup is not None
-        # Counted from the last byte; where there is none, the load before it must not use it up.
+        # Counted from the last byte; without one, the load before it must not use up the window.
         self.warmup_window_s = self.warmup.within_s + (0.0 if has_written else pause_s)
         self.silence_expected = True
         self._enter("warm_up", at_s, why)
@@ -166,5 +166,5 @@ class Phases:
     def _enter(self, phase: PhaseName, at_s: float, why: str) -> None:
         self.now = phase
         if len(self.changes) < _CHANGES_MAX:
-            # Growth is dated by the file, which may be a little before the scan that had shown the silence.
+            # Growth is dated by the file, which may be slightly before the scan that had shown the silence.
             self.changes.append(PhaseChange(max(0.0, at_s, *(change.at_s for change in self.changes[-1:])), phase, why))
