@@ -1,7 +1,7 @@
 """Past runs: their records as JSON, Little's law over a window, hours, pauses.
 
-Pure functions over run records; where the records come from is `tasks.capacity`'s matter, and
-holding them against a plan is `history_check`'s.
+Pure functions over run records; `tasks.capacity` reads the records, and `history_check`
+compares them with a plan.
 """
 
 from __future__ import annotations

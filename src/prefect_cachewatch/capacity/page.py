@@ -1,4 +1,4 @@
-"""A plan as sections, which terminal, artifact and page write alike; and the page: self-contained, no script, charts inline."""
+"""A plan as sections for terminal, artifact and page; and the page: self-contained, no script, charts inline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_cachewatch.common.units import format_bytes
 
 __all__ = ["COLUMNS", "Section", "html_page", "plan_sections"]
 
-#: A plan's table: what stands over a column, and how a prediction is written in it.
+#: A plan's table: the heading of each column, and how a prediction is written in it.
 COLUMNS: dict[str, Callable[[ClassPrediction], str]] = {
     "n": lambda entry: str(entry.n),
     "bytes/s": lambda entry: f"{format_bytes(entry.bytes_per_s)}/s",
@@ -39,7 +39,7 @@ tr.limit{background:#fdf3d7;font-weight:600}tr.beyond{color:#7b8794}
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a plan: a paragraph, a table with a row for each prediction, a list; what it does not have is empty."""
+    """A part of a plan: a paragraph, a table with a row for each prediction, a list; a missing part is empty."""
 
     title: str = ""
     text: str = ""
@@ -48,7 +48,7 @@ class Section:
 
 
 def plan_sections(plan: LimitPlan) -> Iterator[Section]:
-    """Say what a plan says below its answer, in the order in which it is shown.
+    """List the sections below a plan's answer, in the order in which they are shown.
 
     Args:
         plan: the plan, with or without a simulation.

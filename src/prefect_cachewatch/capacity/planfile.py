@@ -1,4 +1,4 @@
-"""Read what people write: PLAN.yaml and storage profiles, each error one sentence with file and field."""
+"""Reads the user's files: PLAN.yaml and storage profiles. Each error is one sentence with file and field."""
 
 from __future__ import annotations
 

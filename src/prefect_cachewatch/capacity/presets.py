@@ -1,4 +1,4 @@
-"""Storages and links as their vendors give them: ceilings to plan with until a probe has measured.
+"""Vendors' figures for storages and links: ceilings to plan with until a probe has measured.
 
 Each row has its source and the date it was looked up beside it. Ceilings are not promises: a
 client, a mount option or a small file reaches less.

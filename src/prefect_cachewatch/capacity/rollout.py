@@ -1,6 +1,6 @@
 """From a plan to the limit that is set: never 0, never more jobs at once than were measured.
 
-Decides and says so; setting it is `tasks.capacity`'s matter.
+It decides; `tasks.capacity` sets the limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bundle: everything known about one stalled attempt, in a private directory.
 
-Written after the tree is gone, so that it delays no stop; bounded in time and size, and it
-says what was cut. Where it lies and when it is removed is `bundlestore`.
+It is written after the tree is gone, so that it delays no stop. It is bounded in time and size, and
+says what was cut. `bundlestore` chooses its directory and removes old ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _LISTING_BYTES = 64 << 20
 class BundleContent:
     """What goes into a bundle.
 
-    `report` is the JSON object of `--report`; `log` reads the log's end (bytes), at most as
+    `report` is the JSON object of `--report`; `log` reads at most so many bytes from the log's end.
     many as it is asked for.
     """
 
@@ -68,7 +68,7 @@ class BundleContent:
 
 @dataclass(frozen=True)
 class WrittenBundle:
-    """Where a bundle lies and what of it was cut."""
+    """The path of a bundle, and the parts that were cut."""
 
     path: Path
     took_s: float
@@ -112,7 +112,7 @@ def write_bundle(
         cut = _fill(work, final, content, listing_s, log_s, clock)
         work.rename(final)
     except BaseException:
-        remove_path(work)  # on a full disk it would take what is left of it
+        remove_path(work)  # on a full disk it would use up the space that is left
         raise
     return WrittenBundle(final, clock() - started, tuple(cut))
 
@@ -169,7 +169,7 @@ def draw_report(report: Mapping[str, Any], evidence: Evidence) -> str:
         (s["at_s"], s["bytes_written"], s["allocated_written"]) for s in growth.get("samples", ())
     )
     stall = report.get("stall") or {}
-    # The curve ends with the decision: what the stop, the listing and the bundle took is no pause.
+    # The curve ends with the decision: stop, listing and bundle take time that is not a pause.
     last = growth.get("last_growth_s") or 0.0
     pause = stall.get("pause_s")
     if not stall.get("kind") or pause is None:
@@ -223,7 +223,7 @@ def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], f
         cut.append(f"generator.log.gz holds the last {_LOG_BYTES >> 20} MiB of the log")
     lines = raw.decode("utf-8", "surrogateescape").splitlines(keepends=True)
     pieces: list[str] = []
-    # From the end on, in pieces of whole lines: what there is no time to redact is left out.
+    # From the end backwards, in pieces of whole lines: lines that there is no time to redact are left out.
     while lines:
         size, start = 0, len(lines)
         while start and size < _LOG_CHUNK:
@@ -240,7 +240,7 @@ def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], f
 def _start_lister(target: Path, content: BundleContent, seconds: float) -> subprocess.Popen[bytes] | None:
     command = [sys.executable, "-I", "-S", str(_LISTER), str(target), str(seconds), str(_LISTING_BYTES)]
     try:
-        told = os.memfd_create("secrets")  # a pipe may be full before the child reads it
+        told = os.memfd_create("secrets")  # not a pipe, which may be full before the child reads it
         with open(told, "wb") as file:
             file.write(json.dumps(list(content.secrets)).encode())
             file.seek(0)

@@ -1,4 +1,4 @@
-"""Where bundles lie, how they are found again, and when old ones are removed."""
+"""Chooses the directory of bundles, finds bundles again, and removes old ones."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _REPORT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class BundleRoot:
-    """The directory that bundles go to; `note` says why it is not the usual one, or what to know.
+    """The directory for bundles; `note` says why it is not the usual one, or has a remark on it.
 
-    One that the user chose (`wanted`) may be shared with others; the rest must be this user's alone.
+    A directory that the user chose (`wanted`) may be shared with others; any other must be this user's alone.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class BundleRoot:
 
 
 def default_bundle_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Say where bundles go.
+    """Return the default directory of bundles.
 
     Example:
         >>> str(default_bundle_root({"XDG_STATE_HOME": "/var/state"}))
@@ -55,11 +55,10 @@ def choose_bundle_root(
     environ: Mapping[str, str] = os.environ,
     mountinfo: str | None = None,
 ) -> BundleRoot:
-    """Choose a place that the cache's trouble does not reach, by the mount table alone.
+    """Choose a directory that the cache's fault does not affect, by the mount table alone.
 
-    The default is kept where it lies on another file system than every cache. Where it shares one
-    that is well, it is kept too; one that is hung, full or read-only is left for a runtime or
-    temporary directory on another mount.
+    The default is used if it is on another file system than every cache, or on one that is healthy. If that file system
+    is hung, full or read-only, a runtime or temporary directory on another mount is used.
 
     Args:
         filesystems: the evidence's facts about the cache directories.
@@ -153,12 +152,12 @@ def prune_bundles(
     Args:
         root: directory of bundles.
         keep: how many are kept.
-        max_age_s: seconds after which one is removed however few there are.
-        spare: bundles that stay in any case.
+        max_age_s: seconds after which a bundle is removed even if there are few.
+        spare: bundles that are kept in any case.
         wall_clock: seconds since the epoch.
 
     Returns:
-        What was removed.
+        The removed bundles.
     """
     removed = []
     now = wall_clock()
@@ -176,7 +175,7 @@ def prune_bundles(
 
 
 def _own_place(base: str, name: str, why: str) -> BundleRoot:
-    """Make a directory of ours where everybody may write; where somebody else took its name, another one."""
+    """Make our directory in one that all users may write to; under another name if another user has taken it."""
     path = Path(base, name, "bundles")
     try:
         os.close(make_own_directory(path))

@@ -1,6 +1,6 @@
-"""From evidence to cause: tries every rule and takes the surest; pure, no clock and no files.
+"""From evidence to cause: tries every rule and takes the most certain one; pure, no clock and no files.
 
-The categories are a contract. Each rule stands in `rules_storage` or `rules_process`.
+The categories are a contract. The rules are in `rules_storage` and `rules_process`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prefect_cachewatch.postmortem.view import View
 
 __all__ = ["CATEGORIES", "Diagnosis", "diagnose"]
 
-# In order of precedence: of two rules equally sure, the earlier one names the cause.
+# In order of precedence: of two equally certain rules, the earlier one names the cause.
 _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.oom_killed,
     storage.filesystem_unresponsive,
@@ -49,7 +49,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
 CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
 _SURENESS = {"high": 0, "medium": 1, "low": 2}
 _MAX_LINES = 20
-# What a moment shows: nobody who ends by himself with a word of his own ends because of it.
+# Rules about one moment: they do not explain a generator that ended by itself with a message of its own.
 _SEEN_NOW_ONLY = ("filesystem_unresponsive",)
 
 
@@ -83,13 +83,13 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _weigh(view: View, diagnosis: Diagnosis) -> Diagnosis:
-    """Weigh what else was seen by what a generator that ended by itself said last."""
+    """If the generator ended by itself, weigh the other findings by its last message."""
     killed = diagnosis.category == "oom_killed" and view.evidence.exit_signal is not None
     if not view.ended_itself or killed or diagnosis.category == "generator_failed":
         return diagnosis
     words = view.last_words
     if words is not None and words.category == diagnosis.category:
         return diagnosis
-    # It ended by itself, and says nothing of this: that a disk is full or slow at this moment is no more than a guess.
+    # It ended by itself, and its message does not mention this: a disk that is full or slow now is only a guess.
     unsure = diagnosis.category in _SEEN_NOW_ONLY or words is not None or diagnosis.confidence != "high"
     return replace(diagnosis, confidence="low" if unsure else "medium")

@@ -1,7 +1,7 @@
 """Collects the evidence of a stall within a time budget, just before the tree is stopped.
 
-First what a thread waits in (freezing would hide that), then the freeze, then everything
-else. Each part is best-effort: what is missing says why. Judges nothing: `diagnosis` does.
+First it reads what each thread waits in (freezing would hide that), then it freezes the tree and reads the rest. Each
+part is best-effort; a missing part has its reason. `diagnosis` judges the evidence.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _NO_ANSWER = "the process holds a lock that reading them waits for: it hangs in 
 
 @dataclass
 class _Draft:
-    """What is known so far; read by the waiting thread when the time is up."""
+    """The evidence so far; the waiting thread reads it when the time is up."""
 
     pids: list[int] = field(default_factory=list)
     threads: dict[int, tuple[ThreadFacts, ...]] = field(default_factory=dict)
@@ -101,16 +101,16 @@ def collect_evidence(
             are since then.
         growth: what the watch measured.
         log_tail: the end of the generator's output.
-        exit_code: the generator's, if it ended by itself.
+        exit_code: the generator's exit code, if it ended by itself.
         exit_signal: the signal that ended it, if one did.
-        secrets: values to remove wherever they stand.
-        freeze: stops the tree (SIGSTOP) so that the picture is consistent; called once, after
+        secrets: values to remove wherever they occur.
+        freeze: stops the tree (SIGSTOP) so that all readings are of one moment; called once, after
             the threads were read; it should return quickly.
         python_stacks: whether py-spy is run, if it is there.
         clock: monotonic seconds.
 
     Returns:
-        The evidence; never an exception for something that could not be read.
+        The evidence; parts that could not be read raise no exception.
 
     Example:
         >>> import os
@@ -124,7 +124,7 @@ def collect_evidence(
     hidden = list(secrets)
     paths = [str(path) for path in cache_dirs]
     probe = FilesystemProbe(paths)
-    probe.prepare()  # here, while this thread is the only one
+    probe.prepare()  # called here, while this thread is the only one
 
     _run_until(started + 0.4 * budget_s, clock, lambda: _read_states(draft, roots, include_roots), draft)
     if freeze is not None:
@@ -132,7 +132,7 @@ def collect_evidence(
             freeze()
         except Exception as error:  # noqa: BLE001 - evidence of a tree that could not be frozen is still evidence
             draft.missing.append(Missing("freeze", redact(f"{type(error).__name__}: {error}", hidden)))
-    # Answers of file systems are asked for first and awaited last; the rest of the time puts things together.
+    # File systems are asked first and their answers awaited last; meanwhile the other evidence is put together.
     ready_by = deadline - min(0.25, 0.15 * budget_s)
     answers: dict[str, dict[str, Any]] = {}
 
@@ -145,7 +145,7 @@ def collect_evidence(
         probe.wait(ready_by, clock)
 
     _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
-    # Also where an earlier part hung: what was answered meanwhile is no silence of a file system.
+    # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
     answers.update(probe.finish())
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
     return Evidence(
@@ -168,7 +168,7 @@ def collect_evidence(
 
 
 def _run_until(deadline: float, clock: Callable[[], float], work: Callable[[], None], draft: _Draft) -> None:
-    # In a thread that can be left behind, whatever takes so long; what may hang by itself is read with `read_each`.
+    # In a thread that can be left behind if it takes too long; readings that may hang by themselves use `read_each`.
     def guarded() -> None:
         try:
             work()
@@ -291,7 +291,7 @@ def _read_process(
 
 def _age_s(start_ticks: int) -> float:
     if start_ticks < 0:
-        return 0.0  # it hung before anybody had asked for its start time
+        return 0.0  # it hung before its start time was read
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / _TICKS_PER_S)
 
 
@@ -307,7 +307,7 @@ def _read_stacks(draft: _Draft, deadline: float, clock: Callable[[], float]) -> 
             Missing("python stacks", "py-spy is not installed: pip install 'prefect-cachewatch[stacks]'")
         )
         return
-    # Those that are running now, then the deepest: the leaves are what the others wait for.
+    # Running processes first, then the deepest: the others wait for the leaves.
     running = {pid for pid in pids if any(t.state in "RD" for t in draft.threads.get(pid, ()))}
     order = sorted(pids, key=lambda pid: (pid not in running, -draft.pids.index(pid)))
     collector = StackCollector(executable, clock)
@@ -331,7 +331,7 @@ def _read_pressure() -> tuple[PressureFacts, ...]:
 
 
 def _files_to_stat(files: Mapping[int, Sequence[OpenFile]]) -> dict[str, str]:
-    # Files outside the caches first: if a cache's file system hangs, only its own files go unanswered.
+    # Files outside the caches first: if a cache's file system hangs, only its own files lack an answer.
     wanted = [(f.in_cache, pid, f.fd) for pid, fs in files.items() for f in fs if f.kind in ("file", "device")]
     return {f"{pid}:{fd}": f"/proc/{pid}/fd/{fd}" for _, pid, fd in sorted(wanted)[:_MAX_STATTED]}
 

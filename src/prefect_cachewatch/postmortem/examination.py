@@ -1,7 +1,7 @@
 """The examination of one attempt: evidence before the stop, diagnosis, message, bundle.
 
-`Examiner` hangs on a watch by its two hooks, `sampled` and `before_stop`, and is asked for its
-findings afterwards. What fails here is noted and never changes how the attempt ended.
+`Examiner` is called by two hooks of a watch, `sampled` and `before_stop`, and returns its findings
+afterwards. An error here is noted and never changes how the attempt ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
 
-#: What is imported when it is needed, for the memory's sake: at a stall, when no file may be readable any more.
+#: Modules that only a stall needs: by then no file may be readable, and until then they would take memory.
 LATE_MODULES = (
     "prefect_cachewatch.common.removal",
     "prefect_cachewatch.postmortem.bundle",
@@ -52,11 +52,11 @@ class Examiner:
     """Finds out why an attempt stalled or failed.
 
     Args:
-        secrets: values that must not appear in anything it says or writes.
+        secrets: values that must not appear in any message or file.
         bundles: whether a bundle is written for an attempt that did not complete.
         bundle_root: where bundles go; default `cachewatch/bundles` below the user's state directory.
         budget_s: seconds that the evidence may take before the tree is stopped.
-        files: who looks at processes and file systems, and writes; default this process.
+        files: the helper process that reads processes and file systems, and writes; default this process.
 
     Example:
         >>> Examiner().diagnosis is None
@@ -79,7 +79,7 @@ class Examiner:
         self.cut_files: set[str] = set()
         """Files in the cache that the attempt may have cut, once its report is written."""
         self._secrets, self._bundles, self._budget_s = secrets, bundles, budget_s
-        self._bundle_root = bundle_root.absolute() if bundle_root else None  # whoever writes stands elsewhere
+        self._bundle_root = bundle_root.absolute() if bundle_root else None  # the helper has another working directory
         # Samples since the last growth, each with the bytes discarded by then.
         self._samples: list[tuple[ProcessSample, int]] = []
         self._growth_seen: float | None = None
@@ -127,8 +127,8 @@ class Examiner:
             outcome: its outcome.
 
         Returns:
-            The outcome, the cause at the end of its message; as it was for any other outcome. The message, which becomes
-            that of a state, an event and a notification, has no secrets in it.
+            The outcome, with the cause at the end of its message; any other outcome is returned unchanged. The message has
+            no secrets, since it becomes that of a state, an event and a notification.
         """
         outcome = self._named(watch, outcome)
         return replace(outcome, message=redact(outcome.message, self._secrets))
@@ -148,7 +148,7 @@ class Examiner:
             self._note(f"no cause was looked for: {type(error).__name__}: {error}")
             return outcome
         if outcome.name == "failed" and self.diagnosis.category in ("generator_failed", "never_started", "unknown"):
-            # The message says so already, and the log may hold what not every reader of the message may see.
+            # The message says so already, and the log may have details that not every reader of the message may see.
             self.diagnosis = self.diagnosis if self.diagnosis.category == "generator_failed" else None
             return outcome
         if self.diagnosis.category == "never_ready":
@@ -157,7 +157,7 @@ class Examiner:
 
     @property
     def open_files(self) -> set[str]:
-        """Files in the cache that a process of the tree had open for writing when the evidence was taken: they may be cut."""
+        """Cache files that the tree had open for writing when the evidence was collected: they may be cut."""
         if self.evidence is None:
             return set()
         files = [file for process in self.evidence.processes for file in process.files]
@@ -171,7 +171,7 @@ class Examiner:
             output: its output, for the end of the log.
 
         Returns:
-            The report, with the diagnosis and the bundle's path in it, and without secrets in names and paths.
+            The report, with the diagnosis and the bundle's path, and without secrets in names and paths.
         """
         dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
@@ -187,7 +187,7 @@ class Examiner:
                 _write_bundle, report_data, self.evidence, self.diagnosis, dirs, self._bundle_root, log, self._secrets,
                 timeout_s=_BUNDLE_S,
             )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - it may not be written for any reason, and the report still is
+        except Exception as error:  # noqa: BLE001 - the report is written even if the bundle cannot be
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             path, told = None, [f"no bundle was written: {why}"]
         return replace(report, bundle=path, notes=[*report.notes, *told])
@@ -219,11 +219,11 @@ class Examiner:
                 _collect_evidence, roots, paths, options, freeze is not None,
                 answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
             )  # fmt: skip
-        except TimeoutError:  # a machine that is busy delays it as a file system that hangs does
+        except TimeoutError:  # a busy machine delays it as much as a file system that hangs
             self._note(
                 f"no evidence was collected: the helper that collects it was late ({self._budget_s + _SLACK_S:g} s)"
             )
-        except Exception as error:  # noqa: BLE001 - nothing found out about a stall may keep the tree from being stopped
+        except Exception as error:  # noqa: BLE001 - no error here may keep the tree from being stopped
             self._note(f"no evidence was collected: {type(error).__name__}: {error}")
 
     def _note(self, text: str) -> None:
@@ -231,7 +231,7 @@ class Examiner:
             self.notes.append(text)
 
     def _reference(self, pause_s: float) -> tuple[ProcessSample | None, int]:
-        """The sample that deltas count from: of the second half of the pause, which shows the hang and not what led to it."""
+        """The sample for deltas: one from the second half of the pause, which shows the hang and not what led to it."""
         if not self._samples:
             return None, 0
         first = self._samples[0][0].monotonic_s
@@ -292,7 +292,7 @@ def _write_bundle(
     log: tuple[Path | None, bytes, bool],
     secrets: tuple[str, ...],
 ) -> tuple[str | None, list[str]]:
-    """Write a bundle and remove old ones; returns its path and what is worth saying about it."""
+    """Write a bundle and remove old ones; returns its path and remarks on it."""
     from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
     from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
 

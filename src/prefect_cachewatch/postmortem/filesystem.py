@@ -1,4 +1,4 @@
-"""Facts about file systems that cannot hang the one who asks.
+"""Facts about file systems, read in a way that cannot hang the caller.
 
 The mount table is read here, since /proc/self/mountinfo never blocks; everything else is
 asked in a child process that is given up, never waited for, when it does not answer in time.
@@ -30,13 +30,13 @@ __all__ = ["FilesystemProbe"]
 _SCRIPT = Path(__file__).with_name("fsprobe.py")
 _QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
 _HELPER_LATE = "not known: the helper that asks was late"
-# Children stuck in a hung file system, by mount point: they cannot be killed, only remembered.
+# Children that hang in a file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}
 
 
 @dataclass
 class _Child:
-    """A process that asks, its pipes, and what it has said so far."""
+    """A process that asks, its pipes, and its answers so far."""
 
     pid: int
     asking: int
@@ -51,7 +51,7 @@ class FilesystemProbe:
 
     Args:
         cache_dirs: absolute directories, not resolved: resolving would touch them.
-        uid: whose quota is asked for.
+        uid: the user whose quota is asked for.
     """
 
     cache_dirs: Sequence[str]
@@ -65,14 +65,14 @@ class FilesystemProbe:
         self._facts = {path: _facts_of(path, mount_of(path, mounts)) for path in self.cache_dirs}
 
     def prepare(self) -> None:
-        """Make the children, which touch nothing before they are asked; best while there is one thread."""
+        """Make the children, which do not touch a file system before they are asked; best while there is one thread."""
         for point in dict.fromkeys([*(facts.mount_point for facts in self._facts.values()), ""]):
-            if not _is_stuck(point):  # never a second child while one is stuck: no answer is the answer
+            if not _is_stuck(point):  # never a second child while one hangs: the missing answer is the result
                 with contextlib.suppress(OSError):
                     self._children[point] = _make_child()
 
     def start(self, files: Mapping[str, str]) -> None:
-        """Start to ask; `files` are key -> path, which have a child of their own."""
+        """Start to ask; `files` are key -> path, and have a child of their own."""
         for point, child in self._children.items():
             here = [facts for facts in self._facts.values() if point and facts.mount_point == point]
             dirs = [[facts.path, _quota_source(facts), self.uid] for facts in here]
@@ -98,10 +98,10 @@ class FilesystemProbe:
                         selector.unregister(key.fileobj)
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """Take what has been answered, and leave the children.
+        """Take the answers, and leave the children behind.
 
         Returns:
-            Directory or file key -> answer; what did not answer is not there.
+            Directory or file key -> answer; a key without an answer is missing.
         """
         answers: dict[str, dict[str, Any]] = {}
         for point, child in self._children.items():
@@ -118,7 +118,7 @@ class FilesystemProbe:
         return answers
 
     def facts(self, answers: Mapping[str, Mapping[str, Any]]) -> tuple[FilesystemFacts, ...]:
-        """Join the mount table with the answers; a directory without one did not respond, unless its child was late itself."""
+        """Join mount table and answers; a directory without one did not respond, unless its child itself was late."""
         joined = []
         for path, facts in self._facts.items():
             answer = answers.get(path)
@@ -133,7 +133,7 @@ class FilesystemProbe:
 
 
 def _make_child() -> _Child:
-    if threading.active_count() > 1:  # a fork would have their locks, and nobody to open them
+    if threading.active_count() > 1:  # a fork would copy the other threads' locks, and no thread to release them
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_SCRIPT)],
             stdin=subprocess.PIPE,
@@ -143,14 +143,14 @@ def _make_child() -> _Child:
         )
         assert process.stdin is not None and process.stdout is not None
         return _Child(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()), process)
-    # A new interpreter may lie on the very file system that hangs.
+    # A new interpreter may be on the very file system that hangs.
     asked, asking = os.pipe2(os.O_CLOEXEC)
     answering, answered = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
             low, high = sorted((asked, answered))
-            # Nothing else stays open: the end of a sister's pipes would never be seen while this child hangs.
+            # All other descriptors are closed: another child's pipe must show its end even while this child hangs.
             for first, last in ((3, low), (low + 1, high), (high + 1, os.sysconf("SC_OPEN_MAX"))):
                 os.closerange(first, last)
             os.chdir("/")
@@ -208,7 +208,7 @@ def _has_ended(child: _Child) -> bool:
 
 
 def _state_of(child: _Child) -> str:
-    """A child that runs, or waits for a processor, waits for no file system."""
+    """Whether a child runs or waits for a processor, and so does not wait for a file system."""
     found = read_stat(child.pid)
     return found.state if found is not None else ""
 

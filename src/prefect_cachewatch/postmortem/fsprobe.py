@@ -18,7 +18,7 @@ __all__ = ["BEGUN", "answer_questions", "probe_directory", "probe_file"]
 
 _Q_GETQUOTA, _USRQUOTA = 0x800007, 0
 
-#: The key of an answer that says no more than that the questions were read: whoever gives it is not merely late.
+#: Key of the answer that only confirms that the questions were read: a child that sends it is not merely late.
 BEGUN = ""
 
 
@@ -51,7 +51,7 @@ def probe_directory(path: str, quota_source: str, uid: int) -> dict[str, Any]:
 
 
 def probe_file(path: str) -> dict[str, Any]:
-    """Ask what kind of file it is, how big, and when it was written last.
+    """Return the kind of a file, its size, and when it was last written.
 
     Example:
         >>> probe_file("/dev/null")["kind"]
@@ -92,7 +92,7 @@ def answer_questions(data: bytes, target: int) -> None:
         target: descriptor that the lines go to.
     """
     if not data:
-        return  # it was not asked anything
+        return  # it was asked nothing
     asked = json.loads(data)
 
     def say(key: str, answer: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""The post-mortem as one self-contained HTML page; opens from disk, loads nothing, runs no data.
+"""The post-mortem as one self-contained HTML page; it opens from disk and loads nothing.
 
-Every string that came from outside goes through `for_html`. The content security policy allows
+Every string from outside goes through `for_html`. The content security policy allows
 one style sheet and one script, by their hashes, and images from `data:` only.
 """
 
@@ -148,7 +148,7 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
 
 
 def _find_sha256() -> Any:
-    """Python's own one: hashlib loads OpenSSL, half a megabyte in each process that is ready to write a page."""
+    """Python's own one: hashlib loads OpenSSL, half a megabyte in each process that may write a page."""
     for name in ("_sha2", "_sha256", "hashlib"):  # from Python 3.12 on, before, and where it was left out
         with contextlib.suppress(ImportError):
             return importlib.import_module(name).sha256

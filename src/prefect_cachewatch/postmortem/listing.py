@@ -1,4 +1,4 @@
-"""The listing of a cache directory as a report shows it: what grew last first, bounded, flagged. Pure."""
+"""The listing of a cache directory in a report: files that grew last come first; bounded, flagged. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DirectoryTotal:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of the cache directories: what grew last first, as it was seen, then what changed last."""
+    """The files of the cache directories: those that grew last first, then those that changed last."""
 
     #: All files, listed or not; a hard-linked file once.
     total_files: int
@@ -77,7 +77,7 @@ def build_listing(
     Returns:
         The listing.
     """
-    # What was open for writing may be cut however long it had stood still.
+    # A file that was open for writing may be cut, however long ago it changed.
     open_paths = frozenset(raw.get("open", ()))
     last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
     entries = []
@@ -86,7 +86,7 @@ def build_listing(
         size, allocated = entry["size_bytes"], entry["allocated_bytes"]
         temporary = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         flags: list[Flag] = []
-        # Whatever was written in the last scan that saw growth may have been cut in the middle.
+        # Any file written in the last scan that saw growth may have been cut.
         if not finished and (
             temporary or entry["path"] in open_paths or (entry["grown_scan"] == last_scan and last_scan > 0)
         ):

@@ -1,7 +1,7 @@
-"""What a post-mortem knows: the evidence of one stall as values, before anybody judges it.
+"""The evidence of one stall as values, before any judgement.
 
 Nothing here reads the machine (`evidence` does) and nothing here decides (`diagnosis` does).
-A part that could not be had is None or empty, and `Evidence.missing` says why.
+A missing part is None or empty, and `Evidence.missing` has the reason.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class GrowthFacts:
 
     `touched` are cache files whose modification time moved in the window while their size did
     not (`changed_in_place`: some did, names unknown); `discarded_bytes` were written in the window and are gone again;
-    `unready` says what a server's readiness was waited for in vain.
+    `unready` says which sign of readiness did not come.
     """
 
     kind: str = "no_growth"

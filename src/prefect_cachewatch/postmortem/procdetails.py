@@ -1,7 +1,7 @@
 """What a process holds: sockets, locks it waits for, limits of its control group.
 
 Reads /proc and /sys/fs/cgroup only. Kinds and sizes of open files need their file systems,
-which may hang: `fsprobe` asks those in a process of its own and `evidence` joins the two.
+which may hang: `fsprobe` asks them in a process of its own and `evidence` joins the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def list_sockets(
     Args:
         pid: the process.
         files: its open files.
-        tables: a memory of the tables already read, by namespace; filled as needed.
+        tables: cache of the tables already read, by namespace; filled as needed.
 
     Returns:
         One entry for each socket that the tables know.

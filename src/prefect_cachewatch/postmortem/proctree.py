@@ -1,7 +1,8 @@
-"""The process tree as /proc shows it: who is there, what it used, what its threads wait in.
+"""The process tree from /proc: its processes, what they used, and what their threads wait in.
 
-Only reads /proc, which touches no file system that may hang; what waits for a lock of the process (`stat`, `io`, system
-calls) is read with a deadline. A process that ends while it is read is left out: that is normal. Open files are `supervise.open_files`, sockets and limits `procdetails`.
+It only reads /proc, which touches no file system that may hang. Files of it that wait for a lock of the process
+(`stat`, `io`, system calls) are read with a deadline. A process that ends while it is read is left out: that is
+normal. Open files are in `supervise.open_files`, sockets and limits in `procdetails`.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def sample_processes(
         True
     """
     pids = find_descendants([roots] if isinstance(roots, int) else roots, include_roots)
-    # One that hangs while it replaces its program says neither what it has used nor (before Linux 6.18) what it has read.
+    # A process that hangs while it replaces its program gives neither its usage nor (before Linux 6.18) its bytes read.
     found = read_each(pids, _read_totals, total_s=_SAMPLE_S)
     io = read_each(found, _read_io, total_s=_SAMPLE_S)
     readings = {pid: replace(reading, io=io.get(pid)) for pid in pids if (reading := found.get(pid))}
@@ -161,7 +162,7 @@ def read_threads(pid: int, with_calls: bool = True) -> tuple[ThreadFacts, ...]:
     except OSError:
         return ()
     found = [facts for tid in tids[:_MAX_THREADS] if (facts := _read_thread(pid, tid, with_calls))]
-    # The first one stands for the process: where the main thread has ended, one that has not.
+    # The first one stands for the process: if the main thread has ended, another one does.
     return tuple(sorted(found, key=lambda thread: thread.state in "ZX"))
 
 
@@ -237,7 +238,7 @@ def _read_memory(pid: int, address: int, size: int) -> bytes:
     except OSError:
         return b""
     try:
-        # A path may end near the end of its page; what lies behind it need not be mapped.
+        # A path may end near the end of its page; the next page need not be mapped.
         return os.pread(fd, min(size, 4096 - address % 4096) if size == 4096 else size, address)
     except (OSError, OverflowError):
         return b""

@@ -1,4 +1,4 @@
-"""What is read of the processes while they run, as values: all that a watch has of the post-mortem's in memory."""
+"""Readings of the running processes as values; the only post-mortem module that a watch keeps in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class IoCounters:
 
 @dataclass(frozen=True)
 class ProcessReading:
-    """One process in a cheap sample: who it is (pid and start time) and its running totals.
+    """One process in a cheap sample: its identity (pid and start time) and its running totals.
 
     `runnable_s` is CPU used and waited for, over all threads that are alive.
     """

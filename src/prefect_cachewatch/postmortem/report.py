@@ -132,8 +132,8 @@ class StopSection:
 class Report:
     """One attempt."""
 
-    #: completed, nothing_written, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a process that somebody
-    #: else started also ended (how is not known) and detached (the watch was ended before it).
+    #: completed, nothing_written, cached, failed, stalled, deadline_exceeded, cancelled or verification_failed; of a
+    #: process that cachewatch did not start also ended (how is not known) and detached (the watch was ended before it).
     outcome: str
     stall: StallReport
     #: The outcome in one sentence.
@@ -172,7 +172,7 @@ class Report:
     schema_version: Literal[1] = 1
 
     def exit_status(self, received: int | None = None) -> int:
-        """Say how a command ends after this attempt; `received` is the signal that cancelled it, if one did."""
+        """Return a command's exit status after this attempt; `received` is the signal that cancelled it, if one did."""
         return exit_status(
             self.outcome, exit_code=self.exit_code, signal=self.signal, by_itself=self.stop is None, received=received
         )
@@ -192,7 +192,7 @@ def build_report(
     Args:
         outcome: how it ended.
         name: of the job.
-        command: its argv; redacted here.
+        command: its argv; secrets are removed here.
         log_tail: last lines of its output, redacted by the caller.
         attempt: number of the attempt, from 1.
         secrets: values that must not appear.
@@ -249,7 +249,7 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
         publication: the build that is whole already.
         name: of the job.
         command: its argv, which was not run.
-        message: the same in one sentence.
+        message: the result in one sentence.
         started_s: wall time at which the run began to look.
 
     Returns:
@@ -279,10 +279,10 @@ def cached_report(publication: Publication, *, name: str, command: list[str], me
 
 
 def check_report_path(path: Path) -> None:
-    """See before the start that a report can be written.
+    """Check before the start that a report can be written.
 
     Args:
-        path: where it will go.
+        path: path of the report to come.
 
     Raises:
         InputError: its directory is missing or not writable.
@@ -297,7 +297,7 @@ def check_report_path(path: Path) -> None:
 
 
 def suspected_paths(report: Report) -> set[str]:
-    """Say which files an attempt may have cut, by its listing.
+    """List the files that an attempt may have cut, by its listing.
 
     Args:
         report: of the attempt.
@@ -323,17 +323,17 @@ def report_json(report: Report) -> str:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Write a report: a file whole or not at all, readable by its owner only unless it was there; a device or pipe as it is.
+    """Write a report whole or not at all, in mode 0600 unless the file exists; a device or pipe is written directly.
 
-    Where there is no room it is shortened and says so; where that does not fit either it goes, whole, to the
+    If there is no room, the report is shortened and says so. If that does not fit either, the whole report goes to the
     temporary directory.
 
     Args:
         report: the report.
-        path: where it goes; an older one is replaced, its mode kept.
+        path: path of the report; an older one is replaced, its mode kept.
 
     Raises:
-        InputError: it cannot be written there; the message says where it is instead.
+        InputError: it cannot be written there; the message says where it was written instead.
     """
     try:
         write_file(path, _bytes_of(report))
@@ -354,20 +354,20 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def write_report_within(files: Files, report: Report, path: Path, timeout_s: float = 10.0) -> str | None:
-    """Write a report as `write_report` does, by whoever may be left behind.
+    """Write a report as `write_report` does, in a helper process, which is left behind if it hangs.
 
     Args:
-        files: who writes.
+        files: the helper process.
         report: the report.
-        path: where it goes.
+        path: path of the report.
         timeout_s: the longest wait.
 
     Returns:
-        What went wrong, and where it is instead; None if nothing did.
+        What went wrong, and where the report is instead; None without a fault.
     """
     path = path.absolute()
     try:
-        # A terminal or a descriptor of ours is another one elsewhere, and a write to it is bounded.
+        # Our terminal or descriptor is not the helper's, and a write to it is bounded.
         if str(path).startswith(("/dev/", "/proc/")) or files.run(is_special, path, timeout_s=timeout_s):
             write_report(report, path)
         else:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _IDLE_CORES = 0.02
-# /proc counts CPU in hundredths of a second: who wakes up for an instant as one ends is charged all of it.
+# /proc counts CPU in hundredths of a second: a process that wakes up as one ends is charged all of it.
 _UNTOLD_CPU_S = 0.025
 _BUSY_CORES = 0.5
 _SIGKILL = 9
@@ -47,7 +47,7 @@ def oom_killed(view: View) -> Diagnosis | None:
     groups = [group for group in evidence.cgroups if group.oom_kills is not None]
     ours = sum(group.oom_kills or 0 for group in groups)
     killed = evidence.exit_signal == _SIGKILL or evidence.exit_code == 128 + _SIGKILL
-    # A machine-wide count may be somebody else's; the control group's own count says whose it was.
+    # A machine-wide count may include other programs; the control group's count is of this generator.
     if delta == 0 or (groups and not ours) or (delta is None and not ours):
         return None
     if not killed and not groups:
@@ -175,7 +175,7 @@ def waiting_for_device(view: View) -> Diagnosis | None:
     wait = view.leaf(WaitKind.DEVICE)
     confidence = "high"
     if wait is None:
-        # In state D the call need not name the device; one that is open, in a thread not at a file, is the suspect.
+        # In state D the call need not name the device: an open one is suspected, if the thread does not wait for a file.
         for candidate in view.leaves:
             devices = [file for file in candidate.process.files if file.kind == "device"]
             if candidate.kind is WaitKind.DISK and devices and not candidate.target:
@@ -201,7 +201,7 @@ def waiting_for_device(view: View) -> Diagnosis | None:
 
 
 def blocked_on_output_pipe(view: View) -> Diagnosis | None:
-    """A process writes to a pipe that nobody empties."""
+    """A process writes to a pipe that no process reads."""
     wait = view.leaf(WaitKind.PIPE_WRITE)
     if wait is None:
         return None
@@ -227,7 +227,7 @@ def blocked_on_output_pipe(view: View) -> Diagnosis | None:
 
 
 def waiting_for_input(view: View) -> Diagnosis | None:
-    """A process reads its standard input or a terminal, where nobody types."""
+    """A process reads its standard input or a terminal, and no input comes."""
     wait = view.leaf(WaitKind.INPUT)
     if wait is None:
         piped = (w for w in view.leaves if w.kind is WaitKind.PIPE_READ and w.file is not None and w.file.fd == 0)
@@ -287,7 +287,7 @@ def waiting_for_network(view: View) -> Diagnosis | None:
 
 
 def compute_bound(view: View) -> Diagnosis | None:
-    """It computes and writes nothing."""
+    """The generator computes and writes nothing."""
     cores, wanted = view.cpu_cores, view.wanted_cores
     if cores is None or max(cores, wanted or 0.0) < _BUSY_CORES:
         return None
@@ -385,7 +385,7 @@ def _ancestors(process: ProcessFacts, by_pid: Mapping[int, ProcessFacts]) -> lis
 
 
 def generator_failed(view: View) -> Diagnosis | None:
-    """The generator ended by itself; the end of its log says why, if anything does."""
+    """The generator ended by itself; the end of its log may say why."""
     evidence, words = view.evidence, view.last_words
     if not view.ended_itself:
         return None
@@ -412,7 +412,7 @@ def generator_failed(view: View) -> Diagnosis | None:
 
 
 def never_started(view: View) -> Diagnosis | None:
-    """Nothing was ever written, and nothing shows why."""
+    """Nothing was ever written, and no evidence shows why."""
     growth = view.evidence.growth
     if growth.kind == "never_ready":
         return None
@@ -428,7 +428,7 @@ def never_started(view: View) -> Diagnosis | None:
 
 
 def never_ready(view: View) -> Diagnosis | None:
-    """The server came to the end of its writing and was never ready, and nothing else shows why."""
+    """The server finished writing and was never ready, and no other evidence shows why."""
     growth = view.evidence.growth
     if growth.kind != "never_ready":
         return None
@@ -464,7 +464,7 @@ def _doing(wait: Wait) -> str:
         text += f" in {call}"
     if wait.target:
         text += f" on {shown(wait.target)}"
-    # Where it sleeps is the next best thing to why: a loop that waits for something sleeps in between.
+    # Next to the cause, the place of the sleep is the best clue: a loop that waits for something sleeps in it.
     frames = hot_stack(wait.process)
     return f"{text}, at {shown(frames[0], 60)}" if frames else text
 

@@ -40,7 +40,7 @@ _READING_BYTES_PER_S = _MIB
 
 
 def filesystem_unresponsive(view: View) -> Diagnosis | None:
-    """A cache directory's file system did not answer a statvfs in time; sure where something else hangs in it too."""
+    """A cache directory's file system did not answer a statvfs in time; certain if another call hangs in it too."""
     hung = next((f for f in view.evidence.filesystems if not f.responded), None)
     kind = view.evidence.growth.kind
     waits = any(wait.kind is WaitKind.DISK for wait in view.waits)
@@ -52,7 +52,7 @@ def filesystem_unresponsive(view: View) -> Diagnosis | None:
         (f"{_mount(facts)}: statvfs and stat {facts.error or 'did not return in time'}",),
         f"Check the server or daemon behind {shown(facts.source or facts.mount_point)} (dmesg, nfsstat, the FUSE "
         "process); remount it before the next attempt, since processes in it cannot be killed until it answers.",
-        # One slow statvfs is a busy machine as well: the scans that failed, or a process in the kernel, must say the same.
+        # A busy machine also delays a single statvfs: failed scans, or a process in the kernel, must confirm it.
         "high" if hung and (kind == "filesystem_unresponsive" or waits) else "medium",
     )
 
@@ -131,7 +131,7 @@ def disk_full(view: View) -> Diagnosis | None:
 
 
 def quota_exceeded(view: View) -> Diagnosis | None:
-    """The user's quota is used up, by the quota itself or by the generator's word."""
+    """The user's quota is used up, by the quota itself or by the generator's message."""
     least = view.evidence.growth.min_growth_bytes
     for facts in view.evidence.filesystems:
         limit, used = facts.quota_limit_bytes, facts.quota_used_bytes
@@ -188,7 +188,7 @@ def in_place_writes(view: View) -> Diagnosis | None:
     names += [
         file.target for file in _written_lately(view, in_cache=True) if _is_lasting(file) and file.target not in names
     ]
-    # A name, or else more written than a log's lines: a file that was only closed late has moved its time too.
+    # It needs a name, or more written bytes than a log's lines: a file that was only closed late has a new time too.
     least = view.evidence.growth.min_growth_bytes if names else _MUCH_WRITTEN_BYTES
     if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
         return None
@@ -207,7 +207,7 @@ def in_place_writes(view: View) -> Diagnosis | None:
 def churning(view: View) -> Diagnosis | None:
     """Bytes are written and removed again; nothing stays."""
     growth = view.evidence.growth
-    # Files that live for less than a poll are in no scan; the directory's own time tells of them.
+    # No scan sees a file that lives for less than a poll; the directory's own time shows it.
     stirred = any(f.changed_age_s is not None and f.changed_age_s <= _recent_s(view) for f in view.evidence.filesystems)
     hidden = stirred and (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES and not _written_lately(view, in_cache=False)
     if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes and not hidden:
@@ -274,7 +274,7 @@ def reading_checkpoint(view: View) -> Diagnosis | None:
 
 
 def still_writing(view: View) -> Diagnosis | None:
-    """Its time limit came while it wrote."""
+    """The time limit passed while the generator was writing."""
     growth = view.evidence.growth
     if growth.kind != "deadline_exceeded" or growth.pause_s > 0.5 * growth.window_s or not growth.bytes_written:
         return None
@@ -314,7 +314,7 @@ def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
         return False
     if process.uid == facts.owner_uid:
         return not facts.mode & 0o200
-    # The process may be in the directory's group: only a directory that its group may not write to is sure.
+    # The process may be in the directory's group: only a directory without write permission for its group is certain.
     return not facts.mode & 0o022
 
 

@@ -107,7 +107,7 @@ class StackCollector:
         while (waiting or running) and self.clock() < deadline:
             while waiting and len(running) < _AT_ONCE:
                 pid = waiting.pop(0)
-                # A file, not a pipe: a dump longer than a pipe holds must not wait for us.
+                # A file, not a pipe: a dump that does not fit a pipe must not wait for us.
                 out: IO[bytes] = tempfile.TemporaryFile()
                 try:
                     running[pid] = subprocess.Popen(self._command(pid), stdout=out, stderr=out), out

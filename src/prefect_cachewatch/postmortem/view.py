@@ -1,4 +1,4 @@
-"""The evidence seen as rules need it: totals over the tree, the leaves, names fit to print, the log's last words; pure."""
+"""The evidence in the form that rules need: totals over the tree, the leaves, printable names, the log's end; pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "who",
 ]
 
-# What a rule says. Its category is the rule's name: `diagnose` puts it in.
+# The result of a rule. Its category is the rule's name, which `diagnose` adds.
 cause = partial(Diagnosis, "")
 
 NO_SPACE = re.compile(r"No space left on device|ENOSPC|[Ee]rrno[ =:]*28\b")
@@ -137,7 +137,7 @@ def find_last_words(log_tail: str) -> LastWords | None:
 
 
 def shown(name: str, limit: int = 100) -> str:
-    """Write a stranger's name into a sentence: no control characters, not too long.
+    """Write a name from outside into a sentence: no control characters, not too long.
 
     Example:
         >>> shown("a\\nb")
@@ -187,7 +187,7 @@ class View:
 
     @cached_property
     def ended_itself(self) -> bool:
-        """Whether the generator ended by itself, and not well, rather than that it was stopped."""
+        """Whether the generator failed by itself, rather than being stopped."""
         return not self.alive and bool(self.evidence.exit_code or self.evidence.exit_signal)
 
     @cached_property
@@ -214,7 +214,7 @@ class View:
 
     @cached_property
     def wanted_cores(self) -> float | None:
-        """CPU used and waited for in the window, in cores: what would be used on an idle machine."""
+        """CPU used and waited for in the window, in cores: the use on an idle machine."""
         wanted = self._rate([process.runnable_in_window_s for process in self.alive])
         return wanted if wanted is None or self.cpu_cores is None else max(wanted, self.cpu_cores)
 

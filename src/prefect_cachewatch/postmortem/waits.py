@@ -1,7 +1,7 @@
 """What each thread and each process of the evidence waits for, in words; pure.
 
 A process's wait is that of its main thread, unless that one only waits for its other threads.
-Says what is waited for, not whether that is the fault: `diagnosis` does.
+It does not judge whether the wait is the fault: `diagnosis` does.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SLEEPS = frozenset(["nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "
 # In state D by vfork, as posix_spawn and Python's subprocess do it: until the child has replaced its program or ended.
 _CHILDREN = frozenset(("wait4", "waitid", "vfork", "clone", "clone3"))
 _FUTEXES = frozenset(("futex", "futex_waitv", "futex_wait"))
-# Where system calls may not be seen, the name of the kernel function that the thread sleeps in.
+# If system calls may not be read: the name of the kernel function that the thread sleeps in.
 _CHANNELS: tuple[tuple[str, WaitKind], ...] = (
     ("futex", WaitKind.FUTEX),
     ("do_wait", WaitKind.CHILD),
@@ -165,7 +165,7 @@ def process_wait(process: ProcessFacts, locked: bool = False) -> Wait | None:
         for other in waits[1:]:
             if other.kind is kind:
                 return other
-    # One that sleeps beside many that wait is a heartbeat; as many as those that wait, it is what they wait for.
+    # One thread that sleeps beside many that wait is a heartbeat; if as many sleep, the others wait for them.
     sleeping = [other for other in waits if other.kind is WaitKind.SLEEP]
     waiting = sum(other.kind is WaitKind.FUTEX for other in waits)
     return sleeping[0] if sleeping and len(sleeping) >= waiting else main

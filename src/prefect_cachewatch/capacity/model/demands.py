@@ -49,7 +49,7 @@ class Demands:
     demands_s: NDArray[np.float64]
     think_s: tuple[float, ...]  # with the part of the codec's work that no other job competes for
     delay_s: tuple[float, ...]  # that part: it belongs to the burst
-    alone_s: tuple[float, ...]  # R(1): a burst with nobody else there
+    alone_s: tuple[float, ...]  # R(1): a burst without other jobs
     alpha: NDArray[np.float64]
     measured_n: int | None
     peak_n: float | None

@@ -1,4 +1,4 @@
-"""What a simulated record says: means with confidence intervals, tails, and silences."""
+"""Estimates from a simulated record: means with confidence intervals, tails, and silences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Record:
 
 
 def summarise(record: Record, counts: Sequence[int], c: int, parts: int, poll_s: float) -> ClassSimulation:
-    """What a record says about one class, its first tenth left out as warm-up.
+    """Estimate the figures of one class from a record; the first tenth is left out as warm-up.
 
     Args:
         record: all bursts of a run.

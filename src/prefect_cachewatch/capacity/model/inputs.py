@@ -1,4 +1,4 @@
-"""What is wanted: classes of jobs that compute and move bytes in bursts, and the policy of the plan.
+"""The demand: classes of jobs that compute and move bytes in bursts, and the policy of the plan.
 
 A class may be cache generations (they write), model loads or training (they read).
 """

@@ -149,7 +149,7 @@ class ClassSearch:
         return None if measured is None else max(0, BEYOND_MEASURED * measured - sum(self._beside))
 
     def _deadline(self, limit: int) -> LimitRule:
-        """Deadlines bind from above for whoever shares the storage, and from below for the batch itself."""
+        """Deadlines bind from above for other users of the storage, and from below for the batch itself."""
         due = [(i, w.deadline_s) for i, w in enumerate(self.scenario.classes) if w.deadline_s is not None]
         due = [(i, seconds) for i, seconds in due if i == self.c or self._beside[i]]
         if not due or limit < 1:

@@ -1,6 +1,6 @@
-"""What is there: a storage, measured or as its vendor gives it, and the links to it.
+"""The supply: a storage, measured or as its vendor gives it, and the links to it.
 
-Nothing here measures or reads a file; the probe writes these models and the plan reads them.
+This module measures nothing and reads no file; the probe writes these models and the plan reads them.
 """
 
 from __future__ import annotations

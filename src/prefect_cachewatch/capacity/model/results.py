@@ -1,4 +1,4 @@
-"""What the planner answers: predictions by class, the limit and its reason, the check against history.
+"""The planner's results: predictions by class, the limit and its reason, the check against history.
 
 Frozen dataclasses of plain values, so that they pickle, become JSON and cross into Prefect.
 """

@@ -2,7 +2,7 @@
 
 Jobs think, then carry one burst through the stations in order; each station shares its rate
 among the jobs it has (processor sharing). Means agree with `convolution` whatever the
-distribution of the bursts; the 99th percentiles and the silences do not, which is why this is here.
+distribution of the bursts. The 99th percentiles and the silences do not; they need a simulation.
 """
 
 from __future__ import annotations

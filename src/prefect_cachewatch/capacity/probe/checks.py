@@ -1,4 +1,4 @@
-"""What a probe's figures are worth: Little's law, spread, and caches that answer for the disk.
+"""Checks a probe's figures: Little's law, spread, and caches that answer in place of the disk.
 
 Pure rules over samples; nothing is measured here.
 """
@@ -31,7 +31,7 @@ PHASE_NAMES: dict[Phase, str] = {
 
 @dataclass(frozen=True)
 class Repetition:
-    """What an engine is to measure once."""
+    """One measurement for an engine to make."""
 
     #: write (fresh files, fsync at the end, then deleted), read or random_read (of files `stream.<i>.0`, laid out before).
     phase: Phase
@@ -151,7 +151,7 @@ def find_effects(
     virtual_disk: bool = False,
     python_engine: bool = False,
 ) -> list[str]:
-    """Name what makes the figures other than the storage's own.
+    """Name the effects that make the figures differ from the storage's own.
 
     Args:
         samples: all repetitions, in the order they were taken.

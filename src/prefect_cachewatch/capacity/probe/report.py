@@ -1,4 +1,4 @@
-"""What a probe may take, how far it is, and what it measured: settings, steps, report.
+"""The settings of a probe, its progress, and its report.
 
 Values only; `run` measures.
 """
@@ -40,7 +40,7 @@ _SHARE = Quantity("share", _parse_share, rf"^\s*{NUMBER_PATTERN}%?\s*$")
 
 
 class ProbeSettings(InputModel):
-    """What a probe may take: streams, bytes, time and the space it leaves alone."""
+    """The limits of a probe: streams, bytes, time and the space that it leaves free."""
 
     max_concurrency: int = Field(
         default=16, ge=2, le=256, description="The most streams at once; measured at 1, 2, 4, ... up to it."
@@ -93,7 +93,7 @@ class ProbeSettings(InputModel):
 
 @dataclass(frozen=True)
 class ProbeStep:
-    """How far a probe is: `done` of `total` repetitions, and what runs now."""
+    """The progress of a probe: `done` of `total` repetitions, and the present one."""
 
     done: int
     total: int
@@ -102,7 +102,7 @@ class ProbeStep:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a probe measured; `stopped` says why it ended early, None when it did not."""
+    """The measurements of a probe; `stopped` says why it ended early, None when it did not."""
 
     target: ProbeTarget
     engine: str

@@ -1,7 +1,7 @@
 """Measure a storage: fresh writes, reads, random reads and small files at 1, 2, 4, ... streams.
 
-It disturbs whoever shares the storage, so it runs only when asked, within caps of size, time
-and free space, and inside one directory that is removed whatever ends it.
+It slows other users of the storage, so it runs only when asked, within caps of size, time
+and free space, and inside one directory that is removed however the probe ends.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def run_probe(
         settings: caps and choices; default: 16 streams, 1 GiB at once, 2 minutes, 3 repetitions.
         stop: set it (from a signal handler, another thread) to end early and keep what was measured.
         on_progress: told before each repetition.
-        on_level: given all that was measured, after each concurrency; save it there and nothing is lost.
-        target: what `inspect_target(directory)` gave, if it was asked already.
+        on_level: given all measurements after each concurrency; a caller that saves them there loses nothing.
+        target: the result of `inspect_target(directory)`, if it was asked already.
 
     Returns:
         All samples, the effects seen, and why it ended early if it did.
@@ -102,7 +102,7 @@ def check_probe(directory: Path, settings: ProbeSettings, target: ProbeTarget | 
     Args:
         directory: what to probe.
         settings: caps and choices.
-        target: what `inspect_target(directory)` gave, if it was asked already.
+        target: the result of `inspect_target(directory)`, if it was asked already.
 
     Returns:
         What the kernel says of the directory.
@@ -198,7 +198,7 @@ class _Run:
         return FioEngine(fio, direct=self.direct, stop=self.stop)
 
     def _measure_level(self, scratch: Path, streams: int) -> bool:
-        # Half of the space is for the files to read, which stay; half for fresh ones, which come and go.
+        # Half of the space is for the files to read, which are kept; half for fresh ones, which are deleted.
         half = self.size_bytes // 2
         fresh_bytes = _whole_blocks(half // streams, self.settings.block_bytes)
         kept_bytes = _whole_blocks(half // self.settings.max_concurrency, self.settings.block_bytes)
@@ -253,7 +253,7 @@ class _Run:
         return False
 
     def _refused(self, error: CachewatchError) -> None:
-        # What was measured before the storage refused is worth keeping; before the first sample nothing is.
+        # Measurements before the storage refused are worth keeping; before the first sample there are none.
         if not self.samples:
             raise error
         self.stopped, self.stop_cause = error.message, "storage"

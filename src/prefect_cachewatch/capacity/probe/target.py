@@ -1,7 +1,7 @@
-"""The directory a probe measures: whether it may, what lies under it, and a place of its own in it.
+"""The directory that a probe measures: checks whether it may, reads its file system, makes a scratch directory in it.
 
 Nothing is measured here. Everything the probe writes is inside one directory made by
-`scratch_directory` and removed when its block ends, whatever ends it.
+`scratch_directory` and removed when its block ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIN_FREE_INODES = 1024
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """A directory that may be probed, and what the kernel says of the storage under it."""
+    """A directory that may be probed, and the kernel's facts about the storage under it."""
 
     path: Path
     filesystem: str
@@ -215,7 +215,7 @@ def leftovers(directory: Path) -> list[Path]:
 
 
 def opens_direct(directory: Path) -> bool:
-    """Say whether files in a directory open with O_DIRECT; on tmpfs they may, and mean nothing."""
+    """Say whether files in a directory open with O_DIRECT; on tmpfs they may, without any effect."""
     path = directory / "opens-direct"
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600))
