@@ -8,12 +8,14 @@ whose own checks then report the fault; other jobs are not delayed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
+from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError
@@ -71,9 +73,14 @@ def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: flo
     found: dict[str, str | None] = {}
 
     def look(job: FleetJob) -> None:
-        found[job.name] = _what_is_missing(job, elsewhere)
+        with contextlib.suppress(TimeoutError):  # as one that has not been asked
+            found[job.name] = _what_is_missing(job, elsewhere, files, patience_s)
 
-    _ask_all(jobs, lambda job: job.storage_name or _store(job) or job.directories, look, patience_s)
+    if not jobs:
+        return {}
+    # A walk changes its process's working directory, so each one gets a process.
+    with contextlib.closing(Aside.spawn([measure.__module__])) as files:
+        _ask_all(jobs, lambda job: job.storage_name or _store(job) or job.directories, look, patience_s)
     slow = f"its directory did not answer within {patience_s:.0f} s"
     return {job.name: why for job in jobs if (why := found.get(job.name, slow)) is not None}
 
@@ -121,14 +128,14 @@ def _find_whole(job: FleetJob, policy: PublishPolicy) -> Publication | None:
     return whole if whole is not None and (whole.current is not None or not policy.activate) else None
 
 
-def _what_is_missing(job: FleetJob, elsewhere: bool) -> str | None:
+def _what_is_missing(job: FleetJob, elsewhere: bool, files: Files, patience_s: float) -> str | None:
     if job.publish is not None:
         return _what_the_store_misses(job, job.publish, elsewhere)
     total = 0
     for directory in job.directories:
         if str(directory).startswith(VOLUME_PREFIX) or (elsewhere and not directory.parent.is_dir()):
             return None  # a container engine's storage, or another host's, which is not visible here
-        there = measure([str(directory)], job.ignore)
+        there = files.run(measure, [str(directory)], job.ignore, timeout_s=patience_s)
         if there["roots"][0]["missing"]:
             return f"{directory} is not there"
         if not there["files"] and not job.allow_empty:

@@ -1,6 +1,7 @@
 """What an earlier run of a fleet has completed counts only while it still lies there."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatc
     history.parent.mkdir(parents=True, exist_ok=True)
     history.write_text(json.dumps(asdict(PastRun("", 1.0, 1000, 1000, None, 0.0))) + "\n")
     assert missing_caches([job(cache)], elsewhere=False) == {"c": "it has 900 B of the 1000 B that its run left"}
+
+
+def test_many_caches_are_looked_at_side_by_side_and_this_process_stays_where_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    jobs = []
+    for number in range(40):
+        for part in range(5):
+            (tmp_path / f"cache{number}" / f"d{part}").mkdir(parents=True)
+            (tmp_path / f"cache{number}" / f"d{part}" / "a.bin").write_bytes(b"x" * 100)
+        jobs.append(job(tmp_path / f"cache{number}").model_copy(update={"name": f"c{number}"}))
+    assert missing_caches(jobs, elsewhere=False) == {}
+    assert os.getcwd() == str(tmp_path)
 
 
 def test_a_directory_of_another_host_is_not_judged_from_here(tmp_path):
