@@ -11,7 +11,7 @@ APART := generators or faults or slow or ui or deployments or campaign or server
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -188,6 +188,10 @@ test-scale: $(VENV)/.scale ## Run a dozen generations on PostgreSQL and Redis.
 
 scale: $(VENV)/.scale ## Run 200 generations there, and write docs/scale.md.
 	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)
+
+# Each in an environment of its own below build/versions.
+test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS="--prefect 3.7.6" tests one.
+	$(PYTHON) tests/versions.py $(ARGS)
 
 clean: ## Remove the environments and everything that was built.
 	rm -rf $(VENV) $(TYPES) $(DOCS) build dist .pytest_cache .mypy_cache .ruff_cache

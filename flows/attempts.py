@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,34 +25,39 @@ from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
+from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.flows.context_values import ContextValue
-from prefect_cachewatch.flows.telling import note_end, note_work
+from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.postmortem.examination import LATE_MODULES
+from prefect_cachewatch.postmortem.examination import LATE_MODULES, PostMortem
 from prefect_cachewatch.postmortem.report import Report, write_report_within
-from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
+from prefect_cachewatch.run.learning import Learning
 from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Placement, place_job, require_directories
+from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
+from prefect_cachewatch.run.remedies import check_causes
 from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
 from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.sections import NextAttempt
 from prefect_cachewatch.watching.site import CacheSite, check_command
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
     "ASIDE_MODULES",
     "Inputs",
+    "check_retry",
     "is_output_shown",
+    "learning_for",
     "live_view",
     "prepare",
     "run_attempt",
     "show_output",
+    "wait_awake",
     "write_reports",
 ]
 
@@ -56,15 +65,22 @@ __all__ = [
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
 #: Modules that a helper process loads at the start: no file may be readable later.
-ASIDE_MODULES = (*LATE_MODULES, "prefect_cachewatch.common.statedir", "prefect_cachewatch.run.history")
+ASIDE_MODULES = (
+    *LATE_MODULES,
+    "prefect_cachewatch.common.statedir",
+    "prefect_cachewatch.run.history",
+    "prefect_cachewatch.run.learning",
+)
 _HISTORY_S = 5.0
+Decide = Callable[[Outcome, Watch, PostMortem], NextAttempt | None]
 _TASKS_END_S = 20.0
+_AWAKE_S = 1.0
 # A cancelled run is killed 30 s after SIGTERM; by then its grace period is over.
 _CANCELLED_PATIENCE_S = 3.0
 
 
 # What shows an attempt in a terminal while it runs; set by the command.
-live_view: ContextValue[View | None] = ContextValue("live_view", None)
+live_view: ContextValue[View] = ContextValue("live_view", View())
 
 
 @dataclass(frozen=True)
@@ -79,13 +95,19 @@ class Inputs:
     run_dir: Path
     outputs: Outputs
     logger: AnyLogger
-    place: Placement
-    delivery: Delivery | None = None
+    place: Runtime
+    delivery: PublishSession | None = None
     trace: Path | None = None
     metrics: MetricsExporter | None = None
     files: Files = field(default_factory=InPlace)
+    learning: Learning | None = None
 
-    def told(self, job: CacheJob, env: dict[str, str]) -> Inputs:
+    def remember(self, outcome: Outcome) -> None:
+        """Add a run that has completed to the history that windows are learned from."""
+        if self.learning is not None:
+            self.learning.remember(outcome)
+
+    def with_build_directory(self, job: CacheJob, env: dict[str, str]) -> Inputs:
         """Return the same inputs for a job that has been given its directories.
 
         Args:
@@ -97,6 +119,11 @@ class Inputs:
         """
         place = self.place.relocated(job)
         return replace(self, job=place.job, place=place, env=self.env | env)
+
+    def with_variables(self, env: dict[str, str]) -> Inputs:
+        """Return the same inputs with further variables in the generator's environment."""
+        job = self.job.model_copy(update={"env": self.job.env | env})
+        return replace(self, job=job, place=replace(self.place, job=job), env=self.env | env)
 
 
 def is_output_shown() -> bool:
@@ -111,7 +138,7 @@ def prepare(
     stop: StopPolicy,
     outputs: Outputs,
     logger: AnyLogger,
-    delivery: Delivery | None,
+    delivery: PublishSession | None,
     metrics: MetricsExporter | None,
     *,
     files: Files,
@@ -169,13 +196,54 @@ def prepare(
     return Inputs(job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files)
 
 
-def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, Report]:
+def learning_for(inputs: Inputs, site: CacheSite) -> Inputs:
+    """Return the same inputs with the learned windows of the run.
+
+    Args:
+        inputs: the run's inputs.
+        site: the run's directories, open.
+    """
+    if not inputs.stall.learned:
+        return inputs
+    delivery = inputs.delivery
+    learning = Learning(
+        inputs.job, inputs.stall, site, inputs.files, inputs.logger.info,
+        key=delivery.recipe.key if delivery is not None else None,
+        records=os.path.dirname(delivery.target.growth_mark) if delivery is not None else None,
+    )  # fmt: skip
+    return replace(inputs, learning=learning)
+
+
+def check_retry(inputs: Inputs, retry: RetryPolicy) -> None:
+    """Check before the start what will be needed for a further attempt: its command, and the causes; raises InputError."""
+    check_causes(retry)
+    if retry.may_clean:
+        inputs.place.require_cleaning()
+    if retry.before_retry and (retry.attempts > 1 or inputs.stall.learned):
+        cwd = str(inputs.job.cwd) if inputs.job.cwd else None
+        look_ahead(inputs.files, "before_retry", check_command, retry.before_retry, inputs.env, cwd)
+
+
+def wait_awake(event: threading.Event, seconds: float = math.inf) -> None:
+    """Wait for an event in short pieces, in the main thread: a signal that the kernel gives to another one wakes nobody.
+
+    Args:
+        event: what is waited for.
+        seconds: the longest wait.
+    """
+    end_s = time.monotonic() + seconds
+    while (left_s := end_s - time.monotonic()) > 0 and not event.wait(min(left_s, _AWAKE_S)):
+        pass
+
+
+def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) -> tuple[Outcome, Report]:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises.
 
     Args:
         inputs: the run's inputs.
         site: the run's directories, locked.
         number: number of the attempt, from 1.
+        decide: says what follows it, for its report.
 
     Returns:
         How it ended, and its report, which has been written and published.
@@ -183,19 +251,28 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     Raises:
         CachewatchError: the attempt could not be started.
     """
+    stalls: queue.SimpleQueue[Report] = queue.SimpleQueue()
+
+    def stalled(report: Report) -> None:
+        """Keep a stall that stops nothing; the reporter publishes it."""
+        for path in (inputs.run_dir / f"report-{number}.json", inputs.outputs.report):
+            runner.write(report, path)
+        stalls.put(report)
+
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
+        on_stall=stalled,
     )  # fmt: skip
     size = _expected_size(inputs, site.paths)
     watch = runner.watch(
         inputs.place, site, inputs.stall, inputs.stop, inputs.env,
         log=inputs.outputs.log or inputs.run_dir / f"generator-{number}.log", show_output=show_output.get(),
-        expected_bytes=size.size_bytes if size else None,
+        expected_bytes=size.size_bytes if size else None, learning=inputs.learning,
     )  # fmt: skip
     note_work(watch)
     attempt = Attempt(watch, inputs.secrets)
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size)
+    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls)
     futures: list[PrefectFuture[Any]] = []
 
     def end() -> None:
@@ -214,10 +291,11 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     try:
         futures.append(run_generator.with_options(task_run_name=f"generate-{number}").submit(attempt))
         futures.append(monitor_growth.with_options(task_run_name=f"monitor-{number}").submit(attempt))
-        attempt.ready.wait()
+        wait_awake(attempt.ready)
         if attempt.failure is None:
             reporter.start()
         for future in futures:
+            wait_awake(_ended(future))
             future.wait()
     except BaseException:
         # A cancellation arrives here as a TerminationSignal. The flow process waits until the tree has gone, and for a
@@ -229,7 +307,15 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int) -> tuple[Outcome, 
     if (failure := attempt.failure or watch.error) is not None:
         raise failure
     outcome = runner.conclude(watch, watch.finish())
-    return outcome, _report(inputs, watch, outcome, runner, number)
+    if inputs.learning is not None:
+        inputs.learning.note(outcome)
+    return outcome, _report(inputs, watch, outcome, runner, number, retry=decide(outcome, watch, runner.examiner))
+
+
+def _ended(future: PrefectFuture[Any]) -> threading.Event:
+    ended = threading.Event()
+    future.add_done_callback(lambda _: ended.set())
+    return ended
 
 
 def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int) -> None:
@@ -243,11 +329,17 @@ def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int) 
 
 
 def _report(
-    inputs: Inputs, watch: Watch, outcome: Outcome, runner: Runner, number: int, patience_s: float = PATIENCE_S
+    inputs: Inputs,
+    watch: Watch,
+    outcome: Outcome,
+    runner: Runner,
+    number: int,
+    patience_s: float = PATIENCE_S,
+    retry: NextAttempt | None = None,
 ) -> Report:
     """Write the report to disk, then publish it; neither failure hides the outcome."""
     publication = inputs.delivery.unfinished() if inputs.delivery is not None else None
-    report = runner.report(watch, outcome, publication=publication)
+    report = runner.report(watch, outcome, publication=publication, retry=retry)
     if inputs.delivery is not None:
         inputs.delivery.cut_files = runner.examiner.cut_files
     write_reports(inputs, report, f"report-{number}.json")

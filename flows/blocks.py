@@ -11,7 +11,7 @@ import contextvars
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 from prefect._internal.compatibility.async_dispatch import async_dispatch  # as Prefect's own integrations do it
 from prefect.blocks.abstract import JobBlock, JobRun
@@ -20,6 +20,7 @@ from prefect.exceptions import TerminationSignal
 from pydantic import Field
 
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
+from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS
 from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
@@ -184,17 +185,19 @@ class CacheGeneration(JobBlock[GenerationSummary]):
     stall: StallPolicy = Field(default=StallPolicy(), description="When silence is a stall.")
     stop: StopPolicy = Field(default=StopPolicy(), description="How the process tree is stopped.")
     retry: RetryPolicy = Field(default=RetryPolicy(), description="Whether and when a failed attempt is made again.")
-    publish: PublishPolicy | None = Field(
+    publish: Annotated[PublishPolicy | None, OFF] = Field(
         default=None,
         description="The store: how the finished cache is verified and published; without it, it is only generated.",
     )
     outputs: Outputs = Field(
         default=Outputs(), description="What is left beside the cache: report, log, post-mortem, trace."
     )
-    storage: Storage | None = Field(
+    storage: Annotated[Storage | None, OFF] = Field(
         default=None, description="Storage that the cache lies on, whose slots each attempt waits for."
     )
-    metrics: Metrics | None = Field(default=None, description="Prometheus metrics of the run; default none.")
+    metrics: Annotated[Metrics | None, OFF] = Field(
+        default=None, description="Prometheus metrics of the run; default none."
+    )
 
     async def atrigger(self) -> CacheGenerationRun:
         """Start the generation in this process.

@@ -17,7 +17,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed
 from pydantic import Field
 
-from prefect_cachewatch.capacity.charts import latency_chart, shares_chart, small_files_chart
+from prefect_cachewatch.capacity.charts import plan_charts
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.capacity.history_check import check_history, unplanned_history
 from prefect_cachewatch.capacity.markdown import check_markdown, plan_markdown, plan_rows
@@ -100,7 +100,7 @@ def plan_capacity(
             given = given.with_storage(measured)
         elif profile_path is not None:
             given = given.with_storage(read_storage(profile_path))
-        inputs = given.complete()
+        inputs = given.complete(force)
         limit_plan = _planned(inputs, simulate)
         logger.info(limit_plan.answer)
         decision = _decided(limit_plan, limit_name, force, apply)
@@ -114,7 +114,7 @@ def plan_capacity(
     key = slugify(limit_plan.storage, most=200, other="unnamed")
     create_markdown_artifact(
         key=f"cachewatch-plan-{key}",
-        markdown=plan_markdown(limit_plan, change["sentence"], _charts(limit_plan), notes),
+        markdown=plan_markdown(limit_plan, change["sentence"], plan_charts(limit_plan), notes),
         description=f"How many at once on {limit_plan.storage}",
     )
     create_table_artifact(
@@ -211,10 +211,12 @@ class _Given:
             storage = storage.model_copy(update={"codecs": self.storage.codecs})
         return _Given(storage, self.link, self.workloads, self.policy)
 
-    def complete(self) -> PlanInput:
+    def complete(self, beyond_measured: bool = False) -> PlanInput:
         if self.storage is None:
             raise InputError("storage is missing: give storage, plan_file, profile_path or probe_dir")
-        return PlanInput(self.storage, self.link, self.workloads, self.policy)
+        beyond = beyond_measured or self.policy.beyond_measured
+        policy = self.policy.model_copy(update={"beyond_measured": beyond})
+        return PlanInput(self.storage, self.link, self.workloads, policy)
 
 
 def _given(
@@ -244,15 +246,6 @@ def _planned(inputs: PlanInput, simulate: bool) -> LimitPlan:
     if not simulate:
         return limit_plan
     return with_simulation(limit_plan, inputs.storage, inputs.link, inputs.workloads, inputs.policy)
-
-
-def _charts(limit_plan: LimitPlan) -> dict[str, str]:
-    charts = {
-        "Burst time over the number at once": latency_chart(limit_plan),
-        "Generation, inference and training": shares_chart(limit_plan),
-        "The cost of small files": small_files_chart(limit_plan),
-    }
-    return {title: svg for title, svg in charts.items() if svg}
 
 
 def _decided(limit_plan: LimitPlan, name: str | None, force: bool, apply: bool) -> Any:

@@ -1,8 +1,7 @@
-"""`follow_up_stall`: the flow that an automation starts when a generation has stalled.
+"""`follow_up_stall`: the flow that an automation starts when a generation has stalled or failed.
 
-It looks at the job's last runs and says whether this is a single stall or one in a row. A single
-stall is run again after a pause, on any free worker of the pool. The attempts within one run
-are all made on one worker.
+It looks at the cause and at the job's last runs. A single failure whose cause may end is run again after a pause, on any
+free worker of the pool. The attempts within one run are all made on one worker.
 """
 
 # No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,
@@ -21,7 +20,7 @@ from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import Rerun, decide_follow_up
-from prefect_cachewatch.tasks.follow_up import StalledRun, read_stalled_run, start_again
+from prefect_cachewatch.tasks.follow_up import FailedRun, read_failed_run, start_again
 
 __all__ = ["follow_up_stall"]
 
@@ -37,45 +36,45 @@ def follow_up_stall(
     delay_s: _Delay = 600,
     window_s: _Window = 7 * 86400,
 ) -> dict[str, Any] | State[Any]:
-    """Look at a stalled generation among its job's last runs, and run it again if it is the first stall in a row.
+    """Look at a failed generation among its job's last runs; run it again if it is the first failure in a row and may pass.
 
     Args:
-        flow_run_id: The flow run that stalled; an automation fills it in: {{ flow_run.id | string }}.
-        rerun: Whether a first stall is run again, with the same parameters; a second in a row never is.
-        delay_s: Pause before it is run again: time for a full disk or a busy server to recover.
+        flow_run_id: The flow run that stalled or failed; an automation fills it in: {{ flow_run.id | string }}.
+        rerun: Whether a first failure is run again, with the same parameters; a second in a row and one that lasts never are.
+        delay_s: Pause before it is run again: time for a device or a busy server to recover.
         window_s: How far back the job's runs are looked at.
 
     Returns:
-        `run_again`, `stalls_in_a_row`, `sentence` and `flow_run_id` of the run that was started; or a state of type
-        FAILED named `Refused` with one sentence, if there is no such run or it did not stall.
+        `run_again`, `failures_in_a_row`, `sentence` and `flow_run_id` of the run that was started; or a state of type
+        FAILED named `Refused` with one sentence, if there is no such run or it ended otherwise.
     """
     logger = get_run_logger()
     try:
-        stalled = read_stalled_run(flow_run_id, window_s)
+        failed = read_failed_run(flow_run_id, window_s)
     except InputError as error:
         logger.error(error.message)
         return Failed(name="Refused", message=error.message)
-    decision = decide_follow_up(stalled.ends, rerun if stalled.deployment_id is not None else "never")
-    started = start_again(stalled, delay_s) if decision.run_again else None
-    logger.warning("%s: %s", for_terminal(stalled.job), decision.sentence)
+    decision = decide_follow_up(failed.ends, rerun if failed.deployment_id is not None else "never")
+    started = start_again(failed, delay_s) if decision.run_again else None
+    logger.warning("%s: %s", for_terminal(failed.job), decision.sentence)
     create_markdown_artifact(
-        key=f"cachewatch-follow-up-{slugify(stalled.job)}",
-        markdown=_markdown(stalled, decision.sentence),
-        description=f"After a stall of {for_markdown(stalled.job)}",
+        key=f"cachewatch-follow-up-{slugify(failed.job)}",
+        markdown=_markdown(failed, decision.sentence),
+        description=f"After a failure of {for_markdown(failed.job)}",
     )
     return {
         "run_again": decision.run_again,
-        "stalls_in_a_row": decision.stalls_in_a_row,
+        "failures_in_a_row": decision.failures_in_a_row,
         "sentence": decision.sentence,
         "flow_run_id": str(started) if started is not None else None,
     }
 
 
-def _markdown(stalled: StalledRun, sentence: str) -> str:
-    rows = [f"| {_time(end.ended_at)} | {for_markdown(end.state_name)} | {for_markdown(end.message, 300)} |" for end in stalled.ends[:_ROWS]]  # fmt: skip
+def _markdown(failed: FailedRun, sentence: str) -> str:
+    rows = [f"| {_time(end.ended_at)} | {for_markdown(end.state_name)} | {for_markdown(end.message, 300)} |" for end in failed.ends[:_ROWS]]  # fmt: skip
     return "\n".join(
         [
-            f"**{for_markdown(stalled.job)}** stalled. {for_markdown(sentence, 1000)}",
+            f"**{for_markdown(failed.job)}**: {for_markdown(sentence, 1000)}",
             "",
             "| ended | state | message |",
             "|---|---|---|",

@@ -12,8 +12,6 @@ the cache is then verified and published: Completed named `Cached` if it was who
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
-import random
-import time
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -25,8 +23,6 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
 from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import complete_job
@@ -34,23 +30,24 @@ from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
     ASIDE_MODULES,
     Inputs,
+    check_retry,
     is_output_shown,
+    learning_for,
     live_view,
     prepare,
     run_attempt,
     show_output,
     write_reports,
 )
+from prefect_cachewatch.flows.retrying import Retrying
 from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
-from prefect_cachewatch.run.retry import decide_retry
-from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
-from prefect_cachewatch.tasks.prefect_api.admission import Admission
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
+from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.tasks.publication import deliver_build, find_cached
@@ -67,8 +64,6 @@ __all__ = [
     "live_view",
     "show_output",
 ]
-
-_SURVIVORS_S = 60.0  # beyond the back-off
 
 
 class CacheGenerationError(CachewatchError):
@@ -126,9 +121,9 @@ def generate_cache(
     note_work()
     drop_empty_tracebacks()
     outlive_readers()
-    admission = Admission(storage, job.name)
+    admission = StorageSlots(storage, job.name)
     run_metrics = FlowMetrics(metrics, job, logger)
-    with contextlib.closing(Aside.spawn(ASIDE_MODULES)) as files:
+    with contextlib.closing(Aside.spawn(_late_modules(metrics is not None))) as files:
         try:
             warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)
             if warning is not None and not is_output_shown():  # a command has printed it on standard error
@@ -136,27 +131,27 @@ def generate_cache(
             admission.metrics = exporter = run_metrics.open(files)
             job, stall = complete_job(profile, job, stall)
             admission.check()
-            delivery = Delivery(job, publish, logger, files) if publish is not None else None
+            delivery = PublishSession(job, publish, logger, files) if publish is not None else None
             clean = retry.on_retry == "clean"
             with contextlib.ExitStack() as stack:
                 inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
+                check_retry(inputs, retry)
                 if delivery is not None:
                     if (cached := find_cached(delivery, job)) is not None:
                         state = run_metrics.ended(_cached(inputs, cached))
                         admission.record(state, logger)
                         return state
                     stack.enter_context(delivery)
-                    job, told = delivery.begin(clean=clean, grace_s=stop.grace_s)
-                    inputs = inputs.told(job, told)
+                    job, job_env = delivery.begin(clean=clean, grace_s=stop.grace_s)
+                    inputs = inputs.with_build_directory(job, job_env)
                 job = inputs.job
-                if clean:
-                    inputs.place.require_cleaning()
                 site = stack.enter_context(inputs.place.open_site(files=files))
-                site.to_clean = clean and retry.attempts > 1
+                site.to_clean = retry.may_clean and (retry.attempts > 1 or stall.learned)
                 site.to_record = delivery is not None and delivery.let_watch_record()
                 if delivery is not None:
                     site.growth_mark = delivery.target.growth_mark
                     delivery.resume(clean=clean, window_s=stall.stall_after_s)
+                inputs = learning_for(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
         except InputError as error:
             state = Failed(name="Refused", message=error.message)
@@ -197,84 +192,47 @@ def final_state(state: State[Any]) -> State[Any]:
     return state
 
 
-def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission: Admission) -> State[Any]:
-    logger, outcomes = inputs.logger, list[Outcome]()
-    start_bytes: int | None = None
+def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
+    logger, retrying = inputs.logger, Retrying(retry, inputs, site)
     while True:
-        number = len(outcomes) + 1
-        note_work(attempts_left=retry.attempts - number)
+        number = len(retrying.outcomes) + 1
+        # A learned window may still stop one attempt, which then is one more.
+        extra = inputs.stall.learned and retrying.most == retry.attempts
+        note_work(attempts_left=retrying.most - number + (1 if extra else 0))
+        live_view.get().attempt_begins(number, retrying.most)
         with admission.slots(logger):  # given back during the backoff
-            outcome, report = run_attempt(inputs, site, number)
+            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide)
         note_work()  # from here on the flow decides, waits and publishes by itself
-        outcomes.append(outcome)
         admission.outcomes.append(outcome)
         admission.report = report
-        if start_bytes is None:
-            start_bytes = outcome.samples[0].bytes_present if outcome.samples else 0
         if outcome.name == "completed":
             logger.info(outcome.message)
             if inputs.delivery is not None:
-                return _deliver(inputs, inputs.delivery, outcomes, report)
+                return _deliver(inputs, inputs.delivery, retrying.outcomes, report)
+            inputs.remember(outcome)
             name = "Ready" if outcome.ready is not None and outcome.ready.left_running else None
             return Completed(name=name, message=outcome.message, data=_summary(inputs, number, report))
         logger.error(outcome.message)
-        decision = decide_retry(retry, outcomes, start_bytes, inputs.stall.min_growth_bytes)
-        if not decision.again:
-            if number > 1 or retry.attempts > 1:
-                logger.info("no further attempt: %s", decision.reason)
+        state, following = ending_of(outcome.name, outcome.kind).state, report.retry
+        if following is None or not following.again:
+            if following is not None and (number > 1 or retry.attempts > 1):
+                logger.info(following.sentence)
+            label_cause(report, retrying.lasting, logger)
             if inputs.delivery is not None:
                 inputs.delivery.leave(site)
-            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=outcome.message)
-        pause_s = retry.backoff_before(number + 1, random.random())  # noqa: S311 - jitter, not a secret
-        due_s = time.monotonic() + pause_s
-        if (problem := _await_survivors(outcome, pause_s, logger)) is not None:
-            logger.error(problem)
-            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=f"{outcome.message} {problem}")
-        if outcome.stop is not None and outcome.stop.survivors:
-            site.note_end(failed=True)  # the survivors may have written until a moment ago
+            return Failed(name=state, message=outcome.message)
         try:
-            if retry.on_retry == "clean":
-                _log_cleaned(site.clean(), logger)
-            if inputs.delivery is not None:  # after `clean` too: it keeps files of unknown origin
-                inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
+            if (problem := retrying.prepare(outcome, following)) is not None:
+                logger.error(problem)
+                return Failed(name=state, message=f"{outcome.message} {problem}")
         except InputError as error:  # no attempt beside files that may be cut and cannot be removed
             message = f"{outcome.message} No further attempt: {error.message}."
             logger.error("no further attempt: %s", error.message)
             write_reports(inputs, replace(report, message=message), f"report-{number}.json")
             if inputs.delivery is not None:
                 inputs.delivery.leave(site)
-            return Failed(name=ending_of(outcome.name, outcome.kind).state, message=message)
-        left_s = max(0.0, due_s - time.monotonic())
-        logger.warning("%s; next attempt in %s", decision.reason, format_duration(left_s))
-        time.sleep(left_s)
-
-
-def _await_survivors(outcome: Outcome, pause_s: float, logger: AnyLogger) -> str | None:
-    """Wait for survivors, which may still write; if they stay, say why there is no further attempt."""
-    left = still_there(outcome.stop.survivors) if outcome.stop is not None else []
-    if not left:
-        return None
-    timeout_s = pause_s + _SURVIVORS_S
-    who = describe_survivors(left)
-    logger.warning("the next attempt waits, at most %s, until these have ended: %s", format_duration(timeout_s), who)
-    if not (left := await_survivors(left, timeout_s)):
-        return None
-    return (
-        f"There is no further attempt beside what is left of this one, which may still write: {describe_survivors(left)}. "
-        "See what it waits for, or restart the machine, then run the job again."
-    )
-
-
-def _log_cleaned(cleaned: dict[str, Any], logger: AnyLogger) -> None:
-    logger.info("removed %s files (%s) of the attempt", f"{cleaned['removed']:,}", format_bytes(cleaned["freed_bytes"]))
-    if cleaned["kept"]:
-        names = ", ".join(for_terminal(path, 200) for path in cleaned["kept_paths"][:5])
-        logger.warning(
-            "%s files that came during the attempt are not known to be its own, and stay: %s%s",
-            f"{cleaned['kept']:,}",
-            names,
-            ", ..." if cleaned["kept"] > 5 else "",
-        )
+            return Failed(name=state, message=message)
+        retrying.pause(outcome, following)
 
 
 def _cached(inputs: Inputs, report: Report) -> State[Any]:
@@ -283,11 +241,12 @@ def _cached(inputs: Inputs, report: Report) -> State[Any]:
     return Completed(name="Cached", message=report.message, data=_summary(inputs, 0, report))
 
 
-def _deliver(inputs: Inputs, delivery: Delivery, outcomes: list[Outcome], report: Report) -> State[Any]:
+def _deliver(inputs: Inputs, delivery: PublishSession, outcomes: list[Outcome], report: Report) -> State[Any]:
     state, report = deliver_build(delivery, inputs.env, inputs.secrets, outcomes, report)
     write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state
+    inputs.remember(outcomes[-1])
     return Completed(message=state.message, data=_summary(inputs, len(outcomes), report))
 
 
@@ -307,3 +266,8 @@ def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary
         publication=report.publication,
         ready=report.ready,
     )
+
+
+def _late_modules(with_metrics: bool) -> list[str]:
+    names = ["run.preparation", "run.trace.recorder", *(["metrics.textfile"] if with_metrics else [])]
+    return [*ASIDE_MODULES, *(f"prefect_cachewatch.{name}" for name in names)]

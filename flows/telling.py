@@ -1,18 +1,58 @@
 """Whether a run works or only waits for the API: the time that `cachewatch generate --api-patience` bounds.
 
 The flow notes what it does. A command that runs the flow in its own process reads that, and leaves when the API takes
-too long.
+too long. The command sets what it reads as a `ContextValue`: such values are not pickled with a flow, as `flow.serve`
+and workers pickle it, and a run in another process begins with the default.
 """
 
 from __future__ import annotations
 
 import time
+from contextvars import ContextVar, Token
+from typing import Any, Generic, TypeVar
 
-from prefect_cachewatch.flows.context_values import ContextValue
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["Telling", "note_end", "note_work", "whom_to_tell"]
+__all__ = ["ContextValue", "Telling", "note_end", "note_work", "whom_to_tell"]
+
+
+T = TypeVar("T")
+
+
+class ContextValue(Generic[T]):
+    """A context variable that can be pickled, as all values that a flow names must be.
+
+    Args:
+        name: name of the variable.
+        default: its value until it is set, and in every pickled copy.
+
+    Example:
+        >>> import pickle
+        >>> depth = ContextValue("depth", 0)
+        >>> token = depth.set(3)
+        >>> depth.get(), pickle.loads(pickle.dumps(depth)).get()
+        (3, 0)
+    """
+
+    def __init__(self, name: str, default: T) -> None:
+        self._name, self._default = name, default
+        self._variable: ContextVar[T] = ContextVar(name)
+
+    def get(self) -> T:
+        """Return the value in this context."""
+        return self._variable.get(self._default)
+
+    def set(self, value: T) -> Token[T]:
+        """Set the value in this context, until `reset`."""
+        return self._variable.set(value)
+
+    def reset(self, token: Token[T]) -> None:
+        """Restore the value before the `set` that returned this token."""
+        self._variable.reset(token)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ContextValue, (self._name, self._default)
 
 
 class Telling:

@@ -27,8 +27,7 @@ from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy, WatchO
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
-from prefect_cachewatch.postmortem.report import Report
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, publish_failure
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
 from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
@@ -127,7 +126,7 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
             logger.warning(problem)
         emit_generation_event(*describe_end(final))
         if is_failure(final.outcome):
-            _tell_failure(final, logger)
+            tell_failure(final, logger)
         else:
             logger.info(final.message)
 
@@ -139,14 +138,7 @@ def _tell_stalls(observation: Observation, logger: AnyLogger) -> None:
         except queue.Empty:
             return
         emit_generation_event(*describe_end(report))
-        _tell_failure(report, logger)
-
-
-def _tell_failure(report: Report, logger: AnyLogger) -> None:
-    logger.error(report.message)
-    if report.bundle is not None:
-        logger.info("post-mortem: cachewatch report %s", report.bundle)
-    publish_failure(report, logger)
+        tell_failure(report, logger)
 
 
 def _conclude(observation: Observation, run_dir: Path) -> State[Any]:

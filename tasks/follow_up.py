@@ -1,4 +1,4 @@
-"""Reads a stalled run and its job's last runs from the API, and starts the run again; the rule is in `followup`."""
+"""Reads a failed run and its job's last runs from the API, and starts the run again; the rule is in `followup`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from prefect.states import Scheduled
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.followup import PastEnd
+from prefect_cachewatch.run.followup import FOLLOWED, PastEnd
+from prefect_cachewatch.tasks.prefect_api.labels import CAUSE_LABEL, LASTING_LABEL
 
-__all__ = ["RERUN_TAG", "StalledRun", "read_stalled_run", "start_again"]
+__all__ = ["RERUN_TAG", "FailedRun", "read_failed_run", "start_again"]
 
 RERUN_TAG = "cachewatch-rerun"
 _MAX_RUNS = 100
 
 
 @dataclass(frozen=True)
-class StalledRun:
-    """A stalled generation and the runs before it."""
+class FailedRun:
+    """A failed generation and the runs before it."""
 
     run_id: UUID
     job: str
@@ -44,8 +45,8 @@ class StalledRun:
     ends: tuple[PastEnd, ...]
 
 
-def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
-    """Read a stalled run, and how the runs of the same job before it ended.
+def read_failed_run(flow_run_id: UUID, window_s: float) -> FailedRun:
+    """Read a run that stalled or failed, and how the runs of the same job before it ended.
 
     Args:
         flow_run_id: the run.
@@ -55,16 +56,17 @@ def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
         The run, with the ends of its job's runs, itself first.
 
     Raises:
-        InputError: there is no such run, or it did not stall.
+        InputError: there is no such run, or it ended otherwise.
     """
     with get_client(sync_client=True) as client:
         try:
             run = client.read_flow_run(flow_run_id)
         except ObjectNotFound:
-            raise InputError(f"there is no flow run {flow_run_id}: give the id of a stalled generation") from None
-        if run.state_name != "Stalled":
+            raise InputError(f"there is no flow run {flow_run_id}: give the id of a generation that failed") from None
+        if run.state_name not in FOLLOWED:
             raise InputError(
-                f"flow run {for_terminal(run.name)} is {run.state_name}, not Stalled: there is nothing to follow up"
+                f"flow run {for_terminal(run.name)} is {run.state_name}, not {' or '.join(FOLLOWED)}: "
+                "there is nothing to follow up"
             )
         ended = run.end_time or datetime.datetime.now(datetime.UTC)
         runs = client.read_flow_runs(
@@ -79,7 +81,7 @@ def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
             limit=_MAX_RUNS,
         )
         before = [one for one in runs if one.id != run.id and one.end_time is not None and one.end_time <= ended]
-        return StalledRun(
+        return FailedRun(
             run_id=run.id,
             job=run.name,
             deployment_id=run.deployment_id,
@@ -90,26 +92,26 @@ def read_stalled_run(flow_run_id: UUID, window_s: float) -> StalledRun:
 
 
 @task(name="start-again", cache_policy=NO_CACHE)
-def start_again(stalled: StalledRun, delay_s: float) -> UUID:
+def start_again(failed: FailedRun, delay_s: float) -> UUID:
     """Start a run of the same deployment with the same parameters; a second call starts no second run.
 
     Args:
-        stalled: the stalled run.
+        failed: the run.
         delay_s: pause before the new run, in seconds.
 
     Returns:
         Id of the new run.
     """
-    assert stalled.deployment_id is not None
+    assert failed.deployment_id is not None
     when = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=delay_s)
     with get_client(sync_client=True) as client:
         run = client.create_flow_run_from_deployment(
-            stalled.deployment_id,
-            parameters=stalled.parameters,
+            failed.deployment_id,
+            parameters=failed.parameters,
             state=Scheduled(scheduled_time=when),
-            tags=sorted({*stalled.tags, RERUN_TAG}),
-            # Automations act at least once: a second follow-up of the same stall gets the same run.
-            idempotency_key=f"{RERUN_TAG}-{stalled.run_id}",
+            tags=sorted({*failed.tags, RERUN_TAG}),
+            # Automations act at least once: a second follow-up of the same run gets the same run.
+            idempotency_key=f"{RERUN_TAG}-{failed.run_id}",
         )
     return run.id
 
@@ -126,4 +128,7 @@ def _parent(client: SyncPrefectClient, run: FlowRun) -> str | None:
 
 def _end(run: FlowRun, part_of: str | None) -> PastEnd:
     message = (run.state.message if run.state else None) or ""
-    return PastEnd(run.state_name or "Unknown", message, run.end_time, RERUN_TAG in run.tags, part_of)
+    category, lasting = (str(run.labels.get(label) or "") for label in (CAUSE_LABEL, LASTING_LABEL))
+    return PastEnd(
+        run.state_name or "Unknown", message, run.end_time, RERUN_TAG in run.tags, part_of, category, lasting
+    )

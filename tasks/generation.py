@@ -24,6 +24,7 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
+from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothing, describe_stall, ending_of
 from prefect_cachewatch.watching.site import CacheSite
@@ -106,7 +107,7 @@ def monitor_growth(attempt: Attempt) -> State[Any]:
         attempt: shared with `run_generator`, which starts it.
 
     Returns:
-        Completed; or Failed, named `StallDetected` if the attempt was stopped for its silence,
+        Completed, named `StallReported` if stalls were only reported; or Failed, named `StallDetected` if the attempt was stopped for its silence,
         `DeadlineExceeded` if for its duration.
     """
     watch = attempt.watch
@@ -116,10 +117,17 @@ def monitor_growth(attempt: Attempt) -> State[Any]:
     verdict = watch.verdict
     growth = watch.state.growth
     summary = describe_growth(growth.bytes_present, growth.files_present, watch.state.last_path)
+    if stalls := watch.would_be_stops:
+        times = "once" if len(stalls) == 1 else f"{len(stalls)} times"
+        return Completed(
+            name="StallReported", message=redact(f"{summary}; it would have been stopped {times}.", attempt.secrets)
+        )
     if verdict is None:
         return Completed(message=redact(f"{summary}; no stall.", attempt.secrets))
     unready = watch.serving.unready if watch.serving is not None else ""
-    message = describe_stall(verdict, watch.site.paths, summary, problem=watch.state.problem, unready=unready)
+    message = describe_stall(
+        verdict, watch.site.paths, summary, problem=watch.state.problem, unready=unready, told=watch.describe_told()
+    )
     name = "StallDetected" if verdict.status == "stalled" else "DeadlineExceeded"
     return Failed(name=name, message=redact(message, attempt.secrets))
 
@@ -149,8 +157,10 @@ def monitor_cache(
 
     Raises:
         CacheDirectoryError: a directory cannot be watched.
+        InputError: the policy asks for learned windows.
     """
     policy = stall or StallPolicy()
+    refuse_learned(policy)
     with CacheSite([Path(path) for path in cache_dirs], ignore=ignore, lock=False) as site:
         baseline = site.begin()
         began_empty = holds_nothing(Growth(**baseline["growth"]))

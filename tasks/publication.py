@@ -23,10 +23,11 @@ from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.checks import Finding, refusals
-from prefect_cachewatch.run.delivery import Delivery, describe_publication, describe_refusal, growth_summary
+from prefect_cachewatch.run.delivery import PublishSession, describe_publication, describe_refusal, growth_summary
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 from prefect_cachewatch.tasks.store import collect_surplus
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.leaving import describe_left_alone
 from prefect_cachewatch.watching.sections import Publication
 
 __all__ = ["asset_key", "deliver_build", "event_payload", "find_cached", "publisher_of", "verify_build"]
@@ -53,7 +54,7 @@ def asset_key(path: str) -> str:
     return f"file://{_NOT_IN_KEY.sub('-', path.encode('utf-8', 'replace').decode())}"[:_KEY_MAX]
 
 
-def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
+def find_cached(delivery: PublishSession, job: CacheJob) -> Report | None:
     """Check whether the cache is whole already; if not, whether there is room for it.
 
     Args:
@@ -79,7 +80,11 @@ def find_cached(delivery: Delivery, job: CacheJob) -> Report | None:
 
 
 def deliver_build(
-    delivery: Delivery, env: Mapping[str, str], secrets: tuple[str, ...], outcomes: Sequence[Outcome], report: Report
+    delivery: PublishSession,
+    env: Mapping[str, str],
+    secrets: tuple[str, ...],
+    outcomes: Sequence[Outcome],
+    report: Report,
 ) -> tuple[State[None], Report]:
     """Verify, publish and activate what a completed attempt wrote.
 
@@ -98,7 +103,8 @@ def deliver_build(
     if state.is_completed():
         growth = growth_summary(outcomes[-1], len(outcomes))
         state = publisher_of(delivery)(delivery, growth, return_state=True)
-    message = state.message or "The build was not published."
+    left_alone = describe_left_alone(report.would_be_stops)
+    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone)))
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)
@@ -111,7 +117,7 @@ def deliver_build(
 
 
 @task(name="verify-build", task_run_name="verify-build", **_OPTIONS)
-def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str, ...]) -> State[None]:
+def verify_build(delivery: PublishSession, env: Mapping[str, str], secrets: tuple[str, ...]) -> State[None]:
     """Check a generated build; put it into quarantine if the checks refuse it.
 
     Args:
@@ -133,7 +139,7 @@ def verify_build(delivery: Delivery, env: Mapping[str, str], secrets: tuple[str,
         return Failed(name="VerificationFailed", message=error.message)
 
 
-def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
+def publisher_of(delivery: PublishSession) -> MaterializingTask[..., State[None]]:
     """Make the task `publish-cache` for a cache: only here is it known which asset it materializes.
 
     Args:
@@ -147,7 +153,7 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
     asset = Asset(key=asset_key(delivery.current), properties=properties)
 
     @materialize(asset, by="cachewatch", name="publish-cache", task_run_name="publish-cache", **_OPTIONS)
-    def publish_cache(delivery: Delivery, growth: Mapping[str, Any] | None) -> State[None]:
+    def publish_cache(delivery: PublishSession, growth: Mapping[str, Any] | None) -> State[None]:
         try:
             try:
                 done = delivery.publish(growth)
@@ -176,7 +182,7 @@ def publisher_of(delivery: Delivery) -> MaterializingTask[..., State[None]]:
     return publish_cache
 
 
-def _refuse(delivery: Delivery, refused: Sequence[Finding]) -> State[None]:
+def _refuse(delivery: PublishSession, refused: Sequence[Finding]) -> State[None]:
     message = describe_refusal(delivery.name, refused)
     publication = delivery.refuse(message)
     emit_cache_event("quarantined", delivery.name, {**event_payload(publication), "message": message})

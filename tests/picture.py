@@ -6,13 +6,11 @@ it was wiped away, and below it stands what the terminal kept. Its temporary dir
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import pty
 import re
 import shlex
-import struct
 import subprocess
 import sys
 import tempfile
@@ -38,7 +36,7 @@ _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 def run_in_a_terminal(command: str, home: Path) -> tuple[bytes, int]:
     """Run a command in a pseudo-terminal; what it wrote, and its exit status."""
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+    termios.tcsetwinsize(follower, (40, COLUMNS))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = os.environ | {"TERM": "xterm-256color", "PATH": path, "HOME": str(home)}
     for name in ("NO_COLOR", "CI", "COLUMNS", "XDG_STATE_HOME", "CACHEWATCH_STATE"):

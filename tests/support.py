@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -21,6 +21,24 @@ import pytest
 T = TypeVar("T")
 
 CACHEWATCH = [sys.executable, "-m", "prefect_cachewatch.cli.main"]
+# The same command, but the places where a tree writes are settled after a moment.
+_SOON = """
+import prefect_cachewatch.watching.finding as finding
+from prefect_cachewatch.cli.main import main
+finding._SETTLED_S, finding._LOOK_EVERY_S = 0.5, 0.1
+main()
+"""
+FINDS_SOON = [sys.executable, "-c", _SOON]
+# Options for a command that nothing may end, whatever it writes.
+WELL = ("--allow-empty", "--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--grace", "0.5s", "--no-bundle")  # fmt: skip
+# The same command, but the search for new files at an empty end may take as long as a busy machine needs.
+_AT_LEISURE = """
+import prefect_cachewatch.watching.emptiness as emptiness
+from prefect_cachewatch.cli.main import main
+emptiness._SEARCH_S = emptiness._PLACE_S = 60.0
+main()
+"""
+SEARCHES_AT_LEISURE = [sys.executable, "-c", _AT_LEISURE]
 # Upper bounds for a machine that is slow and busy; nothing is asserted close to them.
 PATIENCE_S = 60.0
 
@@ -71,6 +89,21 @@ def eventually(look: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     return seen
 
 
+def ended_pid() -> int:
+    """Return the pid of a process that has ended."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    return ended.pid
+
+
+def leave_behind(path: Path, text: str = "") -> Path:
+    """Write an old file, as a lock file is that a dead run has left behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (1e9, 1e9))
+    return path
+
+
 def assert_none_left(tag: str, timeout_s: float = PATIENCE_S) -> None:
     """Fail if a process with the tag is still alive after the time; ends it by its id then."""
     eventually(lambda: not tagged(tag), timeout_s)
@@ -96,10 +129,12 @@ class Ran:
         return self.stderr.rstrip("\n").rpartition("\n")[2]
 
 
-def exec_argv(cache_dir: Path | str | None, *options: object, command: list[str]) -> list[str]:
-    """Make the argv of `cachewatch exec`."""
+def exec_argv(
+    cache_dir: Path | str | None, *options: object, command: list[str], cachewatch: Sequence[str] = CACHEWATCH
+) -> list[str]:
+    """Make the argv of `cachewatch exec`, of the command itself or a changed one."""
     where = [] if cache_dir is None else ["--cache-dir", str(cache_dir)]
-    return [*CACHEWATCH, "exec", *where, *map(str, options), "--", *command]
+    return [*cachewatch, "exec", *where, *map(str, options), "--", *command]
 
 
 def run(argv: list[str], **options: Any) -> Ran:
@@ -113,7 +148,8 @@ def run(argv: list[str], **options: Any) -> Ran:
 def run_exec(cache_dir: Path | str | None, *options: object, command: list[str], **more: Any) -> Ran:
     """Run `cachewatch exec` with a report, to its end."""
     report = Path(more.pop("report_dir", None) or _parent_of(cache_dir)) / f"{new_tag()}.report.json"
-    ran = run(exec_argv(cache_dir, "--report", report, *options, command=command), **more)
+    cachewatch = more.pop("cachewatch", CACHEWATCH)
+    ran = run(exec_argv(cache_dir, "--report", report, *options, command=command, cachewatch=cachewatch), **more)
     if report.exists():
         ran.report = json.loads(report.read_text())
     return ran

@@ -20,22 +20,21 @@ from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
-from prefect_cachewatch.common.aside import Aside
+from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.finished import missing_caches, whole_caches
-from prefect_cachewatch.fleet.hostcheck import check_host
+from prefect_cachewatch.fleet.host import check_host, missing_caches, whole_caches
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import plan_of_jobs, read_jobs_file
 from prefect_cachewatch.fleet.outcome import count_rows, fleet_end
 from prefect_cachewatch.fleet.rows import JobRow
-from prefect_cachewatch.flows.context_values import ContextValue
-from prefect_cachewatch.flows.fleet.crew import Crew, Fleet
+from prefect_cachewatch.flows.fleet.executor import Executor, Fleet
 from prefect_cachewatch.flows.fleet.loop import SHOWN, FleetLoop, FleetView
-from prefect_cachewatch.flows.fleet.processes import LocalCrew
-from prefect_cachewatch.flows.fleet.workers import WorkerCrew
+from prefect_cachewatch.flows.fleet.processes import LocalExecutor
+from prefect_cachewatch.flows.fleet.workers import WorkerExecutor
 from prefect_cachewatch.flows.generation import final_state
+from prefect_cachewatch.flows.telling import ContextValue
 from prefect_cachewatch.run.delivery import describe_publication
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
@@ -45,6 +44,10 @@ from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 
 __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
 
+# What runs aside: a module of this room would bring Prefect into each call, which takes seconds.
+_ASIDE_MODULES = tuple(
+    f"prefect_cachewatch.{name}" for name in ("common.statedir", "fleet.status", "measure.scan_process")
+)
 # What shows the fleet in a terminal while it runs; set by the command.
 fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)
 
@@ -134,19 +137,17 @@ def _run_fleet(
     jobs = [job.model_copy(update={"storage": None}) if job.storage_name in unprotected else job for job in jobs]
     # A later run of this fleet finds this one by the tag.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
-    files = stack.enter_context(
-        contextlib.closing(Aside.spawn(("prefect_cachewatch.common.statedir", "prefect_cachewatch.fleet.status")))
-    )
+    files = stack.enter_context(contextlib.closing(Aside.spawn(_ASIDE_MODULES)))
     held = stack.enter_context(contextlib.closing(open_run_directory(files, plan.name, str(run_id), "fleets")))
     fleet = Fleet(client, plan.name, run_id, held.path, plan.policy.poll_s, files)
-    crew: Crew = WorkerCrew(fleet, deployments) if over_workers else LocalCrew(fleet)
-    loop = FleetLoop(fleet, jobs, plan.policy, crew, logger, fleet_view.get())
-    loop.take_up(lambda done: _gone(done, over_workers, logger))
+    executor: Executor = WorkerExecutor(fleet, deployments) if over_workers else LocalExecutor(fleet)
+    loop = FleetLoop(fleet, jobs, plan.policy, executor, logger, fleet_view.get())
+    loop.take_up(lambda done: _gone(done, files, over_workers, logger))
     if not over_workers:
         # Workers may mount another store at the same path: each job's own run looks for its cache.
         _skip_whole(loop, jobs)
     if plan.policy.resume:
-        _skip_completed(loop, client, plan.name, jobs, over_workers, logger)
+        _skip_completed(loop, fleet, jobs, over_workers, logger)
     if not over_workers:
         logger.info("The jobs' own output goes to %s", fleet.directory)
     rows = loop.drive()
@@ -168,17 +169,13 @@ def _skip_whole(loop: FleetLoop, jobs: Sequence[FleetJob]) -> None:
 
 
 def _skip_completed(
-    loop: FleetLoop,
-    client: SyncPrefectClient,
-    fleet: str,
-    jobs: Sequence[FleetJob],
-    over_workers: bool,
-    logger: AnyLogger,
+    loop: FleetLoop, fleet: Fleet, jobs: Sequence[FleetJob], over_workers: bool, logger: AnyLogger
 ) -> None:
     """Leave out jobs without a store that an earlier run completed, if their cache is still there."""
     names = {job.digest: job.name for job in jobs if job.publish is None}
-    completed = completed_before(client, fleet, generate_fleet.name, list(names))
-    missing = _gone([job for job in jobs if job.digest in completed and job.publish is None], over_workers, logger)
+    completed = completed_before(fleet.client, fleet.name, generate_fleet.name, list(names))
+    done = [job for job in jobs if job.digest in completed and job.publish is None]
+    missing = _gone(done, fleet.files, over_workers, logger)
     for digest, run in completed.items():
         if names[digest] in missing:
             continue
@@ -189,9 +186,9 @@ def _skip_completed(
         loop.skip(names[digest], JobRow(names[digest], "Skipped", "done", cause=cause, run_id=str(run.id)))
 
 
-def _gone(done: Sequence[FleetJob], over_workers: bool, logger: AnyLogger) -> Collection[str]:
+def _gone(done: Sequence[FleetJob], files: Files, over_workers: bool, logger: AnyLogger) -> Collection[str]:
     """Return the jobs that are recorded as completed and whose cache is missing."""
-    missing = missing_caches(done, elsewhere=over_workers)
+    missing = missing_caches(done, files, elsewhere=over_workers)
     for name, why in missing.items():
         logger.warning("%s was completed before and is run again: %s", for_terminal(name, 100), for_terminal(why, 300))
     return missing

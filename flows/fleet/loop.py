@@ -1,6 +1,6 @@
 """One run of a fleet: start jobs, collect those that have ended, act on failures, update the table.
 
-The rules are in the engine's `fleet`; a crew runs the jobs.
+The rules are in the engine's `fleet`; an executor runs the jobs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from prefect.client.schemas.objects import FlowRun
 
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
-from prefect_cachewatch.fleet.outcome import count_rows, what_now
+from prefect_cachewatch.fleet.outcome import count_rows, describe_row, what_now
 from prefect_cachewatch.fleet.rows import JobRow, advice_for, kind_of
-from prefect_cachewatch.fleet.table import describe_row
-from prefect_cachewatch.flows.fleet.crew import Crew, Fleet
+from prefect_cachewatch.flows.fleet.executor import Executor, Fleet
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_rows import FleetTable, final_row, run_url
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tag
@@ -63,7 +62,7 @@ class FleetLoop:
         fleet: the data that all its runs share.
         jobs: the jobs in the order in which they start.
         policy: the fleet's policy.
-        crew: runs the jobs.
+        executor: runs the jobs.
         logger: logger of the fleet's run.
         view: shows the jobs; None: no view.
     """
@@ -73,11 +72,11 @@ class FleetLoop:
         fleet: Fleet,
         jobs: Sequence[FleetJob],
         policy: FleetPolicy,
-        crew: Crew,
+        executor: Executor,
         logger: AnyLogger,
         view: FleetView | None = None,
     ) -> None:
-        self._fleet, self._policy, self._crew, self._logger, self._view = fleet, policy, crew, logger, view
+        self._fleet, self._policy, self._executor, self._logger, self._view = fleet, policy, executor, logger, view
         self._slots = [_Slot(job, JobRow(job.name, "Waiting", "waiting")) for job in jobs]
         self._waiting: deque[_Slot] = deque(self._slots)
         self._running: dict[UUID, _Slot] = {}
@@ -111,8 +110,8 @@ class FleetLoop:
             if last.state is not None and last.state.is_completed():
                 done.append((slot, last))
             elif last.state is None or not last.state.is_final():
-                self._crew.adopt(last.id)
-                if self._crew.outlives:
+                self._executor.adopt(last.id)
+                if self._executor.outlives:
                     self._run(slot, last.id)
         missing = gone([slot.job for slot, _ in done])
         ended = [(slot, run) for slot, run in done if slot.job.name not in missing]
@@ -151,7 +150,7 @@ class FleetLoop:
                 self._show()
         except BaseException:
             self._logger.warning("The fleet is to end: stopping %d jobs", len(self._running))
-            self._crew.close()
+            self._executor.close()
             for slot in self._slots:
                 if slot.row.kind in ("waiting", "running"):
                     slot.row = replace(
@@ -165,14 +164,14 @@ class FleetLoop:
 
     def _start_some(self) -> int:
         started = 0
-        most = self._policy.max_parallel or self._crew.usual_parallel
+        most = self._policy.max_parallel or self._executor.usual_parallel
         while self._waiting and started < _STARTS_AT_ONCE and (most is None or len(self._running) < most):
             slot = self._waiting[0]
             if slot.row.kind != "waiting" or slot.run_id is not None:  # left out, or started by an earlier process
                 self._waiting.popleft()
                 continue
             try:
-                self._run(slot, self._crew.start(slot.job, slot.number))
+                self._run(slot, self._executor.start(slot.job, slot.number))
             except httpx.HTTPError as error:
                 status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
                 if not 400 <= status < 500 or status in (408, 429):
@@ -191,13 +190,13 @@ class FleetLoop:
         self._running[run_id] = slot
 
     def _pause_s(self) -> float:
-        if self._view is not None and not self._crew.outlives:
+        if self._view is not None and not self._executor.outlives:
             return _VIEW_S
         return min(self._policy.poll_s, max(0.1, self._table_due_s - time.monotonic()) + 0.1)
 
     def _wait(self, pause_s: float) -> None:
         try:
-            found = self._crew.ended(pause_s)
+            found = self._executor.ended(pause_s)
         except httpx.HTTPError as error:
             self._missed(error)
             return
@@ -255,9 +254,9 @@ class FleetLoop:
                 self._end(slot, replace(slot.row, state="NotStarted", kind="not_started", cause=_TOO_MANY))
         try:
             if verdict == "fail_fast":
-                self._crew.stop(list(self._running))
+                self._executor.stop(list(self._running))
             else:
-                self._recalled.update(self._crew.recall(list(self._running)))
+                self._recalled.update(self._executor.recall(list(self._running)))
         except httpx.HTTPError as error:
             self._verdict = "go_on"  # tried again at the next turn
             self._missed(error)
@@ -265,7 +264,7 @@ class FleetLoop:
     def _refresh(self) -> None:
         """Find out which of the jobs given to workers wait for one; asked once per table, not at each turn."""
         try:
-            states = self._crew.states()
+            states = self._executor.states()
         except httpx.HTTPError:
             return  # the next turn notices that the API is away
         for run_id, slot in self._running.items():
@@ -278,7 +277,7 @@ class FleetLoop:
         if slot.row.kind != "running" or slot.run_id is None:
             return slot.row
         row = replace(slot.row, duration_s=time.monotonic() - slot.began_s)
-        status = self._crew.status(slot.run_id)
+        status = self._executor.status(slot.run_id)
         if status is None:
             return row
         return replace(

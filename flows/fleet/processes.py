@@ -25,12 +25,12 @@ from prefect_cachewatch.common.aside import AHEAD_S
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.fleet.status import JobStatus, read_status
-from prefect_cachewatch.flows.fleet.crew import Fleet, make_tracking_task
+from prefect_cachewatch.fleet.status import JobStatus, make_room, read_status
+from prefect_cachewatch.flows.fleet.executor import Fleet, make_tracking_task
 from prefect_cachewatch.flows.fleet.member import ENTRYPOINT, PARENT_VARIABLE, STATUS_VARIABLE, generate_member
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tags
 
-__all__ = ["LocalCrew"]
+__all__ = ["LocalExecutor"]
 
 # From SIGTERM to SIGKILL: covers the generator's grace period, the last scan, the report and the run's last state.
 _END_S = 60.0
@@ -38,7 +38,7 @@ _KILLED_S = 10.0
 _LOOK_S = 1.0
 
 
-class LocalCrew:
+class LocalExecutor:
     """Runs each job in a process of its own on this host.
 
     Each job has a process, since a generation is cancelled by a signal to its main thread. The process has its own
@@ -76,7 +76,7 @@ class LocalCrew:
             STATUS_VARIABLE: str(status),
         }
         try:
-            fleet.files.run(_make_room, status, fleet.directory / f"{stem}.log", timeout_s=AHEAD_S)
+            fleet.files.run(make_room, status, fleet.directory / f"{stem}.log", timeout_s=AHEAD_S)
             with open(fleet.directory / f"{stem}.log", "ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-m", "prefect.engine"],
@@ -183,12 +183,6 @@ class LocalCrew:
             state = Crashed(message=f"The process of this job ended {how} and left no state.")
         client.set_flow_run_state(run_id, state, force=True)
         return client.read_flow_run(run_id)
-
-
-def _make_room(status: Path, log: Path) -> None:
-    """Check that the directory of the fleet's run answers, and remove what an earlier process of a job wrote."""
-    status.unlink(missing_ok=True)
-    log.touch()
 
 
 @dataclass

@@ -13,16 +13,16 @@ from prefect.states import Scheduled
 
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
-from prefect_cachewatch.flows.fleet.crew import Fleet, make_tracking_task
+from prefect_cachewatch.flows.fleet.executor import Fleet, make_tracking_task
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, job_tags
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
-__all__ = ["WorkerCrew"]
+__all__ = ["WorkerExecutor"]
 
 
-class WorkerCrew:
+class WorkerExecutor:
     """Has each job run by the workers of a deployment.
 
     Does what `prefect.deployments.run_deployment` does for a subflow, with fewer requests, and with a tracking task

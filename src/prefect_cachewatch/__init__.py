@@ -18,6 +18,7 @@ __all__ = [
     "CacheJob",
     "CacheStore",
     "CachewatchError",
+    "CauseRetry",
     "ContainerMount",
     "ContainerSpec",
     "GenerationSummary",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import (
         AttachJob,
         CacheJob,
+        CauseRetry,
         ContainerMount,
         ContainerSpec,
         MarkerFiles,
@@ -105,8 +107,8 @@ if TYPE_CHECKING:
 else:
     _PLACES = {
         "config": (
-            "AttachJob CacheJob ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog ReadyOnTcp "
-            "RetryPolicy StallPolicy StopPolicy Storage WatchOutputs"
+            "AttachJob CacheJob CauseRetry ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
+            "ReadyOnTcp RetryPolicy StallPolicy StopPolicy Storage WatchOutputs"
         ),
         "config.profiles": "Profile ProfileSettings make_profile",
         "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),

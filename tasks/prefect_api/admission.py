@@ -24,10 +24,10 @@ from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 
-__all__ = ["Admission"]
+__all__ = ["StorageSlots"]
 
 
-class Admission:
+class StorageSlots:
     """One run's share of a storage; without a storage it admits at once and records nothing.
 
     Args:

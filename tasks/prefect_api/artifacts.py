@@ -21,7 +21,9 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.history import PastRun, enough_window_s
-from prefect_cachewatch.watching.outcomes import ending_of
+from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
+from prefect_cachewatch.watching.leaving import describe_would_be_stops
+from prefect_cachewatch.watching.outcomes import describe_last, ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
@@ -31,11 +33,27 @@ __all__ = [
     "publish_completion",
     "publish_failure",
     "report_markdown",
+    "tell_failure",
+    "try_until",
 ]
 
 PATIENCE_S = 120.0
 ROWS_MAX = 1000
 AnyLogger = Logger | LoggerAdapter[Any]
+
+
+def tell_failure(report: Report, logger: AnyLogger, patience_s: float = PATIENCE_S) -> None:
+    """Log an attempt that did not complete, or a stall of one that goes on, and publish its artifacts.
+
+    Args:
+        report: its report.
+        logger: the run's logger.
+        patience_s: seconds for which an unreachable server is tried.
+    """
+    logger.error(report.message)
+    if report.bundle is not None:
+        logger.info("post-mortem: cachewatch report %s", report.bundle)
+    publish_failure(report, logger, patience_s)
 
 
 def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIENCE_S) -> list[str]:
@@ -55,7 +73,7 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
             listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, what grew last first"
         ),
         f"cachewatch-{slug}-report": lambda key: create_markdown_artifact(
-            report_markdown(report), key=key, description=for_markdown(report.message, 1000)
+            report_markdown(report), key=key, description=_description(report)
         ),
     }
     deadline_s = time.monotonic() + patience_s
@@ -79,7 +97,7 @@ def publish_completion(
     """
     key = f"cachewatch-{slugify(report.name)}-report"
     text = completion_markdown(report, history, stall)
-    description = for_markdown(report.message, 1000)
+    description = _description(report)
     made = _publish(
         lambda key: create_markdown_artifact(text, key=key, description=description),
         key, time.monotonic() + patience_s, logger,
@@ -88,15 +106,30 @@ def publish_completion(
 
 
 def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: AnyLogger) -> UUID | None:
+    made: UUID | None = try_until(lambda: make(key), f"artifact {key} was not published", deadline_s, logger)
+    return made
+
+
+def try_until(ask: Callable[[], Any], problem: str, deadline_s: float, logger: AnyLogger) -> Any:
+    """Ask the API, again and again until it answers; what never succeeds is logged and hides no outcome.
+
+    Args:
+        ask: asks once.
+        problem: what is logged if it never succeeds.
+        deadline_s: monotonic time of the last try.
+        logger: the run's logger.
+
+    Returns:
+        What `ask` returned; None if it never succeeded.
+    """
     pause_s = 1.0
     while True:
         try:
-            made: UUID = make(key)
-            return made
+            return ask()
         except Exception as error:  # noqa: BLE001 - no failure of the API may hide the outcome
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                logger.warning("artifact %s was not published: %s", key, type(error).__name__)
+                logger.warning("%s: %s", problem, type(error).__name__)
                 return None
             time.sleep(min(pause_s, max(left_s, 0)))
             pause_s = min(pause_s * 2, 15)
@@ -153,7 +186,7 @@ def listing_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def report_markdown(report: Report) -> str:
-    """Write the explanation of an attempt: message, numbers, what to do next, log tail.
+    """Write the explanation of an attempt: cause, what to do next, what was seen, numbers, log tail.
 
     Args:
         report: the attempt's report.
@@ -170,7 +203,9 @@ def report_markdown(report: Report) -> str:
         ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
         ("Last growth", "never" if growth.last_growth_s is None else f"after {format_duration(growth.last_growth_s)}"),
         ("Longest pause before", format_duration(growth.longest_pause_s)),
+        *([("Progress told", describe_last(report.logged))] if report.logged is not None else []),
         ("Generator", _ended(report)),
+        *((f"Learned, {window.where}", str(window)) for window in report.learned),
         *_ready_rows(report),
     ]
     if stop is not None:
@@ -182,20 +217,22 @@ def report_markdown(report: Report) -> str:
         rows.append(("Could not be killed", f"pid {who.pid}, state {who.state}"))
     rows.append(("Command", " ".join(report.command)))
     diagnosis = report.diagnosis
-    message = report.message
-    for lead in (" Cause: ", " Probable cause: "):  # the cause has a paragraph of its own below
-        message = message.split(f"{lead}{diagnosis.summary}", 1)[0] if diagnosis else message
-    lines = [f"## {for_markdown(message, 2000)}", ""]
-    if diagnosis is not None and diagnosis.category != "unknown":
-        summary = diagnosis.summary[:1].upper() + diagnosis.summary[1:]
+    lines = [_heading(report), ""]
+    if diagnosis is not None:
+        told = describe_cause(diagnosis)
+        lead = "Cause not known, seen" if diagnosis.category == "unknown" else "Cause"
         lines += [
-            f"**Cause:** {for_markdown(summary, 1000)} ({diagnosis.category}, confidence {diagnosis.confidence})",
+            f"**{lead}:** {for_markdown(told[:1].upper() + told[1:], 1000)} "
+            f"({diagnosis.category}, confidence {diagnosis.confidence})",
             "",
         ]
     advice = diagnosis.resolution if diagnosis else ending_of(report.outcome, report.stall.kind).advice
     if advice:
         lines += [f"**Next:** {for_markdown(advice, 1000)}", ""]
-    lines += [_chart(report), ""]
+    if report.retry is not None:
+        lines += [f"**Retry:** {for_markdown(report.retry.sentence, 1000)}", ""]
+    first, facts = split_message(report.message)
+    lines += [for_markdown(facts or first, 2000), "", _chart(report), ""]
     if diagnosis is not None and diagnosis.evidence:
         lines += ["Seen:", "", *(f"- {for_markdown(line, 300)}" for line in diagnosis.evidence), ""]
     if report.bundle is not None:
@@ -205,10 +242,7 @@ def report_markdown(report: Report) -> str:
         ]
     lines += ["| | |", "|---|---|"]
     lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
-    if report.growth.suspected:
-        lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
-    if report.notes:
-        lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
+    lines += _remarks(report)
     if report.log_tail:
         tail = "\n".join(for_terminal(line, 300) for line in report.log_tail[-30:])
         fence = "`" * max(3, 1 + max((len(run) for run in tail.split() if set(run) == {"`"}), default=0))
@@ -243,6 +277,7 @@ def completion_markdown(report: Report, history: Sequence[PastRun], stall: Stall
             f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
         ),
     ]
+    rows += [(f"Learned, {window.where}", str(window)) for window in report.learned]
     rows += _ready_rows(report)
     enough_s = enough_window_s(history, effective_poll_s(stall))
     if enough_s is not None:
@@ -250,13 +285,33 @@ def completion_markdown(report: Report, history: Sequence[PastRun], stall: Stall
         rows.append(
             ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
         )
-    lines = [f"## {for_markdown(report.message, 2000)}", "", _chart(report), "", "| | |", "|---|---|"]
+    lines = [_heading(report), "", for_markdown(report.message, 2000), "", _chart(report), "", "| | |", "|---|---|"]
     lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
+    return "\n".join([*lines, *_remarks(report)]) + "\n"
+
+
+def _heading(report: Report) -> str:
+    return f"## {for_markdown(report.name, 60)}: {ending_of(report.outcome, report.stall.kind).state}"
+
+
+def _description(report: Report) -> str:
+    return for_markdown(headline_of(report.message), 500)
+
+
+def _remarks(report: Report) -> list[str]:
+    lines = []
     if report.growth.suspected:
         lines += ["", "Suspected: " + "; ".join(for_markdown(s.message) for s in report.growth.suspected[-5:])]
+    if report.would_be_stops:
+        lines += [
+            "",
+            "Would have been stopped:",
+            "",
+            *(f"- {one}" for one in describe_would_be_stops(report.would_be_stops)),
+        ]
     if report.notes:
         lines += ["", *(f"- {for_markdown(note, 500)}" for note in report.notes)]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _chart(report: Report) -> str:

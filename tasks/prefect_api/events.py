@@ -14,6 +14,7 @@ from prefect.events import emit_event
 
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.watching.headline import headline_of
 
 __all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "resource_id"]
 
@@ -38,7 +39,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
         report: the attempt's report.
 
     Returns:
-        Kind, name of the job, payload: outcome, message, the stall's kind, the diagnosis' category,
+        Kind, name of the job, payload: outcome, headline, message, the stall's kind, the diagnosis' category,
         summary and confidence, the numbers, and `ready` as in the report.
     """
     growth, diagnosis = report.growth, report.diagnosis
@@ -52,6 +53,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "category": diagnosis.category if diagnosis else None,
             "confidence": diagnosis.confidence if diagnosis else None,
             "summary": diagnosis.summary if diagnosis else None,
+            "headline": headline_of(report.message),
             "message": report.message,
             "bytes_written": growth.bytes_written,
             "bytes_present": growth.bytes_present,
@@ -60,6 +62,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "longest_pause_s": growth.longest_pause_s,
             "exit_code": report.exit_code,
             "bundle": report.bundle,
+            "retry": asdict(report.retry) if report.retry else None,
             "ready": asdict(report.ready) if report.ready else None,
         },
     )

@@ -20,10 +20,10 @@ from prefect.utilities.urls import url_for
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.common.text import for_markdown, slugify
-from prefect_cachewatch.fleet.outcome import count_rows
-from prefect_cachewatch.fleet.rows import JobRow, kind_of
-from prefect_cachewatch.fleet.table import table_rows
+from prefect_cachewatch.fleet.outcome import count_rows, table_rows
+from prefect_cachewatch.fleet.rows import JobRow, cause_of, kind_of
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.watching.leaving import named_would_be_stops
 
 __all__ = ["FleetTable", "final_row", "run_url"]
 
@@ -77,7 +77,7 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
     """
     state = run.state
     assert state is not None
-    kind = kind_of(state.type.value)
+    kind, message = kind_of(state.type.value), state.message or ""
     begun = run.start_time or run.end_time or datetime.now(UTC)
     due = run.expected_start_time or begun
     waited_s = max(0.0, begun.timestamp() - due.timestamp())
@@ -87,7 +87,7 @@ def final_row(name: str, run: FlowRun, record: RunRecord | None) -> JobRow:
         kind=kind,
         waited_s=waited_s,
         duration_s=run.total_run_time.total_seconds() if run.total_run_time else None,
-        cause="" if kind == "done" else state.message or "",
+        cause=named_would_be_stops(message) if kind == "done" else cause_of(message),
         run_id=str(run.id),
         url=run_url(run.id),
     )

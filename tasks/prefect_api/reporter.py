@@ -6,6 +6,7 @@ The monitor makes no API call, so an API that is slow delays this thread alone.
 from __future__ import annotations
 
 import contextvars
+import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -18,8 +19,9 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect_cachewatch.common.secrets import LineRedactor
 from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
-from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
+from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.watching.attempt import Watch
 
 __all__ = ["ExpectedSize", "Reporter"]
@@ -32,6 +34,7 @@ EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
 _FIRST_PROGRESS_S = 5.0
 _LINES_MAX = 20
+_STALL_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Reporter:
         log_every_s: time between two log lines.
         attempt: number of the attempt.
         expected: the expected size, if it is known.
+        stalls: reports of stalls that stop nothing, as they come.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Reporter:
         log_every_s: float = LOG_EVERY_S,
         attempt: int = 1,
         expected: ExpectedSize | None = None,
+        stalls: queue.SimpleQueue[Report] | None = None,
     ) -> None:
+        self._stalls = stalls if stalls is not None else queue.SimpleQueue[Report]()
         self._attempt = attempt
         self._expected_bytes = expected.size_bytes if expected else None
         self._expected_from = expected.source if expected else ""
@@ -88,7 +94,7 @@ class Reporter:
         """
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self._thread.join(timeout_s if self._stalls.empty() else _STALL_PATIENCE_S)
 
     def _started_as(self) -> str:
         job = self._watch.job
@@ -109,6 +115,7 @@ class Reporter:
             try:
                 self._suspicions()
                 self._phases()
+                self._tell_stalls()
                 if now_s >= next_event_s and not ended:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
@@ -127,6 +134,12 @@ class Reporter:
             self._suspicions_seen += 1
             self._logger.warning("suspected stall: %s", suspicion.message)
             self._emit("suspected", {**self._numbers(), "message": suspicion.message})
+
+    def _tell_stalls(self) -> None:
+        while not self._stalls.empty():
+            report = self._stalls.get()
+            emit_generation_event("stall_reported", report.name, describe_end(report)[2])
+            tell_failure(report, self._logger, _STALL_PATIENCE_S)
 
     def _phases(self) -> None:
         if self._watch.serving is None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextvars
-import inspect
 import logging
 import math
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound
@@ -189,16 +189,13 @@ def _released(
 
 
 def _options(flow_run_id: UUID | None, timeout_s: float | None, lease_s: float) -> dict[str, Any]:
-    options: dict[str, Any] = {"timeout_seconds": timeout_s, "lease_duration": lease_s, "strict": True}
-    known = inspect.signature(concurrency).parameters
-    if "raise_on_lease_renewal_failure" in known:
-        # A server that is away for some minutes must not end a generation of hours.
-        options["raise_on_lease_renewal_failure"] = False
-    else:
-        options["strict"] = False  # older Prefect: strict also ends the run when a renewal fails
-    if flow_run_id is not None and "holder" in known:
-        from prefect.client.schemas.objects import ConcurrencyLeaseHolder  # noqa: PLC0415 - not in Prefect 3.6
-
+    options: dict[str, Any] = {
+        "timeout_seconds": timeout_s,
+        "lease_duration": lease_s,
+        "strict": True,
+        "raise_on_lease_renewal_failure": False,  # a server that is away for minutes must not end a generation of hours
+    }
+    if flow_run_id is not None:
         options["holder"] = ConcurrencyLeaseHolder(type="flow_run", id=flow_run_id)
     return options
 

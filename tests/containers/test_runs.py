@@ -105,11 +105,20 @@ def test_a_flood_of_output_is_drained_and_capped(contain, tmp_path):
     assert log.stat().st_size == 33_000_000 + len("the end\n")
 
 
+def test_lines_of_progress_of_a_container_end_pauses(contain, cache):
+    tells = "echo > $CACHE/f; for i in 1 2 3 4 5 6 7 8; do echo layer $i of 8; sleep 0.5; done"
+    options = ("--env", f"CACHE={cache}", "--stall-after", "1.5s", "--first-write-within", "1.5s", "--poll", "0.3s")
+    ran = contain(tells, *options, "--progress-log", r"layer (?P<done>\d+) of (?P<total>\d+)", "--allow-empty")
+    assert (ran.status, ran.report["logged"]["percent"]) == (0, 100.0), ran.stderr
+
+
 def test_a_generator_beyond_its_memory_limit_is_said_to_have_been_killed_for_it(contain):
     ran = contain("exec dd if=/dev/zero of=/dev/null bs=400M count=1", "--memory", "64m")
     assert ran.status == 137, ran.stderr
     assert (ran.report["exit_code"], ran.report["signal"]) == (None, 9)
     assert any("went beyond its limit of 64.0 MiB" in note for note in ran.report["notes"]), ran.report["notes"]
+    assert ran.report["diagnosis"]["category"] == "oom_killed"
+    assert " failed: the kernel killed the generator because memory ran out. " in ran.stderr, ran.stderr
 
 
 def test_ctrl_c_stops_the_container(engine, cache):

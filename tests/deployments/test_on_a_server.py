@@ -114,7 +114,9 @@ Block(name="test", url="http://127.0.0.1:{listener.server_port}/", json_data={{"
 
 
 def test_apply_is_idempotent_by_name_and_keeps_what_was_paused(deployed: Server, webhook: str, tmp_path: Path) -> None:
-    names = ["follow up on a stall", "tell about a stall", "crash zombies"]
+    names = [
+        "follow up on a stall", "tell about a stall", "tell about a stall that was only reported", "crash zombies",
+    ]  # fmt: skip
     command = ("cachewatch", "automations", "apply", "--notify", webhook)
     said = done(deployed, *command, "--dry-run").splitlines()
     assert said == [f"would be created: cachewatch: {name}" for name in names]
@@ -122,7 +124,7 @@ def test_apply_is_idempotent_by_name_and_keeps_what_was_paused(deployed: Server,
     assert done(deployed, *command).splitlines() == [f"created: cachewatch: {name}" for name in names]
     assert done(deployed, *command).splitlines() == [f"unchanged: cachewatch: {name}" for name in names]
     stored = {a["name"]: a for a in deployed.request("POST", "/automations/filter")}
-    assert len(stored) == 3
+    assert len(stored) == 4
     zombies = stored["cachewatch: crash zombies"]
     deployed.request("PATCH", f"/automations/{zombies['id']}", enabled=False)
     mine = tmp_path / "zombies.yaml"
@@ -245,14 +247,13 @@ def test_a_stall_tells_and_is_followed_up_and_a_dead_flow_is_crashed(
     assert any("It stalled for the first time in a row: it is run again once" in text for text in said), said
     wait_for(lambda: any(stalled in told["text"] for told in Webhook.received), 30)
     told = [told["text"] for told in Webhook.received if stalled in told["text"]]
-    assert told[0].startswith(
-        f"{tag} is Stalled: Tensor cache generation stalled: no disk write activity detected for 2 s"
-    )
+    assert told[0].startswith(f"{tag} is Stalled: ")
+    assert "Tensor cache generation stalled: no disk write activity detected for 2 s" in told[0]
     assert set(told) == {told[0]}, "the same, if it was sent again"
 
     crashed = deployed.wait_for_state(dead, "CRASHED", "COMPLETED", "FAILED", "CANCELLED", timeout_s=WINDOW_S + 90)
     assert crashed["state_type"] == "CRASHED"
-    assert crashed["state"]["message"].startswith("No heartbeat for 10 minutes")
+    assert crashed["state"]["message"].startswith("No heartbeat for the whole window")
     while time.monotonic() < killed + WINDOW_S + 10:
         time.sleep(1)
     assert deployed.flow_run(live)["state_type"] == "RUNNING"

@@ -316,6 +316,13 @@ def test_the_compose_file_has_a_server_on_postgresql_and_redis_and_two_workers_o
     ]
 
 
+def test_compose_sets_up_every_deployment_of_its_pool(compose: dict[str, Any]) -> None:
+    script = compose["services"]["setup"]["command"][-1]
+    entries = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())["deployments"]
+    wanted = [entry["name"] for entry in entries if entry["work_pool"]["name"] == "caches"]
+    assert re.findall(r"--name (\S+)", script) == wanted
+
+
 @pytest.mark.parametrize("name", ["Dockerfile", "generator.Dockerfile"])
 def test_an_image_s_last_stage_is_without_root(name: str) -> None:
     text = (DEPLOYMENTS / "docker" / name).read_text()

@@ -19,6 +19,7 @@ TREES = {PACKAGE: ROOT / "src" / PACKAGE, f"{PACKAGE}.flows": ROOT / "flows", f"
 PURE = [
     "run.trace.replay",
     "run.trace.rows",
+    "run.trace.runs",
     "watching.sections",
     "config",
     "config.attach",
@@ -37,8 +38,11 @@ PURE = [
     "common.private_keys",
     "common.temporary",
     "common.secrets",
+    "watching.learned",
+    "watching.refusal",
     "watching.stall",
     "watching.servers.warmup",
+    "watching.headline",
     "watching.outcomes",
     "measure.folder",
     "measure.growth",
@@ -76,6 +80,7 @@ COMMON = [
     "common.private_keys",
     "common.removal",
     "common.secrets",
+    "common.sources",
     "common.tuples",
 ]
 # Of these, what people write is read with pydantic and pyyaml, which no helper process has.
@@ -85,6 +90,7 @@ NO_PREFECT_COMMANDS = [
     "cli.main",
     "cli.exec",
     "cli.exec_command",
+    "cli.history",
     "cli.measure",
     "cli.options.guard",
     "cli.progress",
@@ -213,6 +219,16 @@ def test_a_helper_process_starts_without_site_packages(name):
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
+@pytest.mark.parametrize("module", [n for n in modules() if n.startswith((f"{PACKAGE}.flows", f"{PACKAGE}.tasks"))])
+def test_what_runs_in_a_process_of_its_own_does_not_bring_prefect_there(module):
+    tree = ast.parse(modules()[module].read_text())
+    own_functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if re.search(r"(\bfiles\.(run|open|consult)|^look_ahead)$", ast.unparse(call.func)):
+            # It is found there by its module's name, and that import takes seconds of its deadline.
+            assert not own_functions & {ast.unparse(argument) for argument in call.args}, ast.unparse(call)
+
+
 def test_exec_loads_no_prefect():
     code = (
         "import sys, prefect_cachewatch.cli.exec; print([m for m in sys.modules if m.partition('.')[0] == 'prefect'])"
@@ -272,6 +288,8 @@ def test_what_a_process_that_hangs_may_not_answer_is_read_where_it_has_a_deadlin
         "postmortem/procdetails.py",
         "postmortem/evidence.py",
         "postmortem/stacks.py",
+        "postmortem/standstill_around.py",
+        "watching/finding.py",
     }
     blocking = re.compile(
         r"/proc/\{[^}]+\}(?:/task/\{[^}]+\})?/(stat|io|cmdline|environ|s?maps|mem|syscall|stack|wchan|cwd|exe|root|ns)\b"

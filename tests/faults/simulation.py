@@ -117,7 +117,7 @@ class World:
                 self.wall_offset_s += self.random.choice([-3600.0, 3600.0])
         return False
 
-    def send(self, operation: str, full: bool = True, budget_s: float = 0.0) -> None:
+    def send(self, operation: str, full: bool = True, budget_s: float = 0.0, space: bool = False) -> None:
         assert operation == "scan"
         self.full = full
 

@@ -159,7 +159,7 @@ def test_a_signal_while_the_api_is_mute_ends_the_run_by_its_rules(
     waits = moment != "the generator runs"
     options = ["--attempts", "3", "--backoff", "5m", "--storage", storage]
     process = generate(own_sandbox, front.proxy.url, storage, ["false"] if waits else command, *options, window="60s")
-    until(lambda: "next attempt in" in own_sandbox.stderr() if waits else living(tag), 90, moment)
+    until(lambda: "ended failed: again after" in own_sandbox.stderr() if waits else living(tag), 90, moment)
     front.proxy.delay_s = 600.0
     time.sleep(1)
     process.send_signal(number)

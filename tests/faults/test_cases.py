@@ -81,7 +81,7 @@ def test_the_case_gets_its_right_answer(case: str, sandbox: Sandbox, who: str, f
             os.chown(sandbox.cache, sandbox.uid, sandbox.uid)
     options = ["--first-write-within", "3s", "--churn-after", "4s"]
     if case.endswith("any"):
-        options += ["--progress", "any"]
+        options += ["--progress-by", "any"]
     command = [sys.executable, "-I", "-S", "-c", HEAD + code, str(sandbox.cache)]
     process = sandbox.guarded(command, *options, window="1500ms")
     assert process.wait(90) == status, sandbox.stderr()

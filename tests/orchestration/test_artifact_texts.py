@@ -6,17 +6,18 @@ from dataclasses import replace
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.flows.generation import generate_cache  # noqa: F401 - imports as a worker does
-from prefect_cachewatch.postmortem.report import Diagnosis, GrowthReport, Report, SampleReport, StallReport, StopSection
+from prefect_cachewatch.postmortem.report import GrowthReport, Report, SampleReport, StallReport, StopSection
 from prefect_cachewatch.run.history import PastRun
 from prefect_cachewatch.tasks.prefect_api.artifacts import completion_markdown, report_markdown
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, resource_id
+from prefect_cachewatch.watching.sections import Diagnosis
 
 CAUSE = Diagnosis("waiting_for_lock", "pid 7 (a) waits for a lock", ("/proc/locks: FLOCK",), "End pid 9.", "high")
 GROWTH = GrowthReport(
     2**30, 2**30, 2**30, 43, 2.0, 300.0, 12.0, [], [SampleReport(0.0, 0, 0), SampleReport(300.0, 2**30, 2**30)]
 )
 STALLED = Report(
-    "stalled", StallReport("no_growth", 300.0, 300.0), "It stalled. Cause: pid 7 (a) waits for a lock.", None, 15, "Llama",
+    "stalled", StallReport("no_growth", 300.0, 300.0), "Llama stalled: pid 7 (a) waits for a lock. No growth for 5 minutes. Tensor cache generation stalled: no bytes.", None, 15, "Llama",
     ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 600.5, GROWTH, StopSection(300.0, 0.01, [], [], []), None, [], [],
     CAUSE, "/state/bundles/x",
 )  # fmt: skip
@@ -25,9 +26,10 @@ STALLED = Report(
 def test_cause_next_step_chart_and_bundle_stand_in_this_order_and_once():
     text = report_markdown(STALLED)
     parts = [
-        "## It stalled.\n",
+        "## Llama: Stalled\n",
         "**Cause:** Pid 7 (a) waits for a lock (waiting",
         "**Next:** End pid 9.",
+        "Tensor cache generation stalled: no bytes.",
         "data:image/svg",
     ]
     places = [text.index(part) for part in [*parts, "cachewatch report /state/bundles/x"]]

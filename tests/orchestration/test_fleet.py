@@ -155,10 +155,36 @@ def test_a_fleet_over_workers_is_partly_failed_and_its_table_says_who_needs_a_pe
     rows = table(workers, run)
     assert [row["job"] for row in rows] == ["fails", "hangs", "good", "last", "total: 4 jobs"]
     stalled, good = rows[1], rows[2]
-    assert stalled["cause"].startswith("Tensor cache generation stalled: no disk write activity detected for 3 s")
-    assert stalled["what to do"] and stalled["run"].endswith(found["hangs"]["id"])
+    assert stalled["cause"].startswith("pid ")
+    assert stalled["next"] and stalled["run"].endswith(found["hangs"]["id"])
     assert (good["bytes"], good["attempts"], good["cause"]) == ("732 KiB", "1", "")
     assert good["rate"].endswith("KiB/s") and good["time"] and good["wait"]
+    wait_until_gone(tag)
+
+
+@pytest.mark.parametrize("deployment", [None, "generate-cache/one"])
+def test_a_member_in_shadow_mode_is_left_alone_and_its_row_says_what_would_have_been(
+    workers: Server, tmp_path: Path, deployment: str | None
+) -> None:
+    tag = new_tag()
+    jobs = [
+        job("pauses", tag, tmp_path, GROWS + "time.sleep(8)\n", stall=SHORT),
+        job("steady", tag, tmp_path),
+        job("breaks", tag, tmp_path, GROWS + "time.sleep(8)\nsys.exit(3)\n", stall=SHORT),
+    ]
+    path = write_jobs(tmp_path, tag, jobs, defaults={**DEFAULTS, "on_stall": "report"})
+    run = run_fleet(workers, path, deployment=deployment)
+    assert run["state_name"] == "PartlyFailed", run["state"]["message"]
+    found = children(workers, run["id"])
+    assert {name: child["state_name"] for name, child in found.items()} == {
+        "pauses": "Completed", "steady": "Completed", "breaks": "GeneratorFailed",
+    }  # fmt: skip
+    assert workers.task_states(found["pauses"]["id"])["monitor-1"] == "StallReported"
+    rows = {row["job"]: row for row in table(workers, run)}
+    assert "It would have been stopped once, in vain: it completed." in rows["pauses"]["cause"]
+    assert "It would have been stopped once, and rightly: it never grew again." in rows["breaks"]["cause"]
+    assert rows["steady"]["cause"] == ""
+    assert "1 of the generations that completed would have been stopped" in run["state"]["message"]
     wait_until_gone(tag)
 
 

@@ -39,9 +39,10 @@ def test_a_whole_fleet_is_0_and_one_that_failed_in_part_is_1(server: Server, tmp
     done = run(server, path)
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert re.match(r"bad +GeneratorFailed +146 KiB ", lines[0])
-    assert lines[1].startswith("  next: ")
-    assert re.match(r"good +Completed +146 KiB ", lines[2])
+    assert re.match(r"job +state +cause", lines[0])
+    assert re.match(r"bad +GeneratorFailed +\S", lines[1])
+    assert [line.split(":")[0] for line in lines[2:-1]] == ["  next", "  run"]
+    assert re.match(r"good +Completed +146 KiB ", lines[-1])
     said = done.stderr.splitlines()
     assert sum(line.startswith("cachewatch: good: Completed, 146 KiB") for line in said) == 1
     assert said[-1].startswith(f"Fleet '{tag}': 1 of 2 caches are there; 1 failed. First: bad is GeneratorFailed (")

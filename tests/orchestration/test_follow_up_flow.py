@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prefect import get_client
@@ -17,14 +18,14 @@ from prefect_cachewatch.flows.generation import generate_cache
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
 
-def generated(tmp_path: Path, code: str) -> tuple[str, uuid.UUID]:
+def generated(tmp_path: Path, code: str, **retry: Any) -> tuple[str, uuid.UUID]:
     name = f"follow-{uuid.uuid4().hex[:8]}"
     job = CacheJob(name=name, command=[sys.executable, "-c", code], cache_dirs=[tmp_path / "cache"])
     generate_cache(
         job,
         stall=StallPolicy(stall_after_s=1, first_write_within_s=1, poll_s=0.2),
         stop=StopPolicy(grace_s=1),
-        retry=RetryPolicy(attempts=1),
+        retry=RetryPolicy(attempts=1, **retry),
         return_state=True,
     )
     with get_client(sync_client=True) as client:
@@ -36,7 +37,7 @@ def test_a_run_that_is_not_there_is_refused_in_a_sentence() -> None:
     state = follow_up_stall(uuid.UUID(int=7), return_state=True)
     assert (state.name, state.message) == (
         "Refused",
-        f"there is no flow run {uuid.UUID(int=7)}: give the id of a stalled generation",
+        f"there is no flow run {uuid.UUID(int=7)}: give the id of a generation that failed",
     )
 
 
@@ -44,7 +45,9 @@ def test_a_run_that_did_not_stall_is_refused_in_a_sentence(tmp_path: Path) -> No
     name, run_id = generated(tmp_path, f"open({str(tmp_path / 'cache/a')!r}, 'w').write('a cache')")
     state = follow_up_stall(run_id, return_state=True)
     assert state.name == "Refused"
-    assert state.message == f"flow run {name} is Completed, not Stalled: there is nothing to follow up"
+    assert (
+        state.message == f"flow run {name} is Completed, not Stalled or GeneratorFailed: there is nothing to follow up"
+    )
 
 
 def test_a_stall_without_a_deployment_is_told_and_not_run_again(tmp_path: Path) -> None:
@@ -52,7 +55,36 @@ def test_a_stall_without_a_deployment_is_told_and_not_run_again(tmp_path: Path) 
     result = follow_up_stall(run_id, rerun="once")
     assert result == {
         "run_again": False,
-        "stalls_in_a_row": 1,
+        "failures_in_a_row": 1,
         "sentence": "It stalled for the first time in a row: run it again when the cause is mended.",
         "flow_run_id": None,
     }
+
+
+FULL = "raise OSError(28, 'No space left on device')"
+
+
+@pytest.mark.parametrize(
+    ("by_cause", "said"),
+    [
+        ({}, "it is not run again, because the disk is as full as before."),
+        ({"disk_full": {"again": True}}, "run it again when the cause is mended."),
+    ],
+)
+def test_a_cause_that_lasts_is_not_followed_up_unless_by_cause_says_otherwise(
+    tmp_path: Path, by_cause: Any, said: str
+) -> None:
+    _, run_id = generated(tmp_path, FULL, by_cause=by_cause)
+    result = follow_up_stall(run_id, rerun="once")
+    assert isinstance(result, dict)
+    assert (result["run_again"], result["sentence"]) == (False, f"It failed for the first time in a row: {said}")
+
+
+def test_the_same_traceback_twice_lasts(tmp_path: Path) -> None:
+    name = f"follow-{uuid.uuid4().hex[:8]}"
+    job = CacheJob(name=name, command=[sys.executable, "-c", "{}['layer']"], cache_dirs=[tmp_path / "cache"])
+    generate_cache(job, retry=RetryPolicy(attempts=2, backoff_s=0.05, jitter=0), return_state=True)
+    with get_client(sync_client=True) as client:
+        (run,) = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    assert run.labels["cachewatch.cause"] == "python_error"
+    assert run.labels["cachewatch.lasting"] == "it failed with the same traceback as before, and the cache did not grow"

@@ -124,9 +124,9 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
     state = run(job(tmp_path / "cache", code, name="Llama 3/70B"))
     assert (state.type, state.name) == ("FAILED", "Stalled")
     assert state.message is not None
-    assert state.message.startswith(
-        f"Tensor cache generation stalled: no disk write activity detected for 1.5 s in {tmp_path}"
-    )
+    assert re.match(r"Llama 3/70B stalled: pid \d+ \(python\S*\) sleeps .*\. No growth for [\d.]+ s\. ", state.message)
+    fact = f"Tensor cache generation stalled: no disk write activity detected for 1.5 s in {tmp_path}"
+    assert fact in state.message
     assert task_states(state) == {"generate-1": "Terminated", "monitor-1": "StallDetected"}
     found = artifacts(state)
     assert sorted(found) == ["cachewatch-llama-3-70b-listing", "cachewatch-llama-3-70b-report"]
@@ -134,7 +134,9 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
     assert rows[0]["file"] == hostile.replace("/", "_")
     assert rows[-1]["file"] == "total: 4 files"
     markdown = found["cachewatch-llama-3-70b-report"].data
+    assert markdown.startswith("## Llama 3/70B: Stalled\n\n**Cause")
     assert "no disk write activity detected for 1.5 s" in markdown
+    assert str(found["cachewatch-llama-3-70b-report"].description).startswith("Llama 3/70B stalled: pid ")
     outside_code = re.sub(r"`[^`]*`", "", markdown.partition("```")[0])
     assert "&lt;script&gt;" in outside_code
     assert "<script>" not in outside_code
@@ -165,6 +167,16 @@ def test_a_generator_that_fails_ends_generator_failed_with_its_exit_code(tmp_pat
     assert (state.type, state.name) == ("FAILED", "GeneratorFailed")
     assert "exit code 7" in str(state.message)
     assert task_states(state) == {"generate-1": "GeneratorFailed", "monitor-1": "Completed"}
+
+
+def test_what_a_generator_printed_last_begins_the_message_and_is_in_the_artifact(tmp_path: Path) -> None:
+    code = WRITES + "raise MemoryError('layer 7')"
+    state = run(job(tmp_path / "cache", code, name="llama"))
+    assert str(state.message).startswith(
+        "llama failed: memory ran out: MemoryError: layer 7 [<module> (<string>:7)]. Exit code 1. "
+    )
+    (page,) = (page for key, page in artifacts(state).items() if key.endswith("-report"))
+    assert "host_out_of_memory, confidence high" in page.data.replace("\\\\", "")
 
 
 def test_an_attempt_that_outlives_its_limit_ends_deadline_exceeded(tmp_path: Path) -> None:
@@ -436,3 +448,20 @@ def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(
     # They were never on the storage together.
     stamps = [[path.stat().st_mtime for path in (tmp_path / r.job).iterdir()] for r in (early, late)]
     assert max(stamps[0]) < min(stamps[1])
+
+
+def test_a_generator_that_tells_its_progress_is_no_stall_and_the_artifact_says_what_it_told(tmp_path):
+    cache = tmp_path / "cache"
+    silent = """
+import sys, time
+open(sys.argv[1] + "/a", "wb").write(bytes(9000))
+for n in range(9):
+    print(f"layer {n if len(sys.argv) == 2 else 1} of 9", flush=True); time.sleep(0.4)
+"""
+    pattern = [r"layer (?P<done>\d+) of (?P<total>\d+)"]
+    state = run(job(cache, silent, progress_log=pattern))
+    assert state.is_completed(), state.message
+    told = job(cache, silent, progress_log=pattern)
+    state = run(told.model_copy(update={"command": [*told.command, "repeats"]}))
+    assert (state.name, "Its output last told of progress" in str(state.message)) == ("Stalled", True)
+    assert "| Progress told | `1 of 9 (11 %)" in str(artifacts(state))

@@ -251,6 +251,7 @@ def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheSt
         assert (Path(store.current_path("llama")) / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
 
 
+@pytest.mark.campaign
 def test_cut_files_are_published_only_where_the_user_insists_on_keeping_them(store: CacheStore, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     state = run(job(CUTS, str(mark)), policy(store, suspects="keep", min_bytes=300_000), retry=AGAIN)
@@ -289,6 +290,7 @@ if first:
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
 def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
     store: CacheStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -307,6 +309,7 @@ def test_a_clean_retry_keeps_another_users_files_but_those_that_may_be_cut(
     assert "removed 1 files that may be cut, before resuming: late.bin" in said
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of another user")
 @pytest.mark.parametrize("on_retry", ["clean", "resume"])
 def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_retries(
@@ -468,6 +471,7 @@ def test_a_server_that_warms_up_is_asked_until_it_is_well(store: CacheStore, slo
     assert deploy(job(), policy(store), health).name == "Completed"
 
 
+@pytest.mark.campaign
 def test_a_server_that_stays_unwell_is_rolled_back_at_the_deadline(store: CacheStore, slow_server: str) -> None:
     deploy(job(), policy(store), None)
     before = os.readlink(store.current_path("llama"))

@@ -81,7 +81,7 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
             job = CacheJob(name="llama", command=["gen", "\u00fc"], cache_dirs=[Path("/c/\udcff")], env={"A": "=\u00fc "})
             return receive(ExecSettings(
                 job=job, stall=StallPolicy(stall_after_s=7.5), stop=StopPolicy(), outputs=Outputs(report=Path("/r")),
-                create=False, quiet=True, foreground=False, verbose=False,
+                create=False, quiet=True, progress=None, foreground=False, verbose=False,
                 rewrite={}, metrics=Metrics(to=":9464"), note="a note"))
         loaded = []
         got = settings_from(read, lambda: loaded.append(1))

@@ -17,7 +17,7 @@ import pytest
 
 from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.adopted import AdoptedProcess, Family
+from prefect_cachewatch.supervise.adopted import AttachedProcess, ProcessTree
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.supervisor import exit_of
@@ -26,6 +26,7 @@ from support import (
     PATIENCE_S,
     Ran,
     assert_none_left,
+    ended_pid,
     eventually,
     exec_argv,
     needs_root,
@@ -262,9 +263,7 @@ def test_a_stall_has_it_stopped_with_a_daemon_that_went_to_init(cache, started, 
     assert ran.status == 124, ran.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["outcome"], report["stall"]["kind"]) == ("stalled", "never_started")
-    assert ran.stderr.splitlines()[-1].startswith(
-        "Tensor cache generation never started: no byte written within 4 s in "
-    )
+    assert " Tensor cache generation never started: no byte written within 4 s in " in ran.stderr.splitlines()[-1]
     stop = report["stop"]
     assert [who["pid"] for who in stop["terminated"]] == [process.pid]
     assert (len(stop["killed"]), stop["survivors"]) == (1, [])
@@ -401,24 +400,24 @@ os.wait()
 time.sleep({LIFE_S})
 """
     process = started(source, tag)
-    family = Family(process.pid, read_stat(process.pid).start_ticks)
+    tree = ProcessTree(process.pid, read_stat(process.pid).start_ticks)
     assert eventually(lambda: len(tagged(tag)) == 4)
-    first = family.look()
+    first = tree.look()
     assert sorted(first) == sorted(tagged(tag))
     one_seen = next(pid for pid in first if os.getsid(pid) not in (process.pid, pid))
-    family.known = {pid: ticks for pid, ticks in family.known.items() if pid in (process.pid, one_seen)}
+    tree.known = {pid: ticks for pid, ticks in tree.known.items() if pid in (process.pid, one_seen)}
     (tmp_path / "go").touch()
     assert eventually(lambda: len(tagged(tag)) == 3)
-    assert sorted(family.look()) == sorted(tagged(tag))
-    assert os.getpid() not in family.look()
+    assert sorted(tree.look()) == sorted(tagged(tag))
+    assert os.getpid() not in tree.look()
     for pid in tagged(tag):
         os.kill(pid, signal.SIGKILL)
 
 
 def test_a_pid_that_is_another_processs_by_now_is_no_member(started):
     process = started(SLEEPS)
-    family = Family(process.pid, read_stat(process.pid).start_ticks - 1)
-    assert family.look() == {}
+    tree = ProcessTree(process.pid, read_stat(process.pid).start_ticks - 1)
+    assert tree.look() == {}
     assert process.poll() is None
 
 
@@ -431,7 +430,7 @@ from prefect_cachewatch.supervise import adopted
 from prefect_cachewatch.supervise.adoptee import Adoptee
 os.setresuid(12345, 12345, 12345)
 adopted._KILL_DEADLINE_S = 0.5
-one = adopted.AdoptedProcess(Adoptee({process.pid}), grace_s=0.2)
+one = adopted.AttachedProcess(Adoptee({process.pid}), grace_s=0.2)
 one.start()
 one.stop()
 report = one.wait(30)
@@ -468,9 +467,8 @@ def test_init_itself_an_ancestor_and_nobody_are_refused(tmp_path):
     assert refused(1) == "process 1 is init, from which everything descends: give the pid of the generator"
     assert refused(os.getpid()).startswith(f"process {os.getpid()} is this cachewatch itself")
     assert refused(os.getppid()).startswith(f"process {os.getppid()} started this cachewatch")
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    assert refused(gone.pid) == f"there is no process {gone.pid}: see ps -e for the generator's"
+    gone = ended_pid()
+    assert refused(gone) == f"there is no process {gone}: see ps -e for the generator's"
 
 
 def test_a_zombie_and_a_thread_are_refused(started):
@@ -557,13 +555,13 @@ def test_a_directory_that_is_none_is_refused_and_not_made(tmp_path, started, pat
 
 def test_letting_go_is_no_stop_and_a_stop_is_verified(started):
     process = started(SLEEPS)
-    first = AdoptedProcess(Adoptee(process.pid), grace_s=5)
+    first = AttachedProcess(Adoptee(process.pid), grace_s=5)
     first.start()
     first.let_go()
     assert first.wait(PATIENCE_S).why == "released"
     first.close()
     assert is_alive(process.pid, read_stat(process.pid).start_ticks)
-    second = AdoptedProcess(Adoptee(process.pid), grace_s=5)
+    second = AttachedProcess(Adoptee(process.pid), grace_s=5)
     second.start()
     assert second.freeze(1) == []
     second.stop()

@@ -25,8 +25,16 @@ ASKED = {
     "watch --on-stall ": ["report", "stop"],
     "exec --profile open": ["openvino"],
     "profiles torch": ["torch-compile"],
-    "generate --no-": ["--no-create", "--no-default-ignores", "--no-bundle", "--no-activate"],
+    "generate --no-": [
+        "--no-create",
+        "--no-default-ignores",
+        "--no-bundle",
+        "--no-activate",
+        "--no-proof",
+        "--no-space-after",
+    ],
     "fleet --max-": ["--max-parallel", "--max-failures"],
+    "doctor --no-": ["--no-prefect"],
     "completion ": ["bash", "zsh", "fish"],
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.watching.emptiness import Emptiness
-from support import CACHEWATCH, Ran, run_exec, running
+from support import CACHEWATCH, SEARCHES_AT_LEISURE, Ran, run_exec, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--no-bundle")
 WRITES_SLOWLY = "import sys, time\nfile = open(sys.argv[1], 'wb')\nfor n in range(4): file.write(bytes(9999)); file.flush(); time.sleep(0.4)"
@@ -51,7 +51,12 @@ def test_what_a_fast_command_wrote_is_found_by_the_words_of_its_command(cache: P
     right = tmp_path / "right"
     right.mkdir()
     (right / "old.bin").write_bytes(b"old")
-    ran = run_exec(cache, *WELL, command=["sh", "-c", "head -c 9999 /dev/zero > $1", "sh", str(right / "layer0.bin")])
+    ran = run_exec(
+        cache,
+        *WELL,
+        cachewatch=SEARCHES_AT_LEISURE,
+        command=["sh", "-c", "head -c 9999 /dev/zero > $1", "sh", str(right / "layer0.bin")],
+    )
     # Whoever is seen with the file open is not searched for.
     assert f"New since its start: {right}/layer0.bin" in told(ran) or f"open for writing in {right}" in told(ran)
 
@@ -65,7 +70,14 @@ def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: P
         os.utime(right / f"old{number}.bin", (13_000_000_000, 13_000_000_000))
     time.sleep(1.5)  # beyond what a clock may differ
     script = "head -c 9999 /dev/zero > $1; touch -d @$2 $1"
-    message = told(run_exec(cache, *WELL, command=["sh", "-c", script, "sh", str(right / "layer0.bin"), str(date)]))
+    message = told(
+        run_exec(
+            cache,
+            *WELL,
+            cachewatch=SEARCHES_AT_LEISURE,
+            command=["sh", "-c", script, "sh", str(right / "layer0.bin"), str(date)],
+        )
+    )
     assert "/old" not in message
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
@@ -83,10 +95,13 @@ def test_new_files_are_looked_for_where_the_command_points_to(cache: Path, tmp_p
         words = [f"--out={right}"]
     elif where == "environment":
         options = ("--env", f"OUT={right}")
-    message = told(run_exec(cache, *WELL, *options, command=["sh", "-c", script, "sh", *words]))
+    message = told(
+        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=["sh", "-c", script, "sh", *words])
+    )
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
 
+@pytest.mark.campaign
 def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> None:
     """Bytecode, logs, what the run itself writes, devices: the directory with the bytes is named, and no other."""
     work = tmp_path / "here"
@@ -109,7 +124,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         "--record",
         str(work / "growth.trace"),
     )
-    message = told(run_exec(cache, *WELL, *options, command=[sys.executable, "-c", script]))
+    message = told(
+        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script])
+    )
     assert f"open for writing in {right}" in message
     for noise in ("__pycache__", "run.log", "/proc", "/dev", ".git", "output.txt", "growth.trace", f"in {work}."):
         assert noise not in message
@@ -128,7 +145,9 @@ def test_what_is_plainly_no_cache_is_not_named(cache: Path, tmp_path: Path) -> N
         "--record",
         str(fast / "growth.trace"),
     )
-    message = told(run_exec(cache, *WELL, *options, command=[sys.executable, "-c", script]))
+    message = told(
+        run_exec(cache, *WELL, *options, cachewatch=SEARCHES_AT_LEISURE, command=[sys.executable, "-c", script])
+    )
     assert "Where else it wrote was not seen." in message
 
 

@@ -97,6 +97,10 @@ def test_a_server_that_ends_before_it_is_ready_fails_at_once_with_its_code_and_i
     assert (ran.status, ran.report["outcome"], ran.report["exit_code"]) == (status, "failed", code)
     assert f"the generator ended with exit code {code} before it was ready" in ran.report["message"]
     assert ran.report["log_tail"][-1] == "RuntimeError: device 3 does not answer"
+    probably = "" if code else ", probably"
+    assert ran.report["message"].startswith(
+        f"cache failed{probably}: an exception ended it: RuntimeError: device 3 does not answer. Exit code {code}. "
+    )
     assert ran.report["ready"]["at_s"] is None
 
 
@@ -182,6 +186,8 @@ def test_where_the_leader_counts_its_leaving_is_the_end_before_it_was_ready(benc
     ran = bench.exec("--wait-for", "leader", daemonize=True)
     assert (ran.status, ran.report["exit_code"]) == (1, 0)
     assert "before it was ready" in ran.report["message"]
+    assert " Exit code 0; it reported no error. " in ran.report["message"]
+    assert ran.report["diagnosis"]["category"] == "generator_failed"
     assert_none_left(bench.tag)
 
 

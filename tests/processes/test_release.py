@@ -136,11 +136,15 @@ def test_a_guard_whose_state_file_stays_does_not_let_go(tmp_path: Path, monkeypa
     assert_none_left(tag)
 
 
-def test_a_release_after_a_stop_comes_too_late():
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize("first", ["the stop", "the end"])
+def test_a_release_after_a_stop_comes_too_late_and_waits_for_nothing(first: str):
     with guarded(PLAIN) as (guard, tag):
         assert eventually(lambda: tagged(tag))
         guard.stop()
-        assert guard.release(PATIENCE_S) == "it has ended"
+        if first == "the end":
+            assert guard.wait(PATIENCE_S).why == "stop"
+        assert guard.release(10 * PATIENCE_S) == "it has ended"
         assert guard.wait(PATIENCE_S).why == "stop"
     assert_none_left(tag)
 

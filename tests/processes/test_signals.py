@@ -19,6 +19,7 @@ import pytest
 
 from support import (
     PATIENCE_S,
+    WELL,
     assert_none_left,
     eventually,
     exec_argv,
@@ -30,18 +31,6 @@ from support import (
     tagged,
 )
 
-WELL = (
-    "--allow-empty",
-    "--stall-after",
-    "5m",
-    "--first-write-within",
-    "5m",
-    "--poll",
-    "0.3s",
-    "--grace",
-    "0.5s",
-    "--no-bundle",
-)
 LIFE_S = 100
 CATCHABLE = sorted(set(range(1, 32)) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 FORWARDED = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGRTMIN, signal.SIGRTMIN + 3, signal.SIGRTMAX]
@@ -359,6 +348,7 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
         assert run.end() == 0, run.process.stderr.read()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("poll", mostly_apart(["0.2s", "1s"], ["0.2s"]))
 def test_a_watcher_that_was_stopped_by_force_makes_no_stall_of_the_gap(tmp_path, poll):
     with listening(tmp_path, "--first-write-within", "5s", "--poll", poll) as run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -216,13 +217,13 @@ def test_a_child_whose_main_thread_has_ended_is_stopped_and_named(tmp_path: Path
 
 
 def test_an_adopted_process_whose_main_thread_has_ended_is_watched_and_stopped(tmp_path: Path) -> None:
-    from prefect_cachewatch.supervise.adopted import AdoptedProcess
+    from prefect_cachewatch.supervise.adopted import AttachedProcess
     from prefect_cachewatch.supervise.adoptee import Adoptee
 
     path = tmp_path / "grows"
     with running(leaderless(path)) as process:
         assert eventually(lambda: path.exists() and raw_state(process.pid) == "Z")
-        adopted = AdoptedProcess(Adoptee(process.pid, to_stop=True), 0.2)
+        adopted = AttachedProcess(Adoptee(process.pid, to_stop=True), 0.2)
         adopted.start()
         assert adopted.wait(1) is None
         adopted.stop()
@@ -260,13 +261,13 @@ def test_a_clean_up_command_that_a_handler_starts_is_left_to_end(tmp_path: Path)
 
 
 def test_a_clean_up_command_of_an_adopted_process_is_left_to_end(tmp_path: Path) -> None:
-    from prefect_cachewatch.supervise.adopted import AdoptedProcess
+    from prefect_cachewatch.supervise.adopted import AttachedProcess
     from prefect_cachewatch.supervise.adoptee import Adoptee
 
     path = tmp_path / "tidied"
     with running(with_handler(path)) as process:
         assert eventually(Path(f"{path}.ready").exists)
-        adopted = AdoptedProcess(Adoptee(process.pid, to_stop=True), 30)
+        adopted = AttachedProcess(Adoptee(process.pid, to_stop=True), 30)
         adopted.start()
         adopted.stop()
         assert eventually(lambda: process.poll() is not None)
@@ -413,3 +414,42 @@ def test_a_guard_that_dies_again_and_again_saves_nobody() -> None:
         assert_none_left(tag)
     assert report.why in ("guards_died", "inner_guard_died")
     assert report.survivors == []
+
+
+CHAIN = """
+import os, sys
+for _ in range(600):
+    if os.fork():
+        os._exit(0)
+"""
+LOOKS_AT_A_CHAIN = f"""
+import contextlib, ctypes, os, select, subprocess, sys
+from prefect_cachewatch.supervise.proc import descendants
+
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER: orphans of the chain move here
+alive, end = os.pipe()
+subprocess.Popen([sys.executable, "-I", "-S", "-c", {CHAIN!r}], pass_fds=[end])
+os.close(end)
+looks = empty = 0
+while True:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    found = descendants(os.getpid())
+    if select.select([alive], [], [], 0)[0]:
+        break
+    looks, empty = looks + 1, empty + (not found)
+with contextlib.suppress(ChildProcessError):
+    while True:
+        os.waitpid(-1, 0)
+print(looks, empty)
+"""
+
+
+def test_a_process_that_ends_during_a_look_does_not_hide_its_child() -> None:
+    """Each process of a chain starts the next one and ends at once: a look is never empty while the chain lives."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS_AT_A_CHAIN], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    looks, empty = map(int, done.stdout.split())
+    assert (looks > 5, empty) == (True, 0), done.stderr

@@ -14,21 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support import PATIENCE_S, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, tagged
+from support import PATIENCE_S, WELL, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, tagged
 
-WELL = (
-    "--allow-empty",
-    "--stall-after",
-    "5m",
-    "--first-write-within",
-    "5m",
-    "--poll",
-    "0.3s",
-    "--grace",
-    "0.5s",
-    "--no-bundle",
-    "--quiet",
-)
+QUIET = (*WELL, "--quiet")
 LIFE_S = 100
 
 
@@ -124,7 +112,7 @@ def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path, options):
         return ticks.stat().st_size > before
 
     with terminal() as shell:
-        shell.type(line(*exec_argv(cache, *WELL, *options, command=[*program(TICKS, tag), str(ticks)])))
+        shell.type(line(*exec_argv(cache, *QUIET, *options, command=[*program(TICKS, tag), str(ticks)])))
         assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
         (ours,), (pid,) = commands(shell, cache), tagged(tag)
         for then in ("fg", "bg"):
@@ -157,7 +145,7 @@ def test_a_command_in_the_foreground_reads_the_terminal_and_its_device(tmp_path)
         open({str(tmp_path / "got")!r}, "wb").write(first + second + str(group).encode())
     """
     with terminal() as shell:
-        argv = exec_argv(tmp_path / "cache", *WELL, "--foreground", command=program(source, new_tag()))
+        argv = exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=program(source, new_tag()))
         shell.type(line(*argv))
         assert eventually(lambda: b"first? " in shell.shown), shell.shown
         shell.type("one\n")
@@ -177,7 +165,7 @@ def test_a_command_of_a_session_of_its_own_has_no_terminal(tmp_path):
             open({str(tmp_path / "got")!r}, "w").write(error.strerror)
     """
     with terminal() as shell:
-        shell.type(line(*exec_argv(tmp_path / "cache", *WELL, command=program(source, new_tag()))))
+        shell.type(line(*exec_argv(tmp_path / "cache", *QUIET, command=program(source, new_tag()))))
         assert eventually((tmp_path / "got").exists), shell.shown
         assert eventually(lambda: (tmp_path / "got").read_text() == "No such device or address")
 
@@ -195,7 +183,7 @@ def test_ctrl_c_reaches_a_command_in_the_foreground_itself(tmp_path):
     """
     tag = new_tag()
     with terminal() as shell:
-        shell.type(line(*exec_argv(tmp_path / "cache", *WELL, "--foreground", command=program(source, tag))))
+        shell.type(line(*exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=program(source, tag))))
         assert eventually((tmp_path / "started").exists), shell.shown
         shell.type("\x03")
         assert eventually((tmp_path / "got.2").exists)
@@ -212,7 +200,7 @@ def test_a_terminal_that_is_closed_leaves_nobody(tmp_path, options):
     tag, ticks = new_tag(), tmp_path / "ticks"
     report = tmp_path / "report.json"
     argv = exec_argv(
-        tmp_path / "cache", *WELL, *options, "--report", report, command=[*program(TICKS, tag), str(ticks)]
+        tmp_path / "cache", *QUIET, *options, "--report", report, command=[*program(TICKS, tag), str(ticks)]
     )
     with terminal(*argv) as shell:  # as of `xterm -e`: it leads the session
         assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
@@ -223,7 +211,7 @@ def test_a_terminal_that_is_closed_leaves_nobody(tmp_path, options):
 def test_a_shell_in_the_foreground_has_job_control(tmp_path):
     # It makes a process group of its own, takes the terminal for it, and gives it back.
     with terminal() as shell:
-        shell.type(line(*exec_argv(tmp_path / "cache", *WELL, "--foreground", command=["bash", "--norc", "-mi"])))
+        shell.type(line(*exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=["bash", "--norc", "-mi"])))
         shell.type("echo flags-[$-]-$((1+1)) > " + str(tmp_path / "flags") + "\n")
         assert eventually((tmp_path / "flags").exists), shell.shown
         shell.type("exit 3\n")
@@ -241,7 +229,7 @@ def test_foreground_refuses_what_has_no_terminal(tmp_path):
 def test_a_killed_run_in_the_foreground_leaves_nobody(tmp_path):
     tag, ticks, cache = new_tag(), tmp_path / "ticks", tmp_path / "cache"
     with terminal() as shell:
-        shell.type(line(*exec_argv(cache, *WELL, "--foreground", command=[*program(TICKS, tag), str(ticks)])))
+        shell.type(line(*exec_argv(cache, *QUIET, "--foreground", command=[*program(TICKS, tag), str(ticks)])))
         assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
         (ours,) = commands(shell, cache)
         os.kill(ours, signal.SIGKILL)

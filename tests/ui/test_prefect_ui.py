@@ -161,7 +161,9 @@ def _artifact(run: dict[str, Any], ending: str) -> dict[str, Any]:
 def test_the_stalled_run_ends_stalled_with_the_cause_in_one_line(site):
     run = site["stall"]
     assert (run["state"], run["type"]) == ("Stalled", "FAILED")
-    assert "Cause: all 2 threads of pid" in run["message"] and "a deadlock." in run["message"]
+    assert (
+        run["message"].startswith("llama-3-70b-n300 stalled: all 2 threads of pid ") and "a deadlock." in run["message"]
+    )
     assert "\n" not in run["message"]
 
 
@@ -283,10 +285,11 @@ def test_the_block_has_a_form_whose_fields_explain_themselves(site, browser, pic
     env = {**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{site['port']}/api"}
     prefect = str(Path(sys.executable).with_name("prefect"))
     subprocess.run([prefect, "block", "register", "-m", "prefect_cachewatch"], env=env, check=True, timeout=120)
-    browser.open(f"{base}/blocks/catalog/cache-generation/create", width=1400, height=2400)
-    for words in ("Cache Generation", "Name of the cache, for example", "Working directory of the generator"):
+    browser.open(f"{base}/blocks/catalog/cache-generation/create", width=1400, height=4400)
+    for words in ("Cache Generation", "Name of the cache, for example", "Prometheus metrics of the run"):
         browser.wait_for(f"document.body.innerText.includes({words!r})", 60)
     browser.screenshot(pictures / f"block-{ui}.png")
+    assert 'type "None"' not in browser.text()
 
 
 FORM = """

@@ -11,7 +11,7 @@ from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["brief_time", "latency_chart", "shares_chart", "small_files_chart"]
+__all__ = ["brief_band", "brief_time", "latency_chart", "plan_charts", "shares_chart", "small_files_chart"]
 
 _WIDTH, _HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 44, 52
@@ -39,6 +39,23 @@ class _Axes:
         return _HEIGHT - _BOTTOM - (value - low) / max(high - low, 1e-9) * (_HEIGHT - _TOP - _BOTTOM)
 
 
+def plan_charts(plan: LimitPlan) -> dict[str, str]:
+    """Draw the charts of a plan, for its page and its artifact.
+
+    Args:
+        plan: the plan.
+
+    Returns:
+        Title to `<svg>` element, in the order in which they are shown; a chart without data is left out.
+    """
+    charts = {
+        "Burst time over jobs at once": latency_chart(plan),
+        "Who moves the bytes": shares_chart(plan),
+        "What small files cost": small_files_chart(plan),
+    }
+    return {title: svg for title, svg in charts.items() if svg}
+
+
 def latency_chart(plan: LimitPlan) -> str:
     """Mean burst time over the jobs at once, with its band, the bound, the knee and the limit.
 
@@ -63,12 +80,18 @@ def latency_chart(plan: LimitPlan) -> str:
     parts.append(_polyline(inside, _INK, dash="2 4"))
     marks = [
         (plan.knee_n, f"knee N* {plan.knee_n:.1f}", "#8a6d1f"),
-        (float(plan.limit), f"limit {plan.limit}", "#b3261e"),
+        (float(plan.limit), f"recommended {plan.limit}", "#b3261e"),
+        (float(plan.most), f"most {plan.most}", "#7b8794"),
     ]
     for row, (at, label, colour) in enumerate(marks):
         if axes.x_low <= at <= axes.x_high:
             parts.append(_mark(axes.x(at), label, colour, row))
     parts += [_circle(axes.x(row.n), axes.y(row.burst_s), f"n = {row.n}: {brief_time(row.burst_s)}") for row in rows]
+    parts += _legend(
+        ("mean burst", _LINE, 1.0),
+        (f"band: rates {plan.band:.0%} lower and higher", _LINE, 0.15),
+        ("dotted: no schedule is faster", _INK, 0.0),
+    )
     ticks = [(value, f"{value:g}") for value in _ticks(axes.x_low, axes.x_high, 10, whole=True)]
     return _svg("Burst time over jobs at once", "jobs at once", axes, ticks, brief_time, parts)
 
@@ -106,14 +129,11 @@ def shares_chart(plan: LimitPlan) -> str:
                 f'fill="{_KINDS[kind]}"><title>{told}</title></rect>'
             )
             below += rate
-    for i, kind in enumerate(kinds):
-        x = _LEFT + 8 + 110 * i
-        parts.append(f'<rect x="{x}" y="{_TOP - 10}" width="10" height="10" fill="{_KINDS[kind]}"/>')
-        parts.append(_text(x + 14, _TOP - 1, kind))
+    parts += _legend(*((kind, _KINDS[kind], 1.0) for kind in kinds))
     ticks = [(float(n), str(n)) for n in _thin(numbers[: len(plan.table)], 14)]
     if plan.mix:
         ticks.append((float(numbers[-1]), "mix"))
-    return _svg("Who moves the bytes", "jobs at once", axes, ticks, _rate, parts)
+    return _svg("Who moves the bytes", "jobs at once", axes, ticks, _rate, parts, base=1024)
 
 
 def small_files_chart(plan: LimitPlan) -> str:
@@ -159,6 +179,23 @@ def brief_time(seconds: float) -> str:
     return f"{seconds / 3600:.3g} h" if seconds < 360_000 else f"{seconds / 86400:.0f} d"
 
 
+def brief_band(low_s: float, high_s: float) -> str:
+    """Write a range of seconds in the unit of its upper end, as `brief_time` writes that one.
+
+    Args:
+        low_s: not negative.
+        high_s: not below it.
+
+    Example:
+        >>> brief_band(0.012, 0.0214), brief_band(8.6, 14.2), brief_band(500, 1500)
+        ('12-21 ms', '8.6-14 s', '8.3-25 min')
+    """
+    unit = brief_time(high_s).rpartition(" ")[2]
+    size = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}.get(unit, 1.0)
+    low, high = (f"{x / size:.0f}" if x / size >= 10 else f"{x / size:.2g}" for x in (low_s, high_s))
+    return f"{low}-{high} {unit}"
+
+
 def _answered(plan: LimitPlan) -> int:
     name = plan.classes[0].name
     return next(i for i, entry in enumerate(plan.table[0]) if entry.name == name)
@@ -171,13 +208,16 @@ def _svg(
     x_ticks: Sequence[tuple[float, str]],
     y_format: Callable[[float], str],
     parts: Sequence[str],
+    base: int = 1000,
 ) -> str:
     frame = [_text(_LEFT, 20, title, size=15, weight="bold")]
     if axes.log:
         powers = range(round(math.log10(axes.y_low)), round(math.log10(axes.y_high)) + 1)
         y_ticks = [10.0**k for k in powers]
     else:
-        y_ticks = _ticks(axes.y_low, axes.y_high, 6)
+        # Round in the unit that the label is in: 200 MiB, not 190.7.
+        unit = base ** max(0, int(math.log(max(axes.y_high, 1), base))) if base != 1000 else 1
+        y_ticks = [value * unit for value in _ticks(axes.y_low / unit, axes.y_high / unit, 6)]
     for value in y_ticks:
         y = axes.y(value)
         frame.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="{_FAINT}"/>')
@@ -214,7 +254,7 @@ def _circle(x: float, y: float, told: str) -> str:
 def _mark(x: float, label: str, colour: str, row: int) -> str:
     foot = _HEIGHT - _BOTTOM
     return f'<path d="M{x:.1f} {_TOP}V{foot}" stroke="{colour}" stroke-width="1.5" stroke-dasharray="6 3"/>' + _text(
-        min(x + 4, _WIDTH - 90), _TOP + 12 + 14 * row, label
+        min(x + 4, _WIDTH - 110), _TOP + 16 + 14 * row, label
     )
 
 
@@ -233,7 +273,15 @@ def _thin(values: Sequence[int], most: int) -> Sequence[int]:
 
 
 def _rate(value: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}/s"
-    return f"{value:.0f} B/s" if value else "0"
+    return f"{format_bytes(value)}/s" if value else "0"
+
+
+def _legend(*entries: tuple[str, str, float]) -> list[str]:
+    """A square and a word for each entry: label, colour, opacity."""
+    parts, x = [], _LEFT + 8
+    for label, colour, opacity in entries:
+        square = f'<rect x="{x}" y="{_TOP - 10}" width="10" height="10" fill="{colour}" fill-opacity="{opacity:g}"'
+        parts.append(f'{square} stroke="{colour}" stroke-width="0.5"/>')
+        parts.append(_text(x + 14, _TOP - 1, label))
+        x += 34 + 7 * len(label)
+    return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prefect_cachewatch.capacity.charts import brief_time
+from prefect_cachewatch.capacity.charts import brief_band, brief_time
 from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan
 from prefect_cachewatch.capacity.page import COLUMNS, plan_sections
 from prefect_cachewatch.common.svg import svg_data_uri
@@ -35,7 +35,7 @@ def plan_rows(limit_plan: LimitPlan) -> list[dict[str, Any]]:
             "at once": entry.n,
             "MiB/s together": round(entry.bytes_per_s / 2**20, 1),
             "burst s": round(entry.burst_s, 3),
-            "burst band s": f"{entry.burst_low_s:.3g}-{entry.burst_high_s:.3g}",
+            "burst band": brief_band(entry.burst_low_s, entry.burst_high_s),
             "I/O slowdown": round(entry.io_slowdown, 2),
             "job slowdown": round(entry.slowdown, 2),
             "p99 silence s": round(entry.gap_p99_s, 2),

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.charts import brief_time, latency_chart, shares_chart, small_files_chart
+from prefect_cachewatch.capacity.charts import brief_band, brief_time, plan_charts
 from prefect_cachewatch.capacity.model.results import ClassPrediction, LimitPlan
+from prefect_cachewatch.capacity.rollout import decide_limit
 from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.errors import InputError
 
 __all__ = ["COLUMNS", "Section", "html_page", "plan_sections"]
 
@@ -18,7 +20,7 @@ COLUMNS: dict[str, Callable[[ClassPrediction], str]] = {
     "n": lambda entry: str(entry.n),
     "bytes/s": lambda entry: f"{format_bytes(entry.bytes_per_s)}/s",
     "burst": lambda entry: brief_time(entry.burst_s),
-    "band (s)": lambda entry: f"{_figure(entry.burst_low_s)}-{_figure(entry.burst_high_s)}",
+    "band": lambda entry: brief_band(entry.burst_low_s, entry.burst_high_s),
     "slowdown": lambda entry: f"{entry.slowdown:.2f}",
     "I/O": lambda entry: f"{entry.io_slowdown:.2f}",
     "p99 gap": lambda entry: brief_time(entry.gap_p99_s),
@@ -60,10 +62,14 @@ def plan_sections(plan: LimitPlan) -> Iterator[Section]:
     mine = [entry for row in plan.table for entry in row if entry.name == name]
     nearest = min(plan.table, key=lambda row: min(abs(entry.n - plan.limit) for entry in row if entry.name == name))
     beside = [entry for entry in nearest if entry.name != name and entry.n]
+    try:
+        decide_limit(plan)
+    except InputError as error:
+        yield Section(text=f"plan-capacity sets no limit by this plan: {error.message}")
     if len(plan.classes) > 1:
         slots = [
             f"{entry.name}: a job takes {entry.occupy} slot{'' if entry.occupy == 1 else 's'}, so at most "
-            f"{plan.slots // entry.occupy} run; alone on the storage {entry.limit} ({entry.low}-{entry.high}) could"
+            f"{plan.slots // entry.occupy} run; alone on the storage {entry.limit} would be recommended"
             for entry in plan.classes
         ]
         yield Section("Shared limit", f"One limit of {plan.slots} slots for all classes:", items=slots)
@@ -73,11 +79,12 @@ def plan_sections(plan: LimitPlan) -> Iterator[Section]:
         yield Section(f"Beside it, at {plan.limit}", items=_shares(beside))
     if plan.mix:
         yield Section("With the slots shared out evenly", items=_shares(plan.mix))
-    yield Section("What binds", items=_bindings(plan))
+    yield Section("The most that the rules admit", items=_bindings(plan))
     yield Section(text=f"Bottleneck: {plan.bottleneck}.")
     if plan.purchases:
         changes = [f"{change.change}: {change.sentence}" for change in plan.purchases]
-        yield Section("What the next purchase would change", items=changes)
+        alone = f", for {name} alone" if len(plan.classes) > 1 else ""
+        yield Section(f"What the next purchase would change{alone}", items=changes)
     if plan.simulation:
         yield Section("Simulation", plan.simulation.sentence)
     yield Section("Assumptions", items=plan.assumptions)
@@ -92,8 +99,7 @@ def html_page(plan: LimitPlan) -> str:
     Returns:
         An HTML document that needs nothing beside itself.
     """
-    charts = (latency_chart(plan), shares_chart(plan), small_files_chart(plan))
-    said = [_text(plan.answer, "h1"), *(f"<figure>{chart}</figure>" for chart in charts if chart)]
+    said = [_text(plan.answer, "h1"), *(f"<figure>{chart}</figure>" for chart in plan_charts(plan).values())]
     for section in plan_sections(plan):
         said += [_text(section.title, "h2")] if section.title else []
         said += [_text(section.text, "p")] if section.text else []
@@ -131,14 +137,10 @@ def _shares(entries: Sequence[ClassPrediction]) -> list[str]:
 
 def _bindings(plan: LimitPlan) -> list[str]:
     return [
-        f"{entry.name}: {entry.limit} ({entry.low}-{entry.high}), by {entry.binding}: "
+        f"{entry.name}: {entry.most} ({entry.low}-{entry.high}), by {entry.binding}: "
         + "; ".join(rule.sentence for rule in entry.rules if rule.sentence != "does not bind")
         for entry in plan.classes
     ]
-
-
-def _figure(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 def _text(value: str, tag: str) -> str:

@@ -33,11 +33,12 @@ class PlanInput:
     policy: Policy
 
 
-def read_plan(path: Path) -> PlanInput:
+def read_plan(path: Path, *, needs_workloads: bool = True) -> PlanInput:
     """Read a PLAN.yaml.
 
     Args:
         path: the file; a storage profile named in it is looked for beside it.
+        needs_workloads: whether a file without workloads is refused.
 
     Returns:
         Storage, link, workloads and policy.
@@ -52,8 +53,8 @@ def read_plan(path: Path) -> PlanInput:
         raise InputError(f"{shown}: storage is missing: give a preset, a profile's file, or its curves")
     storage = _storage(data["storage"], path.parent, shown)
     link = _link(data.get("link"), shown)
-    workloads = data.get("workloads")
-    if not isinstance(workloads, list) or not workloads:
+    workloads = data.get("workloads", None if needs_workloads else [])
+    if not isinstance(workloads, list) or (needs_workloads and not workloads):
         raise InputError(f"{shown}: workloads is not a list of classes: write each as `- name: ...` below it")
     classes = [
         validate(WorkloadClass, _with_codec(entry, storage, f"{shown}: workloads[{i}]"), shown, f"workloads[{i}]")

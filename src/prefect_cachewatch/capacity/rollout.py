@@ -1,4 +1,4 @@
-"""From a plan to the limit that is set: never 0, never more jobs at once than were measured.
+"""From a plan to the limit that is set: the plan's own number, or a reason to set none.
 
 It decides; `tasks.capacity` sets the limit.
 """
@@ -30,20 +30,16 @@ def decide_limit(limit_plan: LimitPlan, *, name: str | None = None, force: bool 
     Args:
         limit_plan: the plan.
         name: name of the concurrency limit; default: the storage's.
-        force: set the plan's slots even beyond the largest concurrency measured, or where nothing
-            was measured.
+        force: set it even where nothing was measured, or where not even one job meets the policy.
 
     Returns:
-        The decision; without `force` the slots are lowered so that no more jobs run at once than
-        were measured.
+        The decision; its slots are the plan's.
 
     Raises:
         InputError: without `force`, if the profile is not measured, or not even one job meets the policy.
     """
     name = name or limit_plan.storage
     weights = {entry.name: entry.occupy for entry in limit_plan.classes}
-    lightest, heaviest = min(weights.values()), max(weights.values())
-    slots = max(1, heaviest, limit_plan.slots)
     shown = for_terminal(limit_plan.storage)
     if not limit_plan.feasible and not force:
         raise InputError(
@@ -55,18 +51,7 @@ def decide_limit(limit_plan: LimitPlan, *, name: str | None = None, force: bool 
             f"{shown} was not measured (its profile is given, or a vendor's ceiling), so no limit is set: "
             "run cachewatch probe, or use force"
         )
-    most = slots if limit_plan.measured_n is None else limit_plan.measured_n * lightest
-    if slots <= most:
-        return LimitDecision(name, slots, weights, _sentence(name, slots, weights))
-    if force:
-        said = f"{_sentence(name, slots, weights)}, forced beyond n = {limit_plan.measured_n}, the most measured"
-        return LimitDecision(name, slots, weights, said)
-    lowered = max(1, heaviest, most)
-    said = (
-        f"{_sentence(name, lowered, weights)}: the plan says {slots}, but no more than "
-        f"n = {limit_plan.measured_n} were measured; probe with a higher --max-concurrency, or use force"
-    )
-    return LimitDecision(name, lowered, weights, said)
+    return LimitDecision(name, limit_plan.slots, weights, _sentence(name, limit_plan, weights))
 
 
 def weights_variable(name: str) -> str:
@@ -85,9 +70,9 @@ def weights_variable(name: str) -> str:
     return f"cachewatch-weights-{slugify(name, most=236, other='storage')}"
 
 
-def _sentence(name: str, slots: int, weights: dict[str, int]) -> str:
-    shown = for_terminal(name)
+def _sentence(name: str, limit_plan: LimitPlan, weights: dict[str, int]) -> str:
+    shown, slots = for_terminal(name), limit_plan.slots
     if set(weights.values()) == {1}:
-        return f"{slots} job{'' if slots == 1 else 's'} at once on {shown}"
+        return f"{slots} job{'' if slots == 1 else 's'} at once on {shown}: {limit_plan.reason}"
     each = ", ".join(f"{for_terminal(key)} takes {value}" for key, value in weights.items())
     return f"{slots} slots on {shown}, of which a job of {each}"

@@ -25,6 +25,7 @@ from prefect_cachewatch.common.console import close_console
 from prefect_cachewatch.common.files import write_all
 
 if TYPE_CHECKING:
+    from prefect_cachewatch.cli.progress import Mode
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.settings import Metrics
 
@@ -44,12 +45,15 @@ class ExecSettings:
     outputs: Outputs
     create: bool
     quiet: bool
+    progress: Mode | None
     foreground: bool
     verbose: bool
     rewrite: dict[int, int]
     metrics: Metrics | None
     note: str | None
     """Remarks on the options, printed before the start."""
+    find: bool = False
+    """Whether the cache directories are to be found where the tree writes."""
 
 
 class PlainModel(SimpleNamespace):

@@ -47,7 +47,7 @@ def shipped_automations() -> dict[str, Path]:
         Their short names and files.
     """
     with template_directory() as path:
-        return {file.stem: file for file in sorted((path / "automations").glob("*.yaml"))}
+        return {file.stem: file for file in sorted((path / "automations").glob("*.yaml"), key=lambda file: file.stem)}
 
 
 def read_automations(names: Sequence[str]) -> list[AutomationFile]:

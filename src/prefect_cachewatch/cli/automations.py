@@ -33,7 +33,7 @@ def apply_command(files: tuple[str, ...], notify: str | None, run: str | None, d
     """Create or update automations by name; done twice it changes nothing.
 
     FILES are YAML files, or short names of the shipped automations: follow-up (runs a stalled generation again once),
-    notify (tells people), zombies (marks dead runs Crashed). Default: these three.
+    notify and notify-reported (tell people), zombies (marks dead runs Crashed). Default: all of them.
     """
     wanted = read_automations(files)
     words = _PLAN if dry_run else _DONE

@@ -23,11 +23,12 @@ from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Placement, place_job
+from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Watch
+from prefect_cachewatch.watching.site import CacheSite
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.run.learning import Learning
+    from prefect_cachewatch.watching.attempt import Outcome
 
 __all__ = ["run_exec"]
 
@@ -52,6 +56,8 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
+    if settings.stall.learned:  # the helper process must hold it before any file system can hang
+        importlib.import_module("prefect_cachewatch.run.learning")
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 
@@ -61,6 +67,8 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     trace = check_outputs_ahead(files, job, settings.outputs)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
+    if settings.find:
+        importlib.import_module("prefect_cachewatch.watching.finding")
     if job.ready.kind != "exit":
         importlib.import_module("prefect_cachewatch.watching.servers.serving")
         importlib.import_module("prefect_cachewatch.watching.servers.handover")
@@ -83,7 +91,7 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
 def _watch_command(
     settings: ExecSettings,
     files: Files,
-    place: Placement,
+    place: Runtime,
     env: dict[str, str],
     trace: Path | None,
     metrics: MetricsExporter | None,
@@ -91,7 +99,8 @@ def _watch_command(
     watches: list[Watch],
 ) -> int:
     job, quiet = place.job, settings.quiet
-    progress = ProgressLine(quiet)
+    say = _say_nothing if quiet else _say
+    progress = ProgressLine(settings.progress, quiet)
     if settings.note and not quiet:
         print(f"cachewatch: {settings.note}", file=sys.stderr)
 
@@ -99,30 +108,50 @@ def _watch_command(
         relay.settle()
         return replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
 
-    with place.open_site(create=settings.create, files=files) as site:
+    def attempt(site: CacheSite, learning: Learning | None, number: int) -> tuple[Outcome, Report]:
+        def say_stall(report: Report) -> None:
+            progress.say_stall(report)
+            runner.write(report, settings.outputs.report)
+
         runner = Runner(
-            files, secret_values(env), bundles=settings.outputs.bundle, bundle_root=settings.outputs.bundle_dir,
-            trace=trace, metrics=metrics, view=progress,
+            files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
+            bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
             log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
             # A server that is left running must not keep our terminal open.
-            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None,
+            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None, learning=learning,
+            find=say if settings.find else None,
         )  # fmt: skip
-        watches.append(watch)
+        watches[:] = [watch]
         outcome = runner.run(watch)
-    report = runner.report(watch, outcome)
-    runner.write(report, settings.outputs.report)
-    for problem in runner.problems:
-        print(f"cachewatch: {problem}", file=sys.stderr)
-    if report.bundle is not None and not quiet:
-        print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
-    if outcome.name != "completed" or not quiet:
-        print(outcome.message, file=sys.stderr, flush=True)
+        report = runner.report(watch, outcome)
+        runner.write(report, settings.outputs.report)
+        for problem in runner.problems:
+            print(f"cachewatch: {problem}", file=sys.stderr)
+        progress.name_bundle(report)
+        if outcome.name != "completed" or outcome.would_be_stops or not quiet:
+            print(outcome.message, file=sys.stderr, flush=True)
+        return outcome, report
+
+    with _open_site(settings, place, files) as site:
+        if settings.stall.learned:
+            from prefect_cachewatch.run.learning import Learning, run_learned  # noqa: PLC0415 - loaded by then
+
+            learning = Learning(job, settings.stall, site, files, say)
+            outcome, report = run_learned(learning, lambda number: attempt(site, learning, number), relay.received)
+        else:
+            outcome, report = attempt(site, None, 1)
     if metrics is not None:
         _finish_metrics(metrics, settings, outcome.name, relay.received)
     return report.exit_status(relay.received[0] if relay.received else None)
+
+
+def _open_site(settings: ExecSettings, place: Runtime, files: Files) -> CacheSite:
+    if settings.find:
+        return CacheSite([], ignore=settings.job.ignore, files=files)
+    return place.open_site(create=settings.create, files=files)
 
 
 def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[MetricsExporter | None]:
@@ -162,6 +191,10 @@ def _cancel(watches: list[Watch], number: int, at_once: bool) -> None:
 
 def _say(line: str) -> None:
     standard_error().put(f"cachewatch: {line}\n".encode())
+
+
+def _say_nothing(line: str) -> None:
+    """Say nothing, for --quiet."""
 
 
 def _end_before_start(number: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.options.container import environment_from
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
     guard_sections,
@@ -18,13 +21,19 @@ from prefect_cachewatch.cli.options.guard import (
     stall_from,
     stop_from,
 )
-from prefect_cachewatch.cli.options.ready import with_ready
+from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
 from prefect_cachewatch.cli.options.sections import SectionedCommand, option
 from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.errors import InputError
 
+if TYPE_CHECKING:
+    from prefect_cachewatch.config.ready import ReadyWhen
+
 __all__ = ["command"]
+
+_PLACE_NEEDED = Path(CACHE_DIR_PLACEHOLDER)
 
 
 def _rewrite_from(pair: str) -> tuple[int, int]:
@@ -36,6 +45,37 @@ def _rewrite_from(pair: str) -> tuple[int, int]:
             f"--rewrite {for_terminal(pair)!r} is not SIGNAL:SIGNAL: two names or numbers of signals that exec acts on, such as "
             "TERM:INT, or :0 to ignore the first"
         ) from None
+
+
+def _recognize(options: dict[str, Any]) -> str | None:
+    """Find the profile that knows the command, unless one is given; returns what to say about it."""
+    if options["profile"] is not None or not options["command"]:
+        return None
+    from prefect_cachewatch.config.profiles.registry import recognize_profile  # noqa: PLC0415 - only without --cache-dir
+
+    env = {**os.environ, **environment_from(options["env"], inherit=False)}
+    try:
+        found = recognize_profile(options["command"], env, os.path.abspath(options["cwd"] or os.getcwd()))
+    except InputError:
+        if not is_ready_given():
+            raise
+        return None  # where it writes is found, and when it is ready was said
+    if found is None:
+        return None
+    name, settings = found
+    options["found_profile"] = settings
+    dirs = ", ".join(for_terminal(str(path)) for path in settings.cache_dirs)
+    said = f"profile {name}, by the command: " + (f"watching {dirs}" if dirs else "watching where it writes")
+    if settings.ready is not None and not is_ready_given():
+        then = "stopped" if options["then"] == "stop" else "left running (--then stop ends it)"
+        said += f"; done when {_describe_ready(settings.ready)}, and then {then}"
+    return f"{said}; --profile none turns this off"
+
+
+def _describe_ready(ready: ReadyWhen) -> str:
+    if ready.kind == "http":
+        return f"{ready.url} answers {ready.status}"
+    return f"{ready.host}:{ready.port} takes connections" if ready.kind == "tcp" else "it is ready"
 
 
 def _number_of(text: str) -> int:
@@ -68,13 +108,13 @@ _VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each s
     "exec",
     cls=SectionedCommand,
     params=[COMMAND],
-    sections=guard_sections(basics=_PROCESS, output=[_VERBOSE]),
-    needed={"--cache-dir": "required, or --profile"},
+    sections=guard_sections(basics=_PROCESS, output=[_VERBOSE], common="--on-stall"),
+    needed={"--cache-dir": "default: found by the command, or where it writes"},
     examples=[
         "cachewatch exec --cache-dir /mnt/cache --stall-after 10m -- python3 gen.py",
         "cachewatch exec --cache-dir /mnt/cache --ready tcp=8000 -- vllm serve MODEL",
     ],
-    options_metavar="--cache-dir DIR [OPTIONS] --",
+    options_metavar="[--cache-dir DIR] [OPTIONS] --",
     context_settings={"allow_interspersed_args": False},
     epilog=(
     "Exit status: the command's own; 124 if it was stopped; 125 bad usage or cachewatch's own failure; 126 not executable; "
@@ -85,13 +125,20 @@ _VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each s
 def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
-    job, stall, stop = with_ready(job_from(None, options), options), stall_from(options), stop_from(options)
+    said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
+    job = with_ready(job_from(None, options, find=not options["image"]), options)
+    find = not options["cache_dirs"] and job.container is None and _PLACE_NEEDED in job.cache_dirs
+    if find:  # nothing says that the directory that is found must not stay empty
+        job = job.model_copy(update={"allow_empty": True})
+    stall, stop = stall_from(options), stop_from(options)
     if foreground and job.container is not None:
         raise InputError("--foreground is for a command on this host: a container has a session of its own")
     if foreground and job.ready.kind != "exit":
+        known = "" if is_ready_given() else f" (the command is known as a server: {said})"
         raise InputError(
-            "--foreground and --ready exclude each other: a server does not stay in the terminal's session"
+            f"--foreground and --ready exclude each other: a server does not stay in the terminal's session{known}"
         )
+    poll_said = poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT)
     settings = ExecSettings(
         job=job,
         stall=stall,
@@ -99,11 +146,13 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         outputs=outputs_from(options),
         create=not options["no_create"],
         quiet=options["quiet"],
+        progress=options["shown"],
         foreground=foreground,
         verbose=verbose,
         rewrite=rewrite,
         metrics=metrics_from(options),
-        note=poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT),
+        note="; ".join(filter(None, (said, poll_said))) or None,
+        find=find,
     )
     if context.obj is not None:  # another process runs it, without the libraries loaded to read it
         status: int = context.obj(settings)

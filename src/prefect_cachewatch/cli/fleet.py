@@ -22,7 +22,7 @@ from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.hostcheck import check_host
+from prefect_cachewatch.fleet.host import check_host
 from prefect_cachewatch.fleet.jobs import FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
 from prefect_cachewatch.run.exposure import check_exposure
@@ -153,8 +153,9 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
     if not quiet:
         width = shutil.get_terminal_size((80, 24)).columns - 1 if sys.stdout.isatty() else 200
         colour = sys.stdout.isatty() and wants_colour()
+        console = Console(width=width, color_system="auto" if colour else None, highlight=False, soft_wrap=True)
         for line in render_summary(view.rows, width):
-            Console(width=width, no_color=not colour, highlight=False, soft_wrap=True).print(line)
+            console.print(line)
     sys.stdout.flush()
     if not state.is_completed() or not quiet:
         print(state.message, file=sys.stderr, flush=True)

@@ -6,23 +6,25 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from prefect_cachewatch.cli.live import LiveBlock, fitted, wants_colour
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
-from prefect_cachewatch.fleet.outcome import count_rows
+from prefect_cachewatch.fleet.outcome import cells_of, count_rows, describe_row
 from prefect_cachewatch.fleet.rows import JobRow, by_need
-from prefect_cachewatch.fleet.table import cells_of, describe_row
 
 __all__ = ["TerminalView", "render_fleet", "render_summary"]
 
 _PLAIN_EVERY_S = 60.0
 _NAME, _STATE, _BYTES, _RATE = 22, 15, 9, 10
+_HEADER = Text(f"{'job':<{_NAME}} {'state':<{_STATE}} cause; or size, rate, pause or time", style="dim")
 _STYLES = {
     "failed": "red",
     "running": "",
@@ -50,6 +52,7 @@ def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int
         >>> rows = [JobRow("llama", "Running", "running", 2**30, 2**20, pause_s=2.0), JobRow("qwen", "Stalled", "failed")]
         >>> print(*[line.plain.rstrip() for line in render_fleet("nightly", rows, 60)], sep=chr(10))
         nightly  1 failed, 1 running  1.00 GiB  1 minute
+        job                    state           cause; or size, rate, pause or time
         qwen                   Stalled
         llama                  Running         1.00 GiB   1.00 MiB/s pause 2 s
     """
@@ -58,9 +61,10 @@ def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int
     total = sum(row.bytes_present or 0 for row in rows)
     head.append(f"  {count_rows(rows)}  {format_bytes(total)}  {format_duration(float(round(elapsed_s)))}")
     ordered = by_need(rows)
-    room = max(1, height - 1)
+    heads = [head, _HEADER.copy()] if height > 3 else [head]
+    room = max(1, height - len(heads))
     shown = ordered if len(ordered) <= room else ordered[: room - 1]
-    lines = [head, *(_line(row) for row in shown)]
+    lines = [*heads, *(_line(row) for row in shown)]
     if len(shown) < len(ordered):
         lines.append(
             Text(f"... and {len(ordered) - len(shown):,} more: {count_rows(ordered[len(shown) :])}", style="dim")
@@ -69,21 +73,38 @@ def render_fleet(name: str, rows: Sequence[JobRow], elapsed_s: float, width: int
 
 
 def render_summary(rows: Sequence[JobRow], width: int) -> list[Text]:
-    """Lay out how a fleet ended: one line per job; below it, advice for each job that needs a person.
+    """Lay out how a fleet ended: one line per job; below each that failed its whole cause, what to do, and its run.
 
     Args:
         rows: its jobs.
-        width: columns; no line of a job is longer.
+        width: columns; no line is longer.
 
     Returns:
         The lines.
     """
-    lines = []
+    width, lines = max(20, width), [_HEADER.copy()]
     for row in by_need(rows):
         lines.append(_line(row))
-        if row.advice and row.kind == "failed":
-            lines.append(Text(f"  next: {for_terminal(row.advice, 500)}", style="dim"))
-    return fitted(lines, max(20, width))
+        if row.kind == "failed":
+            lines += _below(row, width)
+    return fitted(lines, width)
+
+
+def _below(row: JobRow, width: int) -> list[Text]:
+    cells = cells_of(row)
+    shown_whole = _NAME + _STATE + 2 + cell_len(cells["cause"]) <= width
+    told = {"cause": "" if shown_whole else cells["cause"], "next": cells["next"], "run": cells["run"]}
+    return [
+        Text(line, style="dim")
+        for label, text in told.items()
+        for line in textwrap.wrap(
+            f"{label}: {text}" if text else "",
+            width,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+        )
+    ]
 
 
 def _line(row: JobRow) -> Text:
@@ -92,9 +113,9 @@ def _line(row: JobRow) -> Text:
     line = Text(f"{for_terminal(row.name, _NAME):<{_NAME}} ").append(
         f"{for_terminal(row.state, _STATE):<{_STATE}} ", style
     )
-    line.append(f"{cells['bytes']:<{_BYTES}}  {cells['rate']:<{_RATE}} ")
     if row.cause:
         return line.append(for_terminal(row.cause, 300), style)
+    line.append(f"{cells['bytes']:<{_BYTES}}  {cells['rate']:<{_RATE}} ")
     if row.pause_s is not None:
         return line.append(f"pause {format_duration(float(round(row.pause_s)))}")
     return line.append(cells["time"])

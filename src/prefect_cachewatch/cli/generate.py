@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, logging_filtered, prepare_api
-from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model
+from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model, split_command
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
     guard_sections,
@@ -25,9 +25,10 @@ from prefect_cachewatch.cli.options.guard import (
 )
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
+from prefect_cachewatch.cli.options.retry_cause import read_causes
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
-from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.cli.progress import Mode, ProgressLine
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import (
@@ -43,10 +44,11 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.exporter import check_destination
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import place_job
+from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
 __all__ = ["command", "run_flow"]
@@ -56,7 +58,12 @@ _NAME = option("--name", help="Name of the job; default the cache directory's.")
 _STORAGE = option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 _RETRY = Fields(
     RetryPolicy,
-    "attempts N, backoff_s, on_retry",
+    "attempts N, backoff_s, on_retry, before_retry COMMAND, before_retry_within_s, by_cause --retry-cause CATEGORY=WHAT",
+    before_retry={"multiple": False},
+    by_cause={
+        "help": "By category of the cause, what is to be different from the table of docs/retries.md; disk_full=again,10m or "
+        "python_error=never. Repeatable."
+    },
 )
 _ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options(), shared="*")
 _PREFECT = [
@@ -116,7 +123,7 @@ def _generate(
         raise InputError("--store needs --name NAME: the name of the cache in the store")
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)
-    retry = _RETRY.build(options)
+    retry = _retry_from(options)
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)
@@ -128,7 +135,7 @@ def _generate(
         raise InputError("--storage is empty: name the storage, as its concurrency limit is named")
     storage = build_model(Storage, name=options["storage"]) if options["storage"] else None
     if publish is not None:
-        Delivery(job, publish, files=files).require_space()
+        PublishSession(job, publish, files=files).require_space()
     # Checked here too, so that bad input is refused without a server; the flow checks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
     place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(
@@ -136,8 +143,17 @@ def _generate(
     ).close()
     return run_flow(
         job, stall, stop, retry, publish, outputs, storage, metrics,
-        quiet=options["quiet"], api_patience_s=api_patience,
+        quiet=options["quiet"], progress=options["shown"], api_patience_s=api_patience,
     )  # fmt: skip
+
+
+def _retry_from(options: dict[str, Any]) -> RetryPolicy:
+    given = _RETRY.given(options)
+    if "before_retry" in given:
+        given["before_retry"] = split_command("--before-retry", given["before_retry"], "tt-smi -r")
+    if "by_cause" in given:
+        given["by_cause"] = read_causes(given["by_cause"])
+    return build_model(RetryPolicy, **given)
 
 
 def run_flow(
@@ -151,6 +167,7 @@ def run_flow(
     metrics: Metrics | None = None,
     *,
     quiet: bool = False,
+    progress: Mode | None = None,
     api_patience_s: float = 300.0,
 ) -> int:
     """Run `generate_cache` in this process and return its exit status.
@@ -165,6 +182,7 @@ def run_flow(
         storage: storage whose concurrency limit admits the attempts.
         metrics: destination of the Prometheus metrics.
         quiet: whether Prefect's log lines are left out.
+        progress: how the growth is shown; default live in a terminal, else by Prefect's log lines.
         api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
 
     Returns:
@@ -179,7 +197,7 @@ def run_flow(
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    view = ProgressLine(quiet)
+    view = ProgressLine(progress, quiet)
 
     def clear(record: logging.LogRecord) -> bool:
         view.clear()
@@ -187,7 +205,7 @@ def run_flow(
 
     with relayed_to_flow() as received, logging_filtered(clear):
         token = show_output.set(True)
-        view_token = live_view.set(view if view.live else None)
+        view_token = live_view.set(view if progress is not None or view.mode == "live" else View())
         told = Telling()
         telling_token = whom_to_tell.set(told)
         watchdog = ApiWatchdog(told, api_patience_s)
@@ -222,7 +240,7 @@ def run_flow(
             live_view.reset(view_token)
             view.close()
     sys.stdout.flush()
-    if not state.is_completed() or not quiet:
+    if not state.is_completed() or not quiet or (told.report is not None and told.report.would_be_stops):
         print(state.message, file=sys.stderr, flush=True)
     if state.is_cancelled():
         return 128 + (received or [signal.SIGTERM])[0]

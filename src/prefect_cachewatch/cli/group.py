@@ -9,6 +9,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.common.text import for_terminal
 
 __all__ = ["command_group", "completion"]
 
@@ -26,6 +27,18 @@ class _Table(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        # click looks for similar names among the commands that a group has loaded, and this one has loaded none.
+        if name not in self.rows and not name.startswith("-") and not ctx.resilient_parsing:
+            from prefect_cachewatch.common.inputs import nearest  # noqa: PLC0415 - brings pydantic along
+
+            if "did you mean" in (hint := nearest(name, self.rows)):
+                ctx.fail(f"No such command {for_terminal(name, 60)!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = [

@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from prefect_cachewatch.cli.cursor import Cursor
 from prefect_cachewatch.cli.plain import LiveState, remaining_text
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["LiveBlock", "fitted", "render_live", "sparkline", "wants_colour"]
+__all__ = ["LiveBlock", "fitted", "render_live", "render_wait", "sparkline", "wants_colour"]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 100
 # Tells a terminal to show the following output at once, not line by line; other terminals ignore it.
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
+_BEGIN, _END = b"\x1b[?2026h", b"\x1b[?2026l"
 
 
 def wants_colour(environ: Mapping[str, str] = os.environ) -> bool:
@@ -50,7 +51,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def render_live(state: LiveState, width: int = 80) -> list[Text]:
-    """Lay the state out in three or four lines.
+    """Lay the state out in three to six lines.
 
     Args:
         state: what to show.
@@ -72,6 +73,8 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     warn, alarm = (0.9, 0.97) if state.warmup is not None else (0.6, 0.8)
     mood = "red" if share >= alarm else "yellow" if state.suspicion or share >= warn else "green"
     head = Text().append(for_terminal(state.name, 24), style="bold")
+    if state.attempt is not None and state.attempt[0] > 1:
+        head.append("  attempt {} of {}".format(*state.attempt), style="yellow")
     head.append(f"  {format_bytes(state.bytes_present)}", style="bold cyan")
     head.append(f" in {state.files_present:,} file{'' if state.files_present == 1 else 's'}")
     head.append(
@@ -95,9 +98,27 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     lines.append(bar.append(f"  {what}", style=mood if share >= warn else ""))
     if state.warmup is not None:
         lines.append(_labelled("until").append(for_terminal(state.warmup, width - 7)))
+    if state.told is not None:
+        lines.append(_labelled("log").append(for_terminal(state.told, width - 7)))
     if state.suspicion:
         lines.append(Text(for_terminal(f"suspected: {state.suspicion}", width), style="yellow"))
     return fitted(lines, width)
+
+
+def render_wait(attempt: tuple[int, int], left_s: float, width: int = 80) -> list[Text]:
+    """Lay out the time between two attempts.
+
+    Args:
+        attempt: number of the one that has ended, and how many there may be.
+        left_s: seconds until the next begins.
+        width: columns of the terminal.
+
+    Example:
+        >>> print(render_wait((1, 3), 24.6)[0].plain)
+        attempt 2 of 3 begins in 25 s
+    """
+    text = f"attempt {attempt[0] + 1} of {attempt[1]} begins in {format_duration(float(round(left_s)))}"
+    return fitted([Text(text, style="yellow")], width)
 
 
 def fitted(lines: list[Text], width: int) -> list[Text]:
@@ -108,7 +129,7 @@ def fitted(lines: list[Text], width: int) -> list[Text]:
 
 
 class LiveBlock:
-    """A block of lines at the bottom of a terminal, redrawn in place.
+    """A block of lines below a terminal's other output, redrawn in place.
 
     Args:
         write: puts bytes on the terminal.
@@ -123,17 +144,28 @@ class LiveBlock:
     """
 
     def __init__(self, write: Callable[[bytes], object], colour: bool) -> None:
+        self.cursor = Cursor()
+        """Follows the other output; an unfinished line of it stays above the block."""
         self._write = write
         self._colour = colour
         self._height = 0
+        self._back = b""
 
     def draw(self, lines: Sequence[Text], width: int) -> None:
-        """Replace the block by these lines, in one write.
+        """Replace the block by these lines, in one write; draw nothing where it would hide other output.
 
         Args:
             lines: at most as long as the terminal is wide; longer ones would wrap and displace the block.
             width: columns.
         """
+        below = b""
+        if not self._height:
+            column = self.cursor.column(width + 1)
+            if column is None:
+                return
+            self._back = b""
+            if not self.cursor.on_empty_line:
+                below, self._back = b"\n", b"\x1b[1A" + (b"\x1b[%dC" % column if column else b"")
         buffer = io.StringIO()
         console = Console(
             file=buffer,
@@ -151,17 +183,17 @@ class LiveBlock:
             buffer.seek(0)
             buffer.truncate()
         text = "\n".join(f"{line}\x1b[K" for line in shown)
-        self._write(f"{_BEGIN}{self._home()}{text}\x1b[J{_END}".encode("utf-8", "replace"))
+        self._write(_BEGIN + below + self._home() + text.encode("utf-8", "replace") + b"\x1b[J" + _END)
         self._height = len(shown)
 
     def clear(self) -> None:
-        """Take the block off the screen, so that other output may be written there."""
+        """Take the block off the screen, so that other output may go on where it stopped."""
         if self._height:
-            self._write(f"{self._home()}\x1b[J".encode())
+            self._write(self._home() + b"\x1b[J" + self._back)
             self._height = 0
 
-    def _home(self) -> str:
-        return "\r" + (f"\x1b[{self._height - 1}A" if self._height > 1 else "")
+    def _home(self) -> bytes:
+        return b"\r" + (b"\x1b[%dA" % (self._height - 1) if self._height > 1 else b"")
 
 
 def _labelled(word: str) -> Text:

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["require_places", "try_to_write"]
+__all__ = ["prefect_home", "require_places", "try_to_write"]
 
 
 _HOME_BYTES, _STATE_BYTES = 1 << 20, 1 << 16  # a new database of Prefect's; the first files of a run
@@ -29,10 +29,8 @@ def require_places(files: Files) -> None:
     Raises:
         InputError: one does not answer, or cannot be written to.
     """
-    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    # With a configured API, in a profile perhaps, Prefect does without a home that it can write to.
-    served = bool(os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL"))
-    _require(files, "Prefect's home", home, "PREFECT_HOME", _HOME_BYTES, home if served else home / "profiles.toml")
+    home, unless = prefect_home()
+    _require(files, "Prefect's home", home, "PREFECT_HOME", _HOME_BYTES, unless)
     _require(files, "state directory", state_home(), "CACHEWATCH_STATE", _STATE_BYTES)
     with contextlib.suppress(FileNotFoundError):  # removed; a later check reports it
         here = Path.cwd()
@@ -40,6 +38,14 @@ def require_places(files: Files) -> None:
         look_ahead(
             files, what, os.path.lexists, here / ".cachewatch", instead="check the mount, or change to another one"
         )
+
+
+def prefect_home() -> tuple[Path, Path]:
+    """Return Prefect's home, and the path that need only be there for Prefect to do without a home that it can write to."""
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+    # With a configured API, in a profile perhaps, it does.
+    served = os.environ.get("PREFECT_API_URL") or os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL")
+    return home, home if served else home / "profiles.toml"
 
 
 def _require(files: Files, what: str, path: Path, variable: str, room_bytes: int, unless: Path | None = None) -> None:

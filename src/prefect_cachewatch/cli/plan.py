@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
+import statistics
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
     from prefect_cachewatch.capacity.model.results import LimitPlan
+    from prefect_cachewatch.capacity.planfile import PlanInput
 
 __all__ = ["command"]
 
@@ -36,6 +40,10 @@ _WIDTH = 80
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a self-contained page with charts."
 )
+@click.option(
+    "--from-trace", "trace_file", metavar="RUN.csv", type=click.Path(path_type=Path, dir_okay=False),
+    help="Take burst, think time and files of the first class from a run recorded with --record.",
+)  # fmt: skip
 @click.option("--presets", is_flag=True, help="List the storages and links known by name, and stop.")
 def command(
     plan_file: Path | None,
@@ -44,6 +52,7 @@ def command(
     events: int,
     seed: int,
     html: Path | None,
+    trace_file: Path | None,
     presets: bool,
 ) -> int:
     """Plan how many jobs may run at once on the storage that PLAN.yaml describes.
@@ -60,8 +69,9 @@ def command(
     from prefect_cachewatch.capacity.model.results import as_json  # noqa: PLC0415
     from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
 
-    given = read_plan(plan_file)
+    given, recorded = (read_plan(plan_file), ()) if trace_file is None else _from_trace(plan_file, trace_file)
     answer = plan(given.storage, given.link, given.workloads, given.policy)
+    answer = dataclasses.replace(answer, assumptions=(*recorded, *answer.assumptions))
     if simulated:
         from prefect_cachewatch.capacity.model.agreement import with_simulation  # noqa: PLC0415
 
@@ -84,6 +94,27 @@ def command(
     for line in _lines(answer, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ):
         print(line)
     return 0
+
+
+def _from_trace(plan_file: Path, trace_file: Path) -> tuple[PlanInput, tuple[str]]:
+    """The plan's input with the first class that asks as a recorded run had it, and a sentence on it."""
+    from prefect_cachewatch.capacity.planfile import read_plan  # noqa: PLC0415
+    from prefect_cachewatch.capacity.recorded import read_bursts, workload_of  # noqa: PLC0415
+    from prefect_cachewatch.run.trace.files import read_trace  # noqa: PLC0415
+    from prefect_cachewatch.run.trace.rows import TraceFiles  # noqa: PLC0415
+
+    trace = read_trace(trace_file)
+    growth = [(total.at_s, total.written) for total in TraceFiles(trace).totals]
+    rows = list(itertools.pairwise(trace.rows))
+    files = sum(max(0, now.file_count - before.file_count) for before, now in rows)
+    step_s = statistics.median([now.t_s - before.t_s for before, now in rows] or [0.0])
+    job = read_bursts(trace.name, growth, files, step_s)
+    given = read_plan(plan_file, needs_workloads=False)
+    first = next((i for i, workload in enumerate(given.workloads) if workload.running is None), None)
+    base = None if first is None else given.workloads[first]
+    workload, said = workload_of(job, base, given.storage, given.link)
+    others = tuple(w for i, w in enumerate(given.workloads) if i != first)
+    return dataclasses.replace(given, workloads=(workload, *others)), (said,)
 
 
 def _lines(plan: LimitPlan, *, colour: bool) -> Iterator[str]:

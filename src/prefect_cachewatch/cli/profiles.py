@@ -80,6 +80,7 @@ def _show_settings(settings: ProfileSettings, as_json: bool) -> None:
         rows.append(("ready", f"{settings.ready.kind} {getattr(settings.ready, 'url', '')}".rstrip()))
     if settings.markers is not None:
         rows += [("marker", str(path)) for path in (settings.markers.started, settings.markers.completed) if path]
+    rows += [("line of progress", pattern) for pattern in settings.progress_log]
     for name, value in rows:
         print(f"{name:<21} {for_terminal(value, 4096)}")
     for hint in settings.hints:

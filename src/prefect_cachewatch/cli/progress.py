@@ -1,40 +1,52 @@
-"""The display of a running generation: a live view in a terminal, plain lines elsewhere.
+"""The display of a running generation: a live view in a terminal, plain lines or JSON elsewhere.
 
 The watch has the numbers; `live` lays them out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
 
-from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
 from prefect_cachewatch.common.console import standard_error
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.watching.attempt import Watch
 
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
+    from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["ProgressLine"]
+__all__ = ["Mode", "ProgressLine"]
+
+Mode = Literal["live", "plain", "json", "none"]
 
 _PLAIN_EVERY_S = 30.0
 _RATE_OVER_S = 60.0
 _RATES_MAX = 40
+_REDRAW_S = 0.5
+# Other output takes the view off the screen. It is back at once, or after this if it was just drawn.
+_AT_ONCE_S, _SOON_S = 0.01, 0.05
 
 
-class ProgressLine:
+class ProgressLine(View):
     """Shows a watch on standard error; every method is cheap and may be called from any thread.
 
     Args:
-        quiet: show nothing.
+        mode: how; default live in a terminal, else plain, and not at all if it is to be quiet.
+        quiet: say nothing of a bundle.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.live = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    def __init__(self, mode: Mode | None = None, quiet: bool = False) -> None:
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.mode: Mode = mode or ("none" if quiet else "live" if terminal else "plain")
         self._quiet = quiet
         self._block: LiveBlock | None = None
         self._rates: deque[float] = deque(maxlen=_RATES_MAX)
@@ -43,12 +55,31 @@ class ProgressLine:
         self._last_plain_s = time.monotonic()
         self._suspected = self._phases = 0
         self._watch: Watch | None = None
-        self._stop = threading.Event()
+        self._attempt: tuple[int, int] | None = None
+        self._next_s: float | None = None
+        self._lent = False
+        self._height = 0
+        self._drawn_s = self._free_s = 0.0
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        if self.live:  # imported before the start: the modules may be on the file system that hangs
+        if self.mode == "live":  # imported before the start: the modules may be on the file system that hangs
             import shutil  # noqa: F401, PLC0415
 
-            import prefect_cachewatch.cli.live  # noqa: F401, PLC0415 - rich takes 50 ms
+            from prefect_cachewatch.cli.live import LiveBlock, wants_colour  # noqa: PLC0415 - rich takes 50 ms
+
+            self._block = LiveBlock(self._write, wants_colour())
+
+    def attempt_begins(self, number: int, attempts: int) -> None:
+        """Take in which attempt is next, of how many."""
+        self._attempt, self._next_s, self._watch = (number, attempts), None, None
+        self._points.clear()
+        self._rates.clear()
+        self._suspected = self._phases = 0
+
+    def attempt_waits(self, pause_s: float) -> None:
+        """Count down to the next attempt."""
+        self._next_s = time.monotonic() + pause_s
+        self._show()
 
     def sampled(self, watch: Watch) -> None:
         """Take in that the monitor has measured."""
@@ -59,54 +90,114 @@ class ProgressLine:
         self._points.append((now_s, written))
         while len(self._points) > 2 and self._points[1][0] < now_s - _RATE_OVER_S:
             self._points.popleft()
-        if self._quiet:
-            return
         self._watch = watch
-        if self.live:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._redraw, name="cachewatch-progress", daemon=True)
-                self._thread.start()
-            return
-        suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
-        news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
-        if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
-            self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
-            self._write(f"cachewatch: {render_plain(self._state(watch))}\n".encode("utf-8", "replace"))
+        if self.mode == "live":
+            self._show()
+        elif self.mode == "json":
+            state = {"cachewatch": "sample", "at": time.time()} | asdict(self._state(watch))
+            del state["rates"]
+            self._say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in state.items()}))
+        elif self.mode == "plain":
+            suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
+            news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
+            if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
+                self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
+                self._say(f"cachewatch: {render_plain(self._state(watch))}")
 
     def clear(self) -> None:
-        """Take the view off the screen before other output is written there; a stopped screen is not waited for."""
-        if self.live:
+        """Take the view off the screen before a line is written there; a stopped screen is not waited for."""
+        if self._block is not None:
             with self._lock:
-                if self._block is not None:
-                    self._block.clear()
+                self._free_s = time.monotonic() + _SOON_S
+                self._block.clear()
             standard_error().flush()
+
+    def say_stall(self, report: Report) -> None:
+        """Print a stall that stops nothing, also if it is to be quiet."""
+        self.clear()
+        print(report.message, file=sys.stderr, flush=True)
+        self.name_bundle(report)
+
+    def name_bundle(self, report: Report) -> None:
+        """Print where the post-mortem lies, if there is one."""
+        if report.bundle is not None and not self._quiet:
+            print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
+
+    def lend(self, stream: int) -> None:
+        """Take the view off the screen until `wrote` is called; other output is written there meanwhile."""
+        if self._block is not None and os.isatty(stream):
+            with self._lock:
+                self._lent = True
+                self._block.clear()
+            # What follows is written to the same terminal by this thread: one that is stopped would hold it up as well.
+            standard_error().drain()
+
+    def wrote(self, stream: int, data: memoryview) -> None:
+        """Take in what was written since `lend`; the view is back, below it."""
+        if self._block is None or not self._lent:
+            return
+        with self._lock:
+            self._block.cursor.follow(data)
+            self._lent = False
+        if time.monotonic() - self._drawn_s >= _AT_ONCE_S:
+            self._draw()
+        else:
+            self._wake.set()
 
     def close(self) -> None:
         """Stop redrawing and take the view off the screen."""
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(1)
+            self._thread = None
         self.clear()
 
+    def _show(self) -> None:
+        if self.mode == "live" and self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._redraw, name="cachewatch-progress", daemon=True)
+            self._thread.start()
+
     def _redraw(self) -> None:
+        while not self._stop.is_set():
+            if self._wake.wait(_REDRAW_S):
+                self._stop.wait(_SOON_S)
+            self._wake.clear()
+            self._draw()
+
+    def _draw(self) -> None:
         import shutil  # noqa: PLC0415
 
-        from prefect_cachewatch.cli.live import LiveBlock, render_live, wants_colour  # noqa: PLC0415 - rich takes 50 ms
+        from rich.text import Text  # noqa: PLC0415 - rich takes 50 ms
 
-        block = self._block = LiveBlock(self._write, wants_colour())
-        while not self._stop.wait(0.5):
-            watch = self._watch
-            if watch is not None:
-                width = shutil.get_terminal_size((80, 24)).columns - 1
-                lines = render_live(self._state(watch), width)
-                with self._lock:
-                    if not self._stop.is_set():
-                        block.draw(lines, width)
+        from prefect_cachewatch.cli.live import render_live, render_wait  # noqa: PLC0415
+
+        assert self._block is not None
+        watch, next_s, attempt = self._watch, self._next_s, self._attempt
+        width = shutil.get_terminal_size((80, 24)).columns - 1
+        if standard_error().busy:  # a terminal that is stopped gets no heap of views when it goes on
+            return
+        if next_s is not None and attempt is not None:
+            lines = render_wait(attempt, max(0.0, next_s - time.monotonic()), width)
+        elif watch is not None:
+            lines = render_live(self._state(watch), width)
+        else:
+            return
+        # A line that goes leaves an empty one: what stands above does not jump.
+        self._height = max(self._height, len(lines))
+        lines += [Text()] * (self._height - len(lines))
+        with self._lock:
+            now_s = time.monotonic()
+            if not (self._stop.is_set() or self._lent or now_s < self._free_s):
+                self._block.draw(lines, width)
+                self._drawn_s = now_s
 
     def _state(self, watch: Watch) -> LiveState:
         state, rule = watch.state, watch.state.rule
         now_s = time.monotonic()
         last = rule.suspicions[-1] if rule.suspicions else None
+        told = watch.told()
         return LiveState(
             name=watch.job.name,
             elapsed_s=now_s - watch.started_s,
@@ -120,7 +211,9 @@ class ProgressLine:
             suspicion=last.message if last and last.cleared_at_s is None else None,
             expected_bytes=watch.job.expected_bytes,
             rates=tuple(self._rates),
+            attempt=self._attempt,
             warmup=watch.serving.waiting_for if watch.serving is not None and rule.phases.now == "warm_up" else None,
+            told=told_text(told, now_s - watch.started_s) if told is not None else None,
         )
 
     def _rate(self) -> float:
@@ -128,6 +221,9 @@ class ProgressLine:
             return 0.0
         (t0, b0), (t1, b1) = self._points[0], self._points[-1]
         return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
+
+    def _say(self, line: str) -> None:
+        self._write(f"{line}\n".encode("utf-8", "replace"))
 
     @staticmethod
     def _write(text: bytes) -> None:

@@ -11,6 +11,7 @@ import click
 
 from prefect_cachewatch.cli.options.fields import DURATION, SIZE
 from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
+from prefect_cachewatch.cli.replay_runs import show_runs
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
@@ -33,7 +34,7 @@ _ENDINGS = {
 
 
 @click.command("replay", params=RULES.options())
-@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
+@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv|DIR")
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
 @click.option(
     "--warmup-within",
@@ -47,9 +48,16 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
 
     The exit status is 0 whatever the verdict. Traces come from exec --record, or any sampler that writes
-    t_s,total_bytes,file_count.
+    t_s,total_bytes,file_count. Of a directory of traces of one job's completed runs: the windows learned from them.
     """
     policy = stall_from(options)
+    if trace.is_dir():
+        if hang_at is not None or expected_bytes is not None:
+            raise InputError("--hang-at and --expect are for one trace: each run of a directory is frozen half-way")
+        show_runs(trace, policy, options["warmup_within_s"], as_json=as_json)
+        return
+    if policy.learned:
+        raise InputError("--stall-after learned needs the traces of several runs: name the directory that they lie in")
     recorded = read_trace(trace)
     found = replay_trace(
         recorded, policy, hang_at, _warmup(policy, options["warmup_within_s"], expected_bytes, recorded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 import webbrowser
@@ -11,12 +12,16 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.tables import with_last
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_report
+from prefect_cachewatch.run.past import read_report_in
+from prefect_cachewatch.watching.headline import split_message
 
-__all__ = ["command", "describe_bundle"]
+__all__ = ["command", "describe_bundle", "list_bundles"]
 
 _MAX_FILES = 10
 
@@ -30,24 +35,27 @@ _MAX_FILES = 10
     "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
 )
 def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool, bundle_dir: Path | None) -> None:
-    """Show the post-mortem of a stalled generation; without BUNDLE the newest one."""
+    """Show the post-mortem of a generation that stalled or failed; without BUNDLE the newest one.
+
+    BUNDLE is its directory, or its name as --list shows it.
+    """
     root = bundle_dir or default_bundle_root()
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
     if list_all:
-        found = find_bundles(root)
-        if not found:
-            click.echo(f"no bundle in {for_terminal(str(root))}")
-        for path in found:
-            click.echo(_one_line(path))
+        for line in list_bundles(root, max(80, width)):
+            click.echo(line)
         return
     if bundle is None:
         newest = find_bundles(root)
         if not newest:
             raise InputError(
-                f"there is no bundle in {for_terminal(str(root))} yet: one is written when a generation stalls; "
+                f"there is no bundle in {for_terminal(str(root))} yet: one is written when a generation stalls or "
+                "fails; "
                 "name one that lies elsewhere"
             )
         bundle = newest[0]
+    elif len(bundle.parts) == 1 and not bundle.exists() and (root / bundle).is_dir():
+        bundle = root / bundle  # as --list names it
     report = load_report(bundle)
     directory = bundle if bundle.is_dir() else bundle.parent
     if as_json:
@@ -86,7 +94,9 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
     summary = _text(diagnosis.get("summary"), 600)
     yield from _wrapped("cause", summary[:1].upper() + summary[1:] + ".", width)
     yield from _wrapped("next", _text(diagnosis.get("resolution") or "", 1000), width)
-    yield from _wrapped("what", _text(report.get("message") or "", 1000), width)
+    yield from _wrapped("retry", _text((report.get("retry") or {}).get("sentence") or "", 1000), width)
+    first, facts = split_message(str(report.get("message") or ""))
+    yield from _wrapped("what", _text(facts or first, 1000), width)
     yield from _wrapped("growth", _growth(report), width)
     for index, line in enumerate(diagnosis.get("evidence") or ()):
         yield from _wrapped("seen" if index == 0 else "", _text(line, 400), width)
@@ -136,10 +146,38 @@ def _text(value: Any, limit: int = 255) -> str:
     return for_terminal("unknown" if value is None else str(value), limit)
 
 
-def _one_line(path: Path) -> str:
+def list_bundles(root: Path, width: int = 80) -> Iterator[str]:
+    """List the bundles below a directory as a table, the newest first.
+
+    Args:
+        root: directory of bundles.
+        width: columns; if the bundle's name does not fit beside its cause, it stands below.
+
+    Yields:
+        Lines, safe for a terminal.
+
+    Example:
+        >>> list(list_bundles(Path("/nowhere")))
+        ['no bundle in /nowhere']
+    """
+    found = find_bundles(root)
+    if not found:
+        yield f"no bundle in {for_terminal(str(root))}"
+        return
+    rows = [["WHEN (UTC)", "JOB", "CAUSE"], *map(_listed, found)]
+    yield from with_last(rows, ["BUNDLE", *(path.name for path in found)], width=width, indent=4)
+    yield ""
+    yield f"They are in {for_terminal(str(root), 4096)}; cachewatch report BUNDLE shows one."
+
+
+def _listed(path: Path) -> list[str]:
+    day, time = path.name[:8], path.name[9:13]
+    when = f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]}"
     try:
-        report = load_report(path)
-    except InputError as error:
-        return f"{for_terminal(path.name)}  {error.message}"
-    category = report["diagnosis"].get("category")
-    return f"{for_terminal(str(path), 4096)}  {_text(report.get('name'), 40)}  {_text(category)}"
+        with Opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
+            report = read_report_in(fd)
+    except (OSError, ValueError):
+        return [when, "-", "report not readable"]
+    diagnosis = report.get("diagnosis")
+    category = diagnosis.get("category") if isinstance(diagnosis, dict) else None
+    return [when, _text(report.get("name"), 24), _text(category, 36)]

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 import click
 
 from prefect_cachewatch.cli.options.fields import DURATION
+from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged
 from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
+from prefect_cachewatch.publish.formats import Finding
 from prefect_cachewatch.publish.store import CacheStore
 
 __all__ = ["command"]
@@ -42,10 +45,14 @@ def command() -> None:
 
 
 @command.command("list")
-@_where
+@click.argument("root", type=click.Path(file_okay=True))
+@click.argument("name", required=False)
 @_as_json
-def list_command(root: str, name: str, as_json: bool) -> None:
-    """List the builds of a cache, newest first."""
+def list_command(root: str, name: str | None, as_json: bool) -> None:
+    """List the builds of a cache, newest first; without NAME the caches of the store."""
+    if name is None:
+        show_caches(root, as_json)
+        return
     builds = CacheStore(root).list_builds(name)
     if as_json:
         print(json.dumps([asdict(build) for build in builds], indent=1))
@@ -64,12 +71,17 @@ def list_command(root: str, name: str, as_json: bool) -> None:
 @_where
 @click.option("--build", "build_id", help="Which build; default: the active one.")
 @click.option("--quick", is_flag=True, help="Names and sizes only; default: every digest.")
+@click.option("--content", is_flag=True, help="Also whether each file can be what its format demands.")
 @_as_json
-def verify_command(root: str, name: str, build_id: str | None, quick: bool, as_json: bool) -> int:
+def verify_command(root: str, name: str, build_id: str | None, quick: bool, content: bool, as_json: bool) -> int:
     """Compare a build with its manifest; exit 0 if it is whole, 1 if not."""
     depth: Literal["quick", "full"] = "quick" if quick else "full"
+    store = CacheStore(root)
+    findings: list[tuple[str, Finding]] | None = None
     try:
-        verdict = CacheStore(root).verify(name, build_id, depth=depth)
+        verdict = store.verify(name, build_id, depth=depth)
+        if content:
+            findings = store.inspect(name, build_id)
     except BuildDamaged as error:
         if as_json:
             problems = error.data.get("problems") or [error.message]
@@ -79,18 +91,24 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, as_j
         else:
             print(f"cachewatch: {error.message}", file=sys.stderr)
         return NOT_WHOLE
+    broken = _told(findings or [], "broken")
     if as_json:
         body: dict[str, Any] = {
-            "whole": True,
+            "whole": not broken,
             "depth": depth,
             "files": verdict.files,
             "size_bytes": verdict.size_bytes,
-            "problems": [],
+            "problems": broken,
         }
+        if findings is not None:
+            body["content"] = [{"path": path, **asdict(finding)} for path, finding in findings]
         print(json.dumps(body, indent=1))
-    else:
+        return NOT_WHOLE if broken else 0
+    if not broken:
         print(verdict.summary())
-    return 0
+    if findings is not None:
+        _say_content(findings)
+    return NOT_WHOLE if broken else 0
 
 
 @command.command("activate")
@@ -155,6 +173,23 @@ def gc_command(
     for problem in done.problems:
         print(f"cachewatch: {for_terminal(problem, 1000)}", file=sys.stderr)
     return NOT_WHOLE if done.problems else 0
+
+
+def _told(findings: Sequence[tuple[str, Finding]], verdict: str) -> list[str]:
+    return [f"{for_terminal(path, 1000)} {found.message}" for path, found in findings if found.verdict == verdict]
+
+
+def _say_content(findings: Sequence[tuple[str, Finding]]) -> None:
+    count = Counter(finding.verdict for _, finding in findings)
+    print(f"content: {', '.join(f'{count[v]} {v}' for v in ('whole', 'broken', 'suspicious', 'unknown'))}")
+    for line in _told(findings, "suspicious"):
+        print(f"cachewatch: warning: {line}", file=sys.stderr)
+    for line in _told(findings, "broken"):
+        print(f"cachewatch: {line}", file=sys.stderr)
+    if count["broken"]:
+        print(
+            "cachewatch: broken files agree with the manifest: generate the cache again with --force", file=sys.stderr
+        )
 
 
 def _line(build: BuildInfo) -> str:

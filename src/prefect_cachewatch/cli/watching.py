@@ -25,7 +25,6 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.watching.attempt import Outcome
@@ -70,18 +69,13 @@ _FIELDS = Fields(
 def command(**options: Any) -> int:
     """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
-    progress = ProgressLine(options["quiet"])
-
-    def on_stall(report: Report) -> None:
-        progress.clear()
-        print(report.message, file=sys.stderr, flush=True)
-        _name_bundle(report, options["quiet"])
+    progress = ProgressLine(options["shown"], options["quiet"])
 
     files = Aside.fork()  # before any thread is started
     run = AttachedRun(
         attach, stall, stop,
         report=options["report"], bundles=not options["no_bundle"], bundle_root=options["bundle_dir"],
-        on_sample=progress.sampled, on_stall=on_stall,
+        on_sample=progress.sampled, on_stall=progress.say_stall,
         files=files,
     )  # fmt: skip
     with run:
@@ -96,7 +90,7 @@ def command(**options: Any) -> int:
     for problem in run.problems:
         print(f"cachewatch: {problem}", file=sys.stderr)
     if outcome.was_stopped:
-        _name_bundle(report, options["quiet"])
+        progress.name_bundle(report)
     for note in outcome.notes if not options["quiet"] else ():
         print(f"cachewatch: {for_terminal(note, 1000)}", file=sys.stderr)
     if outcome.name != "completed" or not options["quiet"]:
@@ -138,11 +132,6 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
             where = suggest_directories(pid)
         raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
     return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))
-
-
-def _name_bundle(report: Report, quiet: bool) -> None:
-    if report.bundle is not None and not quiet:
-        print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
 
 
 def _end_on_signals(run: AttachedRun) -> list[int]:

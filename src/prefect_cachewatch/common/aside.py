@@ -10,6 +10,7 @@ only.
 from __future__ import annotations
 
 import _pickle as pickle  # the Python version of pickle would cost a quarter of a megabyte in each of two processes
+import contextlib
 import errno
 import gc
 import os
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
+from prefect_cachewatch.common.sources import adopt_copy, fill_copy, package_parent, reserve_copy, was_replaced
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -31,6 +33,7 @@ __all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "look_ahead", "m
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
+_QUIET_S = 1.0
 _NO_ANSWER = "its file system does not answer"
 
 
@@ -107,13 +110,14 @@ class Aside:
             Its client.
         """
         ours, theirs = socket.socketpair()
+        copy = reserve_copy()
         gc.collect()
         gc.freeze()  # keep these pages shared: a collection would write to all of them
         pid = os.fork()
         if pid == 0:
             try:
                 ours.close()
-                _serve(theirs)
+                _serve(theirs, copy)
             finally:
                 os._exit(1)
         theirs.close()
@@ -124,27 +128,30 @@ class Aside:
         """Start the server as a new interpreter, for a process that has threads.
 
         Args:
-            modules: imported by the server before its first request.
+            modules: imported by the server before its first request, and by this process meanwhile: both need them when
+                the files may not be readable any more, or be those of another version.
 
         Returns:
             Its client; the server may still be starting.
         """
         ours, theirs = socket.socketpair()
+        copy, path = reserve_copy(), [*([package_parent()] if was_replaced() else []), *sys.path]
         with theirs:
             code = (
-                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
-                f"main({theirs.fileno()}, {list(modules)!r})"
+                f"import sys; sys.path[:] = {path!r}; from {__name__} import main; "
+                f"main({theirs.fileno()}, {list(modules)!r}, {copy})"
             )
             process = subprocess.Popen(
                 [sys.executable, "-I", "-c", code, "cachewatch-files"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *([copy] if copy >= 0 else [])),
                 start_new_session=True,
                 cwd="/",
                 env={**os.environ, **_absolute_state()},
             )
+        _import_all(modules)
         return cls(ours, process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
@@ -294,19 +301,28 @@ class AsideFile:
             _result_of(connection, time.monotonic() + timeout_s)
 
 
-def main(control: int, modules: Sequence[str]) -> NoReturn:
+def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
     """Run as a spawned server.
 
     Args:
         control: descriptor of its socket.
         modules: imported before the first request.
+        copy: descriptor of a copy of this package that is to be filled; -1 if there is none.
     """
+    if copy >= 0:
+        os.set_inheritable(copy, False)
+        adopt_copy(copy)
+    _import_all(modules)
+    gc.freeze()
+    _serve(socket.socket(fileno=control), copy)
+
+
+def _import_all(modules: Sequence[str]) -> None:
     import importlib  # noqa: PLC0415 - noqa: PLC0415 - a fork has already imported it
 
     for module in modules:
-        importlib.import_module(module)
-    gc.freeze()
-    _serve(socket.socket(fileno=control))
+        with contextlib.suppress(ImportError):  # of an extra: whoever needs it says what is missing
+            importlib.import_module(module)
 
 
 def _absolute_state() -> dict[str, str]:
@@ -318,8 +334,10 @@ def _absolute_state() -> dict[str, str]:
         return {}
 
 
-def _serve(control: socket.socket) -> NoReturn:
+def _serve(control: socket.socket, copy: int) -> NoReturn:
     """Fork for each request until the client has gone. Nothing here touches a file system."""
+    if copy >= 0:
+        control.settimeout(_QUIET_S)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # a reader of the command's output must see its end even if a fork is abandoned
         os.dup2(null, fd)
@@ -337,12 +355,21 @@ def _serve(control: socket.socket) -> NoReturn:
             word, fds, _, _ = socket.recv_fds(control, 1, 1)
         except InterruptedError:
             continue
+        except TimeoutError:  # once, when the start is over: a short run needs no copy
+            control.settimeout(None)
+            word, fds = b"c", []
         if not word:
             os._exit(0)
         try:
             pid = os.fork()
         except OSError:
             pid = -1  # the client sees its connection end
+        if pid == 0 and not fds:
+            try:
+                control.close()
+                fill_copy()
+            finally:
+                os._exit(0)
         if pid == 0:
             try:
                 for number in (signal.SIGCHLD, signal.SIGALRM):  # SIGALRM ends a fork that is abandoned

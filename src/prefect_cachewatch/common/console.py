@@ -86,6 +86,16 @@ class ConsoleWriter:
         with self._changed:
             return self._wait(wait_s, _HELD_MAX)
 
+    @property
+    def busy(self) -> bool:
+        """Whether something is still to be written."""
+        return self._size > 0
+
+    def drain(self) -> None:
+        """Wait until everything has been written, however long the reader takes, or until it has gone."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._gone or not self._size)
+
     def _wait(self, wait_s: float, room: int) -> bool:
         def enough() -> bool:
             return self._gone or not self._size or self._size + room <= _HELD_MAX

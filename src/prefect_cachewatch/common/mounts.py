@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
-__all__ = ["MOUNT_TABLE", "Mount", "is_network_type", "mount_of", "parse_mountinfo", "read_mounts"]
+__all__ = ["MOUNT_TABLE", "Mount", "is_in", "is_network_type", "mount_of", "parse_mountinfo", "read_mounts"]
 
 MOUNT_TABLE = "/proc/self/mountinfo"
 _LIMIT_BYTES = 4 << 20
@@ -92,6 +92,16 @@ def read_mounts(path: str | os.PathLike[str] = MOUNT_TABLE) -> list[Mount]:
         return []
 
 
+def is_in(path: str, directory: str) -> bool:
+    """Say by their names whether a path is a directory or below it; both are absolute.
+
+    Example:
+        >>> is_in("/mnt/a/b", "/mnt/a/"), is_in("/mnt/ab", "/mnt/a"), is_in("/mnt", "/")
+        (True, False, True)
+    """
+    return f"{path.rstrip('/')}/".startswith(f"{directory.rstrip('/')}/")
+
+
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
     """Find the mount that an absolute path lies on, by its name alone; the file system is not asked.
 
@@ -104,9 +114,8 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
     """
     best: Mount | None = None
     for mount in mounts:
-        point = mount.mount_point.rstrip("/")
-        inside = path == point or path.startswith(point + "/")
-        if inside and (best is None or len(point) >= len(best.mount_point.rstrip("/"))):
+        length = len(mount.mount_point.rstrip("/"))
+        if is_in(path, mount.mount_point) and (best is None or length >= len(best.mount_point.rstrip("/"))):
             best = mount
     return best
 

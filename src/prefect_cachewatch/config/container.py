@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from prefect_cachewatch.common.units import SIZE_PATTERN, parse_bytes
-from prefect_cachewatch.config.quantities import Duration, InputModel, Quantity
+from prefect_cachewatch.config.quantities import Duration, InputModel, Quantity, Shorthand
 
 __all__ = ["LABEL_PREFIX", "VOLUME_PREFIX", "ContainerMount", "ContainerSpec", "DeviceMapping"]
 
@@ -42,18 +42,18 @@ _Memory = Annotated[int | None, Quantity("size", _parse_memory, SIZE_PATTERN)]
 Limit = Annotated[int | str, Field(union_mode="left_to_right")]
 
 
-class _Shorthand(InputModel):
-    """A model that is also written as one string, and whose schema says so: Prefect checks parameters against it."""
+class _InSchema(Shorthand):
+    """A shorthand that the schema tells of: Prefect checks parameters against it."""
 
     # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
     stays_a_model: ClassVar[bool] = True
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [handler(schema), {"type": "string"}]}
+        return {"anyOf": [super().__get_pydantic_json_schema__(schema, handler), {"type": "string"}]}
 
 
-class ContainerMount(_Shorthand):
+class ContainerMount(_InSchema):
     """A host directory or a named volume inside the container; also written SOURCE:TARGET[:ro]."""
 
     source: str = Field(min_length=1, description="Absolute host path (a bind mount), or the name of a volume.")
@@ -65,14 +65,11 @@ class ContainerMount(_Shorthand):
         """Whether the source is a named volume rather than a host path."""
         return not self.source.startswith("/")
 
-    @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        parts = value.split(":")
+    def _read(cls, text: str) -> dict[str, Any]:
+        parts = text.split(":")
         if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
-            raise ValueError(f"{value!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
+            raise ValueError(f"{text!r} is not SOURCE:TARGET or SOURCE:TARGET:ro")
         return {"source": parts[0], "target": parts[1], "read_only": parts[2:] == ["ro"]}
 
     @model_validator(mode="after")
@@ -86,21 +83,18 @@ class ContainerMount(_Shorthand):
         return self
 
 
-class DeviceMapping(_Shorthand):
+class DeviceMapping(_InSchema):
     """A device of the host inside the container; also written HOST[:CONTAINER[:rwm]]."""
 
     host: str = Field(description="Path of the device, or of a directory of devices such as /dev/tenstorrent.")
     container: str = Field(default="", description="Path in the container; default the same.")
     permissions: str = Field(default="rwm", pattern=r"^r?w?m?$", min_length=1, description="Any of r, w and m.")
 
-    @model_validator(mode="before")
     @classmethod
-    def _shorthand(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        parts = value.split(":")
+    def _read(cls, text: str) -> dict[str, Any]:
+        parts = text.split(":")
         if len(parts) > 3:
-            raise ValueError(f"{value!r} is not DEVICE, DEVICE:TARGET or DEVICE:TARGET:rwm")
+            raise ValueError(f"{text!r} is not DEVICE, DEVICE:TARGET or DEVICE:TARGET:rwm")
         return dict(zip(("host", "container", "permissions"), parts, strict=False))
 
     @model_validator(mode="after")

@@ -6,17 +6,30 @@ that is chosen. An enumeration of null alone lets the server accept null, and no
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-__all__ = ["OFF", "draw_fields", "field_title"]
+from prefect_cachewatch.common.units import format_bytes, format_duration
+
+__all__ = ["OFF", "Unit", "draw_fields", "field_title", "unit_of"]
 
 _NULL = {"enum": [None], "title": "default"}
-_UNITS = {"_s": " (seconds, or 5m)", "_bytes": " (bytes, or 4GiB)"}
+
+
+class Unit(NamedTuple):
+    """The unit that a field's name ends with: the ending, its words in a form, and what writes a value for people."""
+
+    ending: str
+    words: str
+    write: Callable[[float], str]
+
+
+_UNITS = (Unit("_s", " (seconds, or 5m)", format_duration), Unit("_bytes", " (bytes, or 4GiB)", format_bytes))
+_NO_UNIT = Unit("", "", str)
 
 
 class _Off:
@@ -38,6 +51,16 @@ class _Off:
 OFF = _Off()
 
 
+def unit_of(name: str) -> Unit:
+    """Return the unit of a field; an empty one if its name has none.
+
+    Example:
+        >>> unit_of("grace_s").write(90)
+        '90 s'
+    """
+    return next((unit for unit in _UNITS if name.endswith(unit.ending)), _NO_UNIT)
+
+
 def field_title(name: str) -> str:
     """Make a field's title from its name, with the unit of a number.
 
@@ -45,9 +68,9 @@ def field_title(name: str) -> str:
         >>> field_title("stall_after_s")
         'Stall after (seconds, or 5m)'
     """
-    unit = next((ending for ending in _UNITS if name.endswith(ending)), "")
-    words = name.removesuffix(unit).replace("_", " ")
-    return words[:1].upper() + words[1:] + _UNITS.get(unit, "")
+    unit = unit_of(name)
+    words = name.removesuffix(unit.ending).replace("_", " ")
+    return words[:1].upper() + words[1:] + unit.words
 
 
 def draw_fields(fields: dict[str, JsonSchemaValue], advanced: Collection[str]) -> dict[str, JsonSchemaValue]:

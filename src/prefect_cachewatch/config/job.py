@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
-from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, prefer_any_of
+from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, check_pattern, prefer_any_of
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 __all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob", "MarkerFiles"]
@@ -46,6 +47,7 @@ class CacheJob(InputModel):
         "ignore",
         "wait_for",
         "allow_empty",
+        "progress_log",
         "markers",
     )
 
@@ -94,6 +96,11 @@ class CacheJob(InputModel):
         description="tree: finished when the command and all its descendants have ended; "
         "leader: finished when the command itself ends, and what it left behind is stopped.",
     )
+    on_stall: Literal["stop", "report"] = Field(
+        default="stop",
+        description="What a stall leads to; stop: the process tree is stopped; report: it is said what would have been stopped and "
+        "why, and the generator is left alone, whose own end counts.",
+    )
     allow_empty: bool = Field(
         default=False,
         description="Whether a cache that was empty at the start and is empty at the end is a success; default it is a failure, "
@@ -103,6 +110,12 @@ class CacheJob(InputModel):
         default=ReadyOnExit(),
         json_schema_extra=prefer_any_of,
         description="When the job is done: its exit, or for a server the moment at which it is ready.",
+    )
+    progress_log: list[str] = Field(
+        default=[],
+        max_length=16,
+        description="Regular expressions for lines of progress in the output; a new match ends a pause as bytes do. Groups "
+        "named done and total give a percentage and the time left.",
     )
     markers: Annotated[MarkerFiles | None, OFF] = Field(
         default=None, description="Marker files that are written at the start and at the end; default none."
@@ -129,6 +142,17 @@ class CacheJob(InputModel):
         if any("\0" in word for word in command):
             raise ValueError("the command has a NUL character in it")
         return command
+
+    @field_validator("progress_log")
+    @classmethod
+    def _searchable(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            groups = re.compile(check_pattern(pattern)).groupindex
+            if "total" in groups and "done" not in groups:
+                raise ValueError(
+                    f"pattern {pattern!r} has a group total and none named done: name what counts up to it"
+                )
+        return patterns
 
     @model_validator(mode="after")
     def _runs_somewhere(self) -> CacheJob:

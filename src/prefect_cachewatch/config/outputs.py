@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from prefect_cachewatch.config.quantities import InputModel
+from prefect_cachewatch.config.quantities import InputModel, Shorthand
 
 __all__ = ["Outputs", "Storage", "WatchOutputs"]
 
@@ -38,7 +38,7 @@ class Outputs(WatchOutputs):
     )
 
 
-class Storage(InputModel):
+class Storage(Shorthand):
     """The storage that a cache lies on: each attempt waits for slots of the global concurrency limit of that name.
 
     In Python and YAML its name alone will do.
@@ -52,7 +52,6 @@ class Storage(InputModel):
         description="Slots that an attempt occupies; default what plan-capacity stored, else 1.",
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return {"name": given} if isinstance(given, str) else given
+    def _read(cls, text: str) -> dict[str, Any]:
+        return {"name": text}

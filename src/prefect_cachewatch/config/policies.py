@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from prefect_cachewatch.config.quantities import WEEK_S, Duration, InputModel, OptionalDuration, Size
+from prefect_cachewatch.common.units import DURATION_PATTERN, parse_duration
+from prefect_cachewatch.config.quantities import (
+    WEEK_S,
+    Duration,
+    DurationOrOff,
+    InputModel,
+    OptionalDuration,
+    Quantity,
+    Size,
+)
 
-__all__ = ["RetryPolicy", "StallPolicy", "StopPolicy"]
+__all__ = ["CauseRetry", "Change", "RetryPolicy", "StallPolicy", "StopPolicy", "split_learned"]
+
+# What may be changed before the next attempt; docs/retries.md has what each does.
+Change = Literal["kernel_cache", "no_xet", "unlock", "clean", "reset"]
+
+_LEARNED, _MOST = "learned", "learned:"
+
+
+def _parse_window(text: str) -> Any:
+    """Read a duration; `learned`, or `learned:10m` with the longest window, stays as it is for `split_learned`."""
+    if text.startswith(_MOST):
+        parse_duration(text.removeprefix(_MOST))
+    return text if text == _LEARNED or text.startswith(_MOST) else parse_duration(text)
+
+
+_WINDOW = Quantity("duration", _parse_window, f"{DURATION_PATTERN}|^{_LEARNED}$|^{_LEARNED}:.+$")
+
+
+def split_learned(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace a stall policy's `stall_after_s: learned` by the two fields that it stands for.
+
+    Args:
+        written: fields of a `StallPolicy`.
+
+    Returns:
+        The fields; unchanged with any other window.
+
+    Example:
+        >>> split_learned({"stall_after_s": "learned:10m"}), split_learned({"stall_after_s": "learned"})
+        ({'stall_after_s': '10m', 'learned': True}, {'learned': True})
+    """
+    window = written.get("stall_after_s")
+    if not isinstance(window, str) or not (window == _LEARNED or window.startswith(_MOST)):
+        return dict(written)
+    most = {"stall_after_s": window.removeprefix(_MOST)} if window != _LEARNED else {}
+    return {**{name: value for name, value in written.items() if name != "stall_after_s"}, **most, "learned": True}
 
 
 class StallPolicy(InputModel):
@@ -20,15 +65,23 @@ class StallPolicy(InputModel):
         "progress",
         "churn_after_s",
         "adaptive",
+        "prove_after_s",
         "unresponsive_after_s",
+        "no_space_after_s",
         "attribute_cache_s",
     )
 
-    stall_after_s: Duration = Field(
+    stall_after_s: Annotated[float, _WINDOW] = Field(
         default=300,
         ge=0.2,
         le=WEEK_S,
-        description="No growth for this long is a stall; counted once writing has begun.",
+        description="No growth for this long is a stall; counted once writing has begun. learned, or learned:10m: "
+        "learned from earlier runs, never longer than this.",
+    )
+    learned: bool = Field(
+        default=False,
+        description="Shorten each window to 1.5 x the longest pause of the last runs of this job on this storage, from "
+        "5 completed runs on; a run that such a window stopped is run once more with the configured ones.",
     )
     first_write_within_s: Duration = Field(
         default=1200,
@@ -76,12 +129,24 @@ class StallPolicy(InputModel):
         default="off",
         description="extend: lengthen the stall window to 3 x the longest pause so far, at most 4 x stall_after_s.",
     )
+    prove_after_s: DurationOrOff = Field(
+        default=20,
+        description="From this much silence on, look at each poll whether every thread waits for another one of the same "
+        "process tree and nothing outside can wake them; if so, it is a stall at once. off: never look.",
+    )
     unresponsive_after_s: OptionalDuration = Field(
         default=None,
         ge=0.2,
         le=WEEK_S,
         description="A cache directory that cannot be measured for this long (hung file system, lost permission, "
         "directory gone) ends the run; default stall_after_s.",
+    )
+    no_space_after_s: Duration = Field(
+        default=30,
+        ge=0.2,
+        le=WEEK_S,
+        description="Silence for this long is a stall where no write can succeed (disk full, no inode, quota used up, "
+        "read-only) and the tree neither computes nor reads; looked at three times.",
     )
     attribute_cache_s: OptionalDuration = Field(
         default=None,
@@ -90,6 +155,11 @@ class StallPolicy(InputModel):
         description="On a network file system, how old this host's view of a file's size may be (NFS acregmax: 60 s); "
         "the stall windows are longer by as much. Default none.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, written: Any) -> Any:
+        return split_learned(written) if isinstance(written, Mapping) else written
 
 
 class StopPolicy(InputModel):
@@ -103,10 +173,25 @@ class StopPolicy(InputModel):
     )
 
 
+class CauseRetry(InputModel):
+    """What follows an attempt that ended by one cause; what is left out stays as in the table of docs/retries.md."""
+
+    again: bool | None = Field(
+        default=None, description="Whether it is tried again; before every other rule but attempts."
+    )
+    pause_s: OptionalDuration = Field(default=None, ge=0, le=86400, description="The pause before the next attempt.")
+    change: list[Change] | None = Field(
+        default=None,
+        description="What is changed before it: kernel_cache, no_xet, unlock, clean, reset; [] for nothing.",
+    )
+
+
 class RetryPolicy(InputModel):
     """Whether and when a failed attempt is made again; bad input never is."""
 
     ADVANCED = (
+        "before_retry_within_s",
+        "by_cause",
         "factor",
         "max_backoff_s",
         "jitter",
@@ -136,6 +221,27 @@ class RetryPolicy(InputModel):
         default=None,
         description="Exit codes of the generator that are tried again; default: all of a failure but 126 and 127.",
     )
+
+    before_retry: list[Annotated[str, Field(max_length=4000)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1000,
+        description="Command that resets a device, such as tt-smi -r, before an attempt after a cause that a reset may mend; "
+        "if it fails, there is no further attempt.",
+    )
+    before_retry_within_s: Duration = Field(
+        default=300, ge=0.1, le=86400, description="The longest time of before_retry; then its whole tree is stopped."
+    )
+    by_cause: dict[Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")], CauseRetry] = Field(
+        default={},
+        max_length=100,
+        description="By category of the cause, what is to be different from the table of docs/retries.md.",
+    )
+
+    @property
+    def may_clean(self) -> bool:
+        """Whether files of an attempt may be removed before the next, which therefore have to be recorded."""
+        return self.on_retry == "clean" or any("clean" in (own.change or ()) for own in self.by_cause.values())
 
     def backoff_before(self, attempt: int, random: float) -> float:
         """Return how long to wait before an attempt: backoff_s x factor^(attempt - 2), capped, jittered.

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
@@ -38,11 +38,13 @@ __all__ = [
     "SIZE",
     "WEEK_S",
     "Duration",
+    "DurationOrOff",
     "EnvName",
     "InputModel",
     "OptionalDuration",
     "OptionalSize",
     "Quantity",
+    "Shorthand",
     "Size",
     "check_absolute",
     "quantity_of",
@@ -65,7 +67,7 @@ class Quantity:
     """
 
     name: str
-    parse: Callable[[str], float]
+    parse: Callable[[str], float | str]
     pattern: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -76,7 +78,7 @@ class Quantity:
         if handler.mode == "serialization":
             return number
         text = {"title": "text", "type": "string", "pattern": self.pattern, "maxLength": QUANTITY_CHARACTERS}
-        first, *others = number.get("anyOf", [number])
+        first, *others = (kind for kind in number.get("anyOf", [number]) if "const" not in kind)  # a word is text
         return {"anyOf": [{"title": "number", **first}, text, *others]}
 
     def read(self, value: Any) -> Any:
@@ -86,11 +88,17 @@ class Quantity:
         return self.parse(value) if isinstance(value, str) else value
 
 
+def _parse_duration_or_off(text: str) -> float | str:
+    return "off" if text.strip() == "off" else parse_duration(text)
+
+
 DURATION = Quantity("duration", parse_duration, DURATION_PATTERN)
+_DURATION_OR_OFF = Quantity("duration", _parse_duration_or_off, rf"^off$|{DURATION_PATTERN}")
 SIZE = Quantity("size", parse_bytes, SIZE_PATTERN)
 
 Duration = Annotated[float, DURATION]
 OptionalDuration = Annotated[float | None, DURATION]
+DurationOrOff = Annotated[Annotated[float, Field(ge=0.2, le=WEEK_S)] | Literal["off"], _DURATION_OR_OFF]
 Size = Annotated[int, SIZE]
 OptionalSize = Annotated[int | None, SIZE]
 
@@ -130,6 +138,20 @@ class InputModel(BaseModel):
         if handler.mode == "validation" and "properties" in own:
             own["properties"] = draw_fields(own["properties"], cls.ADVANCED)
         return written
+
+
+class Shorthand(InputModel):
+    """A model that is also written as one text."""
+
+    @classmethod
+    def _read(cls, text: str) -> dict[str, Any]:
+        """Return the fields of a text; raises ValueError with a sentence that shows a valid one."""
+        raise NotImplementedError
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        return cls._read(given) if isinstance(given, str) else given
 
 
 def check_absolute(paths: Iterable[Path]) -> None:

@@ -152,10 +152,12 @@ class AdoptedContainer(Observer):
         return None
 
     def _exited(self) -> StopReport:
-        code, number = _exit_of(self._container.final_state())
+        state = self._container.final_state()
+        code, number = _exit_of(state)
         if code is None and number is None:
             self.notes.append("the engine does not say with which exit code the container ended")
-        return StopReport("exited", code, number, 0.0)
+        beyond = "its memory limit" if state and state.get("OOMKilled") else ""
+        return StopReport("exited", code, number, 0.0, out_of_memory=beyond)
 
     def _stop(self) -> StopReport:
         stopped = self._container.stop(max(0.0, self._kill_by_s - time.monotonic()), self._nap)

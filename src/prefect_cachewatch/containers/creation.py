@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec, DeviceMapping
 
 __all__ = ["container_request", "covering_mount"]
@@ -97,12 +98,8 @@ def covering_mount(path: str, mounts: Sequence[ContainerMount]) -> ContainerMoun
         >>> covering_mount("/mnt/ab", [ContainerMount(source="/mnt/a", target="/x")]) is None
         True
     """
-    found = [m for m in mounts if not m.is_volume and _is_below(path, m.source)]
+    found = [m for m in mounts if not m.is_volume and is_in(path, m.source)]
     return max(found, key=lambda mount: len(mount.source.rstrip("/")), default=None)
-
-
-def _is_below(path: str, directory: str) -> bool:
-    return f"{path.rstrip('/')}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _mount(mount: ContainerMount) -> dict[str, Any]:

@@ -289,16 +289,16 @@ class ContainerSupervisor(HelperClient):
 
     def _take_end(self, message: dict[str, Any]) -> None:
         code, number = message.pop("exit_code"), None
-        out_of_memory, error = message.pop("out_of_memory"), message.pop("error")
-        if out_of_memory:
+        error, beyond = message.pop("error"), ""
+        if message.pop("out_of_memory"):
             limit = self.plan.spec.memory_bytes
-            allowed = f"its limit of {format_bytes(limit)}" if limit else "the memory there was"
-            self.notes.append(f"the kernel killed a process of the container because it went beyond {allowed}")
+            beyond = f"its limit of {format_bytes(limit)}" if limit else "the memory there was"
+            self.notes.append(f"the kernel killed a process of the container because it went beyond {beyond}")
         if error:
             self.notes.append(f"the engine says of the container: {for_terminal(redact(error), 300)}")
-        if out_of_memory and code == _KILLED:
+        if beyond and code == _KILLED:
             code, number = None, 9
-        self._has_ended(StopReport(exit_code=code, signal=number, **message))
+        self._has_ended(StopReport(exit_code=code, signal=number, out_of_memory=beyond, **message))
 
     def _finish_log(self) -> None:
         log, self._log = self._log, None

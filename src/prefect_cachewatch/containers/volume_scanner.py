@@ -8,6 +8,7 @@ image has no Python) counts as a failed scan: blindness, never zero bytes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import select
@@ -19,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, open_client, whole_frames
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import labels_of_run
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S, DirectoryScanner
-from prefect_cachewatch.supervise.helper_client import package_parent
 
 __all__ = ["VolumeScanner"]
 
@@ -199,6 +200,7 @@ def _write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [], 1.0)
 
 
+@functools.cache  # a later helper of the run gets the same, whatever has become of the files
 def _package() -> bytes:
     """Pack this installation's modules of the scan process for the helper."""
     parent = Path(package_parent())

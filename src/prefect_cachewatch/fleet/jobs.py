@@ -43,11 +43,11 @@ def check_deployment_name(name: str) -> str:
         ValueError: it is something else.
 
     Example:
-        >>> check_deployment_name("generate-cache/fleet-job")
-        'generate-cache/fleet-job'
+        >>> check_deployment_name("generate-cache/fleet-member")
+        'generate-cache/fleet-member'
     """
     if not re.fullmatch(r"[^/]+/[^/]+", name):
-        raise ValueError(f"{name!r} is not flow/name: write it like generate-cache/fleet-job")
+        raise ValueError(f"{name!r} is not flow/name: write it like generate-cache/fleet-member")
     return name
 
 
@@ -68,7 +68,7 @@ class FleetJob(CacheJob):
     metrics: Metrics | None = Field(default=None, description="Prometheus metrics of the job.")
     deployment: str | None = Field(
         default=None,
-        description="Deployment that runs the job, as flow/name: generate-cache/fleet-job. Default: run in the fleet's own host.",
+        description="Deployment that runs the job, as flow/name: generate-cache/fleet-member. Default: run in the fleet's own host.",
     )
     work_queue: str | None = Field(
         default=None,
@@ -99,7 +99,7 @@ class FleetJob(CacheJob):
     @property
     def digest(self) -> str:
         """Identifies this job, and changes when it is edited: 16 hex digits over what it runs and where it writes."""
-        told = self.model_dump(mode="json", include=set(CacheJob.model_fields))
+        told = self.model_dump(mode="json", include=set(CacheJob.model_fields) - {"on_stall"})
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

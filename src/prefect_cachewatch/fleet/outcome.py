@@ -1,4 +1,4 @@
-"""When failures stop a fleet, and how it ends: rules over counts. Pure."""
+"""What a fleet tells of its jobs, and when failures stop it: counts, a table, the end. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.jobs import FleetPolicy
 from prefect_cachewatch.fleet.rows import JobRow, by_need
+from prefect_cachewatch.watching.leaving import named_would_be_stops
 
-__all__ = ["FleetEnd", "Tally", "count_rows", "fleet_end", "what_now"]
+__all__ = [
+    "ROWS_MAX",
+    "FleetEnd",
+    "Tally",
+    "cells_of",
+    "count_rows",
+    "describe_row",
+    "fleet_end",
+    "table_rows",
+    "what_now",
+]
+
+ROWS_MAX = 1000
 
 
 @dataclass(frozen=True)
@@ -96,8 +110,10 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
     lead = f"Fleet '{for_terminal(name)}': {tally.done} of {tally.total} caches are there"
     if had and had < tally.done:
         lead += f", {had} of them from before"
+    stalled = sum(bool(named_would_be_stops(row.cause)) for row in rows if row.kind == "done")
+    told = f" {stalled} of the generations that completed would have been stopped: see their rows." if stalled else ""
     if tally.done == tally.total:
-        return FleetEnd("Completed", lead + (", all from before." if had == tally.total else "."))
+        return FleetEnd("Completed", lead + (", all from before." if had == tally.total else f".{told}"))
     rest = [
         (tally.failed, "failed"),
         (tally.cancelled, "cancelled"),
@@ -107,4 +123,68 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
     first = by_need(row for row in rows if row.kind != "done")[0]
     cause = f" ({for_terminal(first.cause.rstrip('.'), 300)})" if first.cause else ""
     message = f"{lead}; {counts}. First: {for_terminal(first.name, 100)} is {for_terminal(first.state)}{cause}"
+    message += f".{told}" if told else ""
     return FleetEnd("PartlyFailed" if tally.done else "FleetFailed", message)
+
+
+def table_rows(rows: Sequence[JobRow], limit: int = ROWS_MAX) -> list[dict[str, str]]:
+    """Write a fleet as rows of a table artifact.
+
+    Args:
+        rows: its jobs, in any order.
+        limit: the most jobs with a row of their own.
+
+    Returns:
+        One row per job, one for the jobs that were cut, and the totals; no cell has markup or control characters.
+
+    Example:
+        >>> [row["job"] for row in table_rows([JobRow("a", "Cached", "done"), JobRow("b", "Stalled", "failed")], 1)]
+        ['b', '... and 1 more', 'total: 2 jobs']
+    """
+    ordered = by_need(rows)
+    table = [cells_of(row) for row in ordered[:limit]]
+    if cut := ordered[limit:]:
+        table.append(_line(f"... and {len(cut):,} more", str(count_rows(cut)), _bytes(cut)))
+    table.append(
+        _line(
+            f"total: {len(ordered):,} job{'' if len(ordered) == 1 else 's'}", str(count_rows(ordered)), _bytes(ordered)
+        )
+    )
+    return table
+
+
+def describe_row(row: JobRow) -> str:
+    """Describe the state of a job in one line, for a log.
+
+    Example:
+        >>> describe_row(JobRow("llama", "Stalled", "failed", 2**30, duration_s=72, cause="no write"))
+        'llama: Stalled, 1.00 GiB, 72 s: no write'
+    """
+    cells = cells_of(row)
+    parts = ", ".join(filter(None, (for_terminal(row.state), cells["bytes"], cells["time"])))
+    cause = f": {for_terminal(row.cause, 300)}" if row.cause else ""
+    return f"{for_terminal(row.name, 100)}: {parts}{cause}"
+
+
+def cells_of(row: JobRow) -> dict[str, str]:
+    """Return a job as the cells of a table; an unknown value is an empty cell."""
+    return {
+        "job": for_terminal(row.name),
+        "state": for_terminal(row.state) + (" (suspected)" if row.suspected else ""),
+        "cause": for_terminal(row.cause, 500),
+        "next": for_terminal(row.advice, 500),
+        "run": row.url or row.run_id or "",
+        "bytes": "" if row.bytes_present is None else format_bytes(row.bytes_present),
+        "rate": "" if row.rate_bytes_per_s is None else f"{format_bytes(row.rate_bytes_per_s)}/s",
+        "wait": "" if row.waited_s is None else format_duration(round(row.waited_s)),
+        "time": "" if row.duration_s is None else format_duration(round(row.duration_s)),
+        "attempts": "" if row.attempts is None else str(row.attempts),
+    }
+
+
+def _line(job: str, state: str, size: str) -> dict[str, str]:
+    return {**dict.fromkeys(cells_of(JobRow("", "", "done")), ""), "job": job, "state": state, "bytes": size}
+
+
+def _bytes(rows: Sequence[JobRow]) -> str:
+    return format_bytes(sum(row.bytes_present or 0 for row in rows))

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import write_file
+from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["JobStatus", "StatusFile", "read_status"]
+__all__ = ["JobStatus", "StatusFile", "make_room", "read_status"]
 
 _WRITE_S = 10.0
 
@@ -33,7 +34,7 @@ class JobStatus:
     suspicion: str | None = None
 
 
-class StatusFile:
+class StatusFile(View):
     """Writes an attempt's progress to a file for the fleet's table; it replaces the view in a terminal.
 
     Args:
@@ -62,12 +63,6 @@ class StatusFile:
             self._thread = threading.Thread(target=self._write, name="cachewatch-status", daemon=True)
             self._thread.start()
 
-    def clear(self) -> None:
-        """Do nothing: there is no screen to give up."""
-
-    def close(self) -> None:
-        """Do nothing: the last status stays valid until the run's end is known."""
-
     def _write(self) -> None:
         while True:
             self._write_latest()
@@ -78,6 +73,12 @@ class StatusFile:
             files, data = self._latest.get()
         with contextlib.suppress(OSError):
             files.run(write_file, self._path, data, timeout_s=_WRITE_S)
+
+
+def make_room(status: Path, log: Path) -> None:
+    """Check that the directory of the fleet's run answers, and remove what an earlier process of a job wrote."""
+    status.unlink(missing_ok=True)
+    log.touch()
 
 
 def read_status(path: Path) -> JobStatus | None:

@@ -25,6 +25,7 @@ from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
 from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
+from prefect_cachewatch.measure.space import look_at_storage
 from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
@@ -71,9 +72,11 @@ class ScanServer:
                 self.mark = GrowthMark(mark, roots[0])
         self.ledger = Ledger(birth_ns)
         self.tree = Tree(roots, ignore, self.ledger)
-        return self.scan()
+        return self.scan(space=True)
 
-    def scan(self, full: bool = True, budget_s: float = 1.0, holders: Sequence[int] = ()) -> dict[str, Any]:
+    def scan(
+        self, full: bool = True, budget_s: float = 1.0, holders: Sequence[int] = (), space: bool = False
+    ) -> dict[str, Any]:
         began = time.perf_counter()
         if self.mark is not None:
             self.mark.begin_scan()
@@ -81,6 +84,8 @@ class ScanServer:
         answer = self._answer(made, began)
         if self.recorder is not None:
             self.recorder.note(self.ledger.moved)
+        if space:
+            answer["space"] = look_at_storage(self.roots)
         return answer
 
     def _answer(self, made: TreeScan, began: float) -> dict[str, Any]:

@@ -89,6 +89,8 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     MetricSpec("cachewatch_window_seconds", "gauge", "The pause at which a stall is said."),
     MetricSpec("cachewatch_suspected", "gauge", "1 while the pause is suspiciously long."),
     MetricSpec("cachewatch_suspicions_total", "counter", "Pauses that were suspiciously long."),
+    MetricSpec("cachewatch_would_be_stops_total", "counter", "Stalls that were only reported, by on_stall report."),
+    MetricSpec("cachewatch_progress_lines_total", "counter", "Lines of the output that told of progress."),
     MetricSpec("cachewatch_blind", "gauge", "1 while the cache directories cannot be measured."),
     MetricSpec(
         "cachewatch_last_scan_timestamp_seconds", "gauge", "When a measurement last ended, also one that failed."

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.secrets import redact
@@ -24,16 +24,19 @@ from prefect_cachewatch.metrics.catalogue import (
 )
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.outcomes import is_failure
+from prefect_cachewatch.watching.sections import LoggedProgress, ReportedStall
 
 __all__ = ["RunMetrics", "Series"]
 
 # Name of the series and the values of its labels after `cache`.
 Series = tuple[str, tuple[str, ...]]
 
-_WRITTEN, _ALLOCATED, _SUSPICIONS = (
+_WRITTEN, _ALLOCATED, _SUSPICIONS, _WOULD_BE, _LINES = _COUNTED = (
     "cachewatch_written_bytes_total",
     "cachewatch_written_allocated_bytes_total",
     "cachewatch_suspicions_total",
+    "cachewatch_would_be_stops_total",
+    "cachewatch_progress_lines_total",
 )
 _SCANS = "cachewatch_scan_seconds"
 _BOUNDS_S = {**{str(float(bound_s)): bound_s for bound_s in SCAN_BUCKETS_S}, "+Inf": math.inf}
@@ -71,9 +74,7 @@ class RunMetrics:
             ("cachewatch_attempt", _NONE): 0.0,
             ("cachewatch_suspected", _NONE): 0.0,
             ("cachewatch_blind", _NONE): 0.0,
-            (_WRITTEN, _NONE): 0.0,
-            (_ALLOCATED, _NONE): 0.0,
-            (_SUSPICIONS, _NONE): 0.0,
+            **{(name, _NONE): 0.0 for name in _COUNTED},
             **{("cachewatch_attempts_total", (outcome,)): 0.0 for outcome in ATTEMPT_OUTCOMES},
             **{("cachewatch_runs_total", (outcome,)): 0.0 for outcome in RUN_OUTCOMES},
             **{("cachewatch_scan_failures_total", (reason,)): 0.0 for reason in BLIND_REASONS},
@@ -103,7 +104,7 @@ class RunMetrics:
         """
         with self._lock:
             self.began = True
-            self._begun = {name: self._values[name, _NONE] for name in (_WRITTEN, _ALLOCATED, _SUSPICIONS)}
+            self._begun = {name: self._values[name, _NONE] for name in _COUNTED}
             self._forget("cachewatch_last_verdict")
             self._forget("cachewatch_expected_bytes")
             if expected_bytes is not None:
@@ -135,6 +136,7 @@ class RunMetrics:
             self._count(_WRITTEN, growth.bytes_written)
             self._count(_ALLOCATED, growth.allocated_written)
             self._count(_SUSPICIONS, len(rule.suspicions))
+            self._count_told(watch.would_be_stops, watch.told())
             self._set("cachewatch_present_bytes", growth.bytes_present)
             self._set("cachewatch_present_allocated_bytes", growth.allocated_present)
             self._set("cachewatch_present_files", growth.files_present)
@@ -154,6 +156,7 @@ class RunMetrics:
             self._add("cachewatch_attempts_total", (bounded("outcome", outcome.name),), 1)
             self._count(_WRITTEN, outcome.growth.bytes_written)
             self._count(_ALLOCATED, outcome.growth.allocated_written)
+            self._count_told(outcome.would_be_stops, outcome.logged)
             self._set("cachewatch_last_attempt_duration_seconds", outcome.duration_s)
             if is_failure(outcome.name):
                 labels = (bounded("kind", outcome.kind or outcome.name), bounded("cause", cause or "unknown"))
@@ -220,6 +223,10 @@ class RunMetrics:
     def _count(self, name: str, in_attempt: int) -> None:
         # max: a counter never falls, in whatever order the calls arrive.
         self._values[name, _NONE] = max(self._values[name, _NONE], self._begun.get(name, 0.0) + in_attempt)
+
+    def _count_told(self, would_be_stops: Sequence[ReportedStall], logged: LoggedProgress | None) -> None:
+        self._count(_WOULD_BE, len(would_be_stops))
+        self._count(_LINES, logged.count if logged is not None else 0)
 
     def _forget(self, name: str) -> None:
         for series in [series for series in self._values if series[0] == name]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from prefect_cachewatch.config import InputModel
-from prefect_cachewatch.config.quantities import Duration
+from prefect_cachewatch.config.quantities import Duration, Shorthand
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import parse_destination
 
 __all__ = ["Metrics"]
 
 
-class Metrics(InputModel):
+class Metrics(Shorthand):
     """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone is enough."""
 
     to: str = Field(
@@ -28,10 +27,9 @@ class Metrics(InputModel):
         description="How long an endpoint stays open at the end for whoever has scraped it, to see the end.",
     )
 
-    @model_validator(mode="before")
     @classmethod
-    def _destination_alone(cls, given: Any) -> Any:
-        return {"to": given} if isinstance(given, str) else given
+    def _read(cls, text: str) -> dict[str, Any]:
+        return {"to": text}
 
     @field_validator("to")
     @classmethod

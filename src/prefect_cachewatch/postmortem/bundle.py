@@ -1,4 +1,4 @@
-"""The bundle: everything known about one stalled attempt, in a private directory.
+"""The bundle: everything known about one attempt that stalled or failed, in a private directory.
 
 It is written after the tree is gone, so that it delays no stop. It is bounded in time and size, and
 says what was cut. `bundlestore` chooses its directory and removes old ones.
@@ -25,11 +25,13 @@ from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import whole_lines
+from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.common.text import for_terminal, redact, slugify
 from prefect_cachewatch.postmortem.chart import draw_growth
+from prefect_cachewatch.postmortem.filelister import main
 from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
-from prefect_cachewatch.postmortem.report import Diagnosis
+from prefect_cachewatch.watching.sections import Diagnosis
 
 __all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "draw_report", "stack_text", "write_bundle"]
 
@@ -43,7 +45,6 @@ BUNDLE_FILES = (
     "report.json",
     "stacks.txt",
 )
-_LISTER = Path(__file__).with_name("filelister.py")
 _LOG_BYTES = 4 << 20
 _LOG_CHUNK = 64 << 10
 _LISTING_BYTES = 64 << 20
@@ -53,8 +54,7 @@ _LISTING_BYTES = 64 << 20
 class BundleContent:
     """What goes into a bundle.
 
-    `report` is the JSON object of `--report`; `log` reads at most so many bytes from the log's end.
-    many as it is asked for.
+    `report` is the JSON object of `--report`; `log` reads at most so many bytes from the log's end as it is asked for.
     """
 
     name: str
@@ -238,7 +238,8 @@ def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], f
 
 
 def _start_lister(target: Path, content: BundleContent, seconds: float) -> subprocess.Popen[bytes] | None:
-    command = [sys.executable, "-I", "-S", str(_LISTER), str(target), str(seconds), str(_LISTING_BYTES)]
+    code = f"import sys;sys.path.append({package_parent()!r});from {main.__module__} import main;main()"
+    command = [sys.executable, "-I", "-S", "-c", code, str(target), str(seconds), str(_LISTING_BYTES)]
     try:
         told = os.memfd_create("secrets")  # not a pipe, which may be full before the child reads it
         with open(told, "wb") as file:

@@ -1,6 +1,7 @@
 """From evidence to cause: tries every rule and takes the most certain one; pure, no clock and no files.
 
-The categories are a contract. The rules are in `rules_storage` and `rules_process`.
+The categories are a contract. The rules are in `rules_storage`, `rules_process` and, for a generator that ended by
+itself, `rules_crash` with its table.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from prefect_cachewatch.postmortem import rules_crash as crash
 from prefect_cachewatch.postmortem import rules_process as process
 from prefect_cachewatch.postmortem import rules_storage as storage
+from prefect_cachewatch.postmortem.crash_table import CRASH_CATEGORIES
 from prefect_cachewatch.postmortem.model import Evidence
-from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.view import View
+from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["CATEGORIES", "Diagnosis", "diagnose"]
+__all__ = ["CATEGORIES", "STALL_CATEGORIES", "Diagnosis", "diagnose"]
 
 # In order of precedence: of two equally certain rules, the earlier one names the cause.
 _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
@@ -28,6 +31,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     storage.disk_full,
     storage.permission_denied,
     storage.still_writing,
+    process.stale_lock,
     process.waiting_for_lock,
     process.memory_pressure,
     process.waiting_for_device,
@@ -42,11 +46,12 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.waiting_for_network,
     process.deadlocked,
     process.waiting_for_child,
-    process.generator_failed,
+    crash.generator_failed,
     process.never_started,
     process.never_ready,
 )
-CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
+STALL_CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
+CATEGORIES: tuple[str, ...] = tuple(dict.fromkeys((*STALL_CATEGORIES, *CRASH_CATEGORIES)))
 _SURENESS = {"high": 0, "medium": 1, "low": 2}
 _MAX_LINES = 20
 # Rules about one moment: they do not explain a generator that ended by itself with a message of its own.
@@ -70,13 +75,18 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         'stopped_by_signal'
     """
     view = View(evidence)
-    found = [_weigh(view, replace(cause, category=rule.__name__)) for rule in _RULES if (cause := rule(view))]
+    found: list[Diagnosis] = []
+    for rule in _RULES:
+        cause = rule(view)
+        if cause is None or cause.category in {one.category for one in found}:
+            continue  # what the machine shows of the same cause says more than the log does
+        found.append(cause if cause.category else _weigh(view, replace(cause, category=rule.__name__)))
     found.sort(key=lambda diagnosis: _SURENESS[diagnosis.confidence])  # stable: keeps the order of precedence
     best = found[0] if found else replace(process.unknown(view), category="unknown")
     others = [
         f"also seen: {diagnosis.category}: {diagnosis.summary}"
         for diagnosis in found[1:4]
-        if diagnosis.category != "never_started"
+        if diagnosis.category not in ("never_started", "generator_failed")
     ]
     lines = tuple(line for line in (*best.evidence, *others) if line)[:_MAX_LINES]
     return replace(best, evidence=lines)
@@ -88,7 +98,7 @@ def _weigh(view: View, diagnosis: Diagnosis) -> Diagnosis:
     if not view.ended_itself or killed or diagnosis.category == "generator_failed":
         return diagnosis
     words = view.last_words
-    if words is not None and words.category == diagnosis.category:
+    if words is not None and words.rule.category == diagnosis.category:
         return diagnosis
     # It ended by itself, and its message does not mention this: a disk that is full or slow now is only a guess.
     unsure = diagnosis.category in _SEEN_NOW_ONLY or words is not None or diagnosis.confidence != "high"

@@ -38,11 +38,13 @@ from prefect_cachewatch.postmortem.readings import (
     ThreadFacts,
 )
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
+from prefect_cachewatch.postmortem.waited_locks import read_lock_files
+from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
 from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import read_each
 
-__all__ = ["collect_evidence"]
+__all__ = ["collect_evidence", "log_text"]
 
 _MAX_FILES = 4000
 _MAX_STATTED = 1000
@@ -67,6 +69,7 @@ class _Draft:
     file_counts: dict[int, int | None] = field(default_factory=dict)
     sockets: dict[int, tuple[SocketFacts, ...]] = field(default_factory=dict)
     locks: tuple[LockWait, ...] = ()
+    lock_files: tuple[LockFile, ...] = ()
     cgroups: dict[str, CgroupFacts] = field(default_factory=dict)
     pressure: tuple[PressureFacts, ...] = ()
     stacks: dict[int, tuple[PythonThread, ...]] = field(default_factory=dict)
@@ -85,6 +88,7 @@ def collect_evidence(
     log_tail: bytes = b"",
     exit_code: int | None = None,
     exit_signal: int | None = None,
+    out_of_memory: str = "",
     secrets: Iterable[str] = (),
     freeze: Callable[[], object] | None = None,
     python_stacks: bool = True,
@@ -103,6 +107,7 @@ def collect_evidence(
         log_tail: the end of the generator's output.
         exit_code: the generator's exit code, if it ended by itself.
         exit_signal: the signal that ended it, if one did.
+        out_of_memory: which memory its container went beyond, if an engine says so.
         secrets: values to remove wherever they occur.
         freeze: stops the tree (SIGSTOP) so that all readings are of one moment; called once, after
             the threads were read; it should return quickly.
@@ -147,19 +152,29 @@ def collect_evidence(
     _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
     # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
     answers.update(probe.finish())
+    filesystems = probe.facts(dict(answers))
+    tail = log_text(log_tail, hidden)
+
+    def lock_files() -> None:
+        draft.steps.append("lock files")
+        draft.lock_files = read_lock_files(tail, filesystems)
+
+    _run_until(deadline, clock, lock_files, draft)
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
     return Evidence(
         window_s=window_s,
         growth=growth or GrowthFacts(),
         processes=tuple(_join(pid, draft, before, answers, hidden) for pid in list(draft.facts)),
-        filesystems=probe.facts(dict(answers)),
+        filesystems=filesystems,
         locks=draft.locks,
+        lock_files=draft.lock_files,
         cgroups=tuple(dict(draft.cgroups).values()),
         pressure=draft.pressure,
         oom_kills_in_window=_difference(draft.sample, before),
         exit_code=exit_code,
         exit_signal=exit_signal,
-        log_tail=redact(_log_end(log_tail).decode(errors="surrogateescape"), hidden),
+        out_of_memory=out_of_memory,
+        log_tail=tail,
         process_count=len(draft.pids),
         collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         took_s=clock() - started,
@@ -195,8 +210,19 @@ def _read_states(draft: _Draft, roots: Sequence[int], include_roots: bool) -> No
     draft.sample = sample_processes(roots, include_roots)
 
 
-def _log_end(log: bytes) -> bytes:
-    return log if len(log) < _LOG_TAIL_BYTES else whole_lines(log, _LOG_TAIL_BYTES)
+def log_text(tail: bytes, secrets: Iterable[str]) -> str:
+    """Return the end of an output as text, from its first whole line on and without secrets.
+
+    Args:
+        tail: the end of the output.
+        secrets: values to remove wherever they occur.
+
+    Example:
+        >>> log_text(b"Authorization: Bearer sesame-77777777", ())
+        'Authorization: ***'
+    """
+    whole = tail if len(tail) < _LOG_TAIL_BYTES else whole_lines(tail, _LOG_TAIL_BYTES)
+    return redact(whole.decode(errors="surrogateescape"), secrets)
 
 
 def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -> None:

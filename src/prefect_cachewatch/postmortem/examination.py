@@ -1,12 +1,13 @@
 """The examination of one attempt: evidence before the stop, diagnosis, message, bundle.
 
-`Examiner` is called by two hooks of a watch, `sampled` and `before_stop`, and returns its findings
+`PostMortem` is called by two hooks of a watch, `sampled` and `before_stop`, and returns its findings
 afterwards. An error here is noted and never changes how the attempt ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,24 +17,30 @@ from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
 from prefect_cachewatch.postmortem.report import Report, suspected_paths
 from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.headline import how_it_ended, how_long, make_headline, put_first
 from prefect_cachewatch.watching.outcomes import is_verdict
+from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
     from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
     from prefect_cachewatch.postmortem.readings import ProcessSample
-    from prefect_cachewatch.postmortem.report import Diagnosis
+    from prefect_cachewatch.supervise.lockfiles import LockFile
+    from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "Examiner"]
+__all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "PROOF_BUDGET_S", "PostMortem"]
 
-#: Modules that only a stall needs: by then no file may be readable, and until then they would take memory.
+#: Modules that only a stall needs: by then no file may be readable, or it may be another version's.
 LATE_MODULES = (
     "prefect_cachewatch.common.removal",
     "prefect_cachewatch.postmortem.bundle",
     "prefect_cachewatch.postmortem.bundlestore",
     "prefect_cachewatch.postmortem.diagnosis",
     "prefect_cachewatch.postmortem.evidence",
+    "prefect_cachewatch.postmortem.examination",
+    "prefect_cachewatch.postmortem.standstill_look",
     "datetime",
     "linecache",
     "locale",
@@ -42,13 +49,15 @@ LATE_MODULES = (
     "traceback",
 )
 EVIDENCE_BUDGET_S = 2.0
+PROOF_BUDGET_S = 2.0
 _FREEZE_S = 0.3
 _SAMPLES_MAX = 16
 _SLACK_S = 0.5  # for the way of the evidence from one process to another
 _BUNDLE_S = 20.0
+_BUSY_CORES, _BUSY_BYTES_PER_S = 0.25, 1 << 20
 
 
-class Examiner:
+class PostMortem:
     """Finds out why an attempt stalled or failed.
 
     Args:
@@ -59,7 +68,7 @@ class Examiner:
         files: the helper process that reads processes and file systems, and writes; default this process.
 
     Example:
-        >>> Examiner().diagnosis is None
+        >>> PostMortem().diagnosis is None
         True
     """
 
@@ -107,16 +116,52 @@ class Examiner:
         if len(self._samples) > _SAMPLES_MAX:
             del self._samples[1:-1:2]
 
+    def is_busy(self) -> bool:
+        """Say whether the tree computed or read between the last two samples; also if that is not known."""
+        if len(self._samples) < 2 or not self._samples[-1][0].readings:
+            return True
+        (before, _), (after, _) = self._samples[-2:]
+        passed_s = max(after.monotonic_s - before.monotonic_s, 1e-3)
+        cpu_s, read_bytes = 0.0, 0
+        for pid, now in after.readings.items():
+            then = before.readings.get(pid)
+            known = then is not None and then.start_ticks == now.start_ticks
+            cpu_s += now.cpu_s - (then.cpu_s if then is not None and known else 0.0)
+            if now.io is None:
+                return True
+            read_bytes += now.io.read_chars - (then.io.read_chars if then is not None and known and then.io else 0)
+        return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
+
+    def prove(self, roots: Sequence[int], include_roots: bool, earlier: bytes) -> Seen:
+        """Look whether a tree can ever run again, in the helper process; at most `PROOF_BUDGET_S` seconds and some.
+
+        Args:
+            roots: pids whose trees are looked at.
+            include_roots: whether the roots belong to the tree.
+            earlier: what the look before has seen; empty for a first one.
+
+        Returns:
+            What was seen; without a proof if it could not be looked at.
+        """
+        try:
+            seen: Seen = self._files.run(
+                _look_for_standstill, list(roots), include_roots, earlier, timeout_s=PROOF_BUDGET_S + _SLACK_S
+            )
+            return seen
+        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
+            return Seen(why=f"it could not be looked at: {type(error).__name__}: {error}", cpu_s=None)
+
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
-        """Collect the evidence while the tree is still there, frozen; at most `budget_s` seconds.
+        """Collect the evidence while the tree is still there, frozen if it will be stopped; at most `budget_s` seconds.
 
         Args:
             watch: the attempt.
-            verdict: why it will be stopped.
+            verdict: why it will be stopped, or would have been.
         """
         supervisor = watch.supervisor
         assert supervisor is not None
-        freeze = lambda: supervisor.freeze(_FREEZE_S)  # noqa: E731
+        # What is left alone is not frozen either: nothing would let it run again.
+        freeze = (lambda: supervisor.freeze(_FREEZE_S)) if watch.job.on_stall == "stop" else None
         self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, freeze)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
@@ -127,15 +172,18 @@ class Examiner:
             outcome: its outcome.
 
         Returns:
-            The outcome, with the cause at the end of its message; any other outcome is returned unchanged. The message has
-            no secrets, since it becomes that of a state, an event and a notification.
+            The outcome, with a headline before its message; any other outcome is returned unchanged. The message has no
+            secrets, since it becomes that of a state, an event and a notification.
         """
         outcome = self._named(watch, outcome)
-        return replace(outcome, message=redact(outcome.message, self._secrets))
+        if is_verdict(outcome.name) or self.diagnosis is not None:
+            outcome = replace(outcome, message=put_first(_headline(watch, outcome, self.diagnosis), outcome.message))
+        return replace(outcome, message=redact(outcome.message, self._secrets), diagnosis=self.diagnosis)
 
     def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
         if outcome.name == "failed" and self.evidence is None:
             self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
+            self.evidence = self.evidence or self._last_words(watch, outcome)
         if not (outcome.name == "failed" or is_verdict(outcome.name)) or self.evidence is None:
             return outcome
         if outcome.listing is not None and (paths := self.open_files):
@@ -147,13 +195,9 @@ class Examiner:
         except Exception as error:  # noqa: BLE001 - a rule's defect must not hide the outcome
             self._note(f"no cause was looked for: {type(error).__name__}: {error}")
             return outcome
-        if outcome.name == "failed" and self.diagnosis.category in ("generator_failed", "never_started", "unknown"):
-            # The message says so already, and the log may have details that not every reader of the message may see.
-            self.diagnosis = self.diagnosis if self.diagnosis.category == "generator_failed" else None
-            return outcome
-        if self.diagnosis.category == "never_ready":
-            return outcome  # its message has said the same
-        return replace(outcome, message=f"{outcome.message} {_sentence(self.diagnosis)}")
+        if outcome.name == "failed" and self.diagnosis.category in ("never_started", "unknown"):
+            self.diagnosis = None  # the message says so already
+        return outcome
 
     @property
     def open_files(self) -> set[str]:
@@ -163,8 +207,13 @@ class Examiner:
         files = [file for process in self.evidence.processes for file in process.files]
         return {file.target for file in files if file.in_cache and file.kind == "file" and "w" in file.access}
 
+    @property
+    def stale_locks(self) -> tuple[LockFile, ...]:
+        """Lock files without a living holder, as they were found when the evidence was collected."""
+        return tuple(lock for lock in self.evidence.lock_files if lock.stale) if self.evidence is not None else ()
+
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
-        """Write the bundle of an attempt that stalled or ran out of time, and remove old ones.
+        """Write the bundle of an attempt that stalled, ran out of time or failed, and remove old ones.
 
         Args:
             report: of the attempt.
@@ -176,7 +225,7 @@ class Examiner:
         dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
         report = redact_all(report, self._secrets)
-        wanted = self._bundles and is_verdict(report.outcome)
+        wanted = self._bundles and (report.outcome == "failed" or is_verdict(report.outcome))
         if self.diagnosis is None or self.evidence is None or not wanted:
             return report
         report_data = asdict(report)
@@ -212,6 +261,7 @@ class Examiner:
                 "log_tail": watch.output.tail(),
                 "exit_code": outcome.exit_code if outcome else None,
                 "exit_signal": outcome.signal if outcome else None,
+                "out_of_memory": _out_of_memory(outcome),
                 "secrets": self._secrets,
             }
             paths = [Path(path) for path in watch.site.paths]
@@ -225,6 +275,16 @@ class Examiner:
             )
         except Exception as error:  # noqa: BLE001 - no error here may keep the tree from being stopped
             self._note(f"no evidence was collected: {type(error).__name__}: {error}")
+
+    def _last_words(self, watch: Watch, outcome: Outcome) -> Evidence:
+        """What is known of a crash without the helper: how it ended, and what it printed."""
+        from prefect_cachewatch.postmortem.evidence import log_text  # noqa: PLC0415
+        from prefect_cachewatch.postmortem.model import Evidence  # noqa: PLC0415
+
+        return Evidence(
+            growth=_growth_of(watch, None), exit_code=outcome.exit_code, exit_signal=outcome.signal,
+            out_of_memory=_out_of_memory(outcome), log_tail=log_text(watch.output.tail(), self._secrets),
+        )  # fmt: skip
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -246,7 +306,9 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
 
     state, rule, started = watch.state, watch.state.rule, watch.started_s
     growth = state.growth
-    kind = "failed" if verdict is None else verdict.kind or verdict.status
+    kind: str = "failed" if verdict is None else verdict.kind or verdict.status
+    if verdict is not None and not watch.site.paths:
+        kind = "unwatched"
     return GrowthFacts(
         kind=kind,
         window_s=verdict.window_s if verdict else rule.window_s,
@@ -264,15 +326,25 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
     )
 
 
+def _out_of_memory(outcome: Outcome | None) -> str:
+    return outcome.stop.out_of_memory if outcome is not None and outcome.stop is not None else ""
+
+
 def _discarded_bytes(watch: Watch) -> int:
     growth = watch.state.growth
     return max(0, growth.bytes_written - growth.bytes_kept)
 
 
-def _sentence(diagnosis: Diagnosis) -> str:
-    if diagnosis.category == "unknown":
-        return f"{diagnosis.summary[:1].upper()}{diagnosis.summary[1:]}."
-    return f"{'Cause' if diagnosis.confidence == 'high' else 'Probable cause'}: {diagnosis.summary}."
+def _headline(watch: Watch, outcome: Outcome, diagnosis: Diagnosis | None) -> str:
+    if outcome.name == "failed":
+        lasted = how_it_ended(outcome.exit_code, None if outcome.signal is None else signal_name(outcome.signal))
+        if outcome.exit_code == 0 and diagnosis is not None and diagnosis.category == "generator_failed":
+            lasted += "; it reported no error"
+    elif outcome.pause_s is None or outcome.kind == "churning":  # files that are written and deleted make no pause
+        lasted = how_long(None, outcome.duration_s)
+    else:
+        lasted = how_long(outcome.kind, outcome.pause_s)
+    return make_headline(watch.job.name, outcome.name, diagnosis, lasted)
 
 
 def _collect_evidence(
@@ -281,6 +353,14 @@ def _collect_evidence(
     from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
 
     return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
+
+
+def _look_for_standstill(roots: list[int], include_roots: bool, earlier: bytes) -> Seen:
+    began_s = time.process_time()
+    from prefect_cachewatch.postmortem.standstill_look import look_for_standstill  # noqa: PLC0415 - only the helper needs it
+
+    seen = look_for_standstill(roots, include_roots, earlier, PROOF_BUDGET_S)
+    return replace(seen, cpu_s=time.process_time() - began_s)
 
 
 def _write_bundle(

@@ -1,4 +1,4 @@
-"""The child that lists whole cache directories into a compressed file; run as a script, standard library only.
+"""The child that lists whole cache directories into a compressed file; run by `main`, standard library only.
 
 argv: output file, seconds, largest compressed size in bytes, directories; standard input: a JSON list of known secrets.
 Each file is one JSON line, without secrets; the last line says how many there were and what was cut. No file is opened.
@@ -14,14 +14,11 @@ import time
 import zlib
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
-from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2]))
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.measure.descent import find_borders
 
-__all__ = ["list_files"]
+__all__ = ["list_files", "main"]
 
 _BATCH = 1000
 _MAX_DEPTH = 128
@@ -120,7 +117,3 @@ def main() -> None:
     flush(last=True)
     os.close(out)
     print(json.dumps(summary), flush=True)
-
-
-if __name__ == "__main__":
-    main()

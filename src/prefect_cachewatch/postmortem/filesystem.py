@@ -17,18 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
+from prefect_cachewatch.common.sources import package_parent
+from prefect_cachewatch.measure.space import quota_source
 from prefect_cachewatch.postmortem.fsprobe import BEGUN, answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.supervise.proc import read_stat
 
 __all__ = ["FilesystemProbe"]
 
-_SCRIPT = Path(__file__).with_name("fsprobe.py")
-_QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
 _HELPER_LATE = "not known: the helper that asks was late"
 # Children that hang in a file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}
@@ -55,7 +54,7 @@ class FilesystemProbe:
     """
 
     cache_dirs: Sequence[str]
-    uid: int = 0
+    uid: int = field(default_factory=os.geteuid)
     _children: dict[str, _Child] = field(default_factory=dict)
     _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
     _late: set[str] = field(default_factory=set)
@@ -75,7 +74,7 @@ class FilesystemProbe:
         """Start to ask; `files` are key -> path, and have a child of their own."""
         for point, child in self._children.items():
             here = [facts for facts in self._facts.values() if point and facts.mount_point == point]
-            dirs = [[facts.path, _quota_source(facts), self.uid] for facts in here]
+            dirs = [[facts.path, quota_source(facts.options, facts.source), self.uid] for facts in here]
             _ask(child, {"dirs": dirs, "files": [] if point else list(files.items())})
 
     def wait(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -134,8 +133,12 @@ class FilesystemProbe:
 
 def _make_child() -> _Child:
     if threading.active_count() > 1:  # a fork would copy the other threads' locks, and no thread to release them
+        code = (
+            f"import sys;sys.path.append({package_parent()!r});from {answer_questions.__module__} import answer_questions;"
+            "answer_questions(sys.stdin.buffer.readline(),1)"
+        )
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SCRIPT)],
+            [sys.executable, "-I", "-S", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -223,7 +226,3 @@ def _facts_of(path: str, mount: Mount | None) -> FilesystemFacts:
     if mount is None:
         return FilesystemFacts(path)
     return FilesystemFacts(path, mount.type, mount.source, mount.mount_point, mount.options)
-
-
-def _quota_source(facts: FilesystemFacts) -> str:
-    return facts.source if any(option.split("=")[0] in _QUOTA_OPTIONS for option in facts.options) else ""

@@ -1,4 +1,4 @@
-"""The child that asks file systems and may hang doing so; a fork, or run as a script; standard library only.
+"""The child that asks file systems and may hang doing so; a fork, or a new interpreter; standard library only.
 
 Reads one JSON object on stdin: `dirs` [[path, quota source or "", uid]], `files` [[key, path]].
 Writes one JSON line for each answer as it comes, so that a hang costs only what follows it.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import os
 import stat
-import struct
-import sys
 import time
 from typing import Any
 
-__all__ = ["BEGUN", "answer_questions", "probe_directory", "probe_file"]
+from prefect_cachewatch.measure.space import read_space
 
-_Q_GETQUOTA, _USRQUOTA = 0x800007, 0
+__all__ = ["BEGUN", "answer_questions", "probe_directory", "probe_file"]
 
 #: Key of the answer that only confirms that the questions were read: a child that sends it is not merely late.
 BEGUN = ""
@@ -30,24 +28,16 @@ def probe_directory(path: str, quota_source: str, uid: int) -> dict[str, Any]:
         True
     """
     try:
-        space, facts = os.statvfs(path), os.stat(path)
+        space, facts = read_space(path, quota_source, uid), os.stat(path)
     except OSError as error:
         return {"error": error.strerror or str(error), "errno": error.errno}
-    answer: dict[str, Any] = {
-        # f_bavail, not f_bfree: what is reserved for root is not there for the generator.
-        "free_bytes": space.f_bavail * space.f_frsize,
-        "total_bytes": space.f_blocks * space.f_frsize,
-        "free_inodes": space.f_favail if space.f_files else None,
-        "total_inodes": space.f_files or None,
-        "block_bytes": space.f_frsize,
+    return {
+        **space,
         "owner_uid": facts.st_uid,
         "owner_gid": facts.st_gid,
         "mode": stat.S_IMODE(facts.st_mode),
         "changed_age_s": max(0.0, time.time() - facts.st_ctime),
     }
-    if quota_source:
-        answer.update(_quota(quota_source, uid))
-    return answer
 
 
 def probe_file(path: str) -> dict[str, Any]:
@@ -71,19 +61,6 @@ def probe_file(path: str) -> dict[str, Any]:
     return {"kind": kind, "size_bytes": facts.st_size, "changed_at": facts.st_ctime}
 
 
-def _quota(source: str, uid: int) -> dict[str, Any]:
-    import ctypes  # noqa: PLC0415 - 10 ms, and only where quotas are on
-
-    block = ctypes.create_string_buffer(72)  # struct if_dqblk of linux/quota.h
-    command = (_Q_GETQUOTA << 8 | _USRQUOTA) & 0xFFFFFFFF
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.quotactl(ctypes.c_int(command - (1 << 32)), os.fsencode(source), uid, block):
-        return {}
-    hard, soft, used = struct.unpack_from("=QQQ", block.raw)
-    # Limits count in blocks of 1 KiB, use in bytes; a limit of 0 is none.
-    return {"quota_limit_bytes": (hard or soft) * 1024, "quota_used_bytes": used} if hard or soft else {}
-
-
 def answer_questions(data: bytes, target: int) -> None:
     """Answer questions, one line each.
 
@@ -103,7 +80,3 @@ def answer_questions(data: bytes, target: int) -> None:
         say(path, probe_directory(path, quota_source, uid))
     for key, path in asked["files"]:
         say(key, probe_file(path))
-
-
-if __name__ == "__main__":
-    answer_questions(sys.stdin.buffer.readline(), 1)

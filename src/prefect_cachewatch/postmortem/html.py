@@ -16,13 +16,18 @@ from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
-from prefect_cachewatch.postmortem.report import Diagnosis
+from prefect_cachewatch.watching.headline import split_message
+from prefect_cachewatch.watching.learned import LearnedWindow
+from prefect_cachewatch.watching.leaving import describe_would_be_stops
+from prefect_cachewatch.watching.outcomes import describe_last
+from prefect_cachewatch.watching.sections import Diagnosis, LoggedProgress, ReportedStall
 
 __all__ = ["SCRIPT", "STYLE", "render_page"]
 
 _MAX_ROWS = 2000
 _MAX_LOG_LINES = 500
 _MAX_PROCESSES = 300
+_LOGGED = "log: "
 _SECRETS_NOTE = "Command lines and the log are redacted; no environment is ever stored."
 
 
@@ -122,7 +127,10 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
         (
             _verdict(report, diagnosis, name),
             f'<section><h2>Growth</h2><figure class="chart">{svg}</figure>{_numbers(report, evidence)}</section>',
-            _section("Evidence", _items(diagnosis.evidence)),
+            _section("Would have been stopped", _items(_would_be_stops(report))),
+            _section("Chain of waits", _chain((report.get("stall") or {}).get("waits") or ())),
+            _section("Evidence", _items(line for line in diagnosis.evidence if not line.startswith(_LOGGED))),
+            _section("What its log says of it", _said(diagnosis)),
             _listing(report.get("listing")),
             _section("Process tree", _processes(evidence)),
             _section("Open files, sockets, locks", _holdings(evidence)),
@@ -145,6 +153,21 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
         f"<title>{name}: {for_html(diagnosis.category)}</title><style>{style}</style></head>"
         f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
     )
+
+
+def _chain(waits: Sequence[Mapping[str, Any]]) -> str:
+    """Who waits for whom, from a process that others wait for to the next; nothing can end any of these waits."""
+    lines = []
+    for wait in waits[:_MAX_PROCESSES]:
+        others = [pid for pid in wait["waits_for"] if pid != wait["pid"]]
+        whom = (
+            f"pid {', '.join(map(str, others[:8]))}{' and others' if len(others) > 8 else ''}" if others else "itself"
+        )
+        threads = f", {wait['threads']} threads" if wait["threads"] > 1 else ""
+        lines.append(
+            f"pid {wait['pid']} ({wait['process']}{threads}) waits for {whom}: {wait['call']}, {wait['waits_on']}; {wait['why']}"
+        )
+    return _items(lines)
 
 
 def _find_sha256() -> Any:
@@ -170,11 +193,14 @@ def _verdict(report: Mapping[str, Any], diagnosis: Diagnosis, name: str) -> str:
         tags.append(f'<span class="tag quiet">{for_html(str(kind))}</span>')
     tags.append(f'<span class="tag quiet">confidence {for_html(diagnosis.confidence)}</span>')
     summary = for_html(diagnosis.summary[:1].upper() + diagnosis.summary[1:], 600)
+    first, facts = split_message(str(report.get("message") or ""))
+    sentence = (report.get("retry") or {}).get("sentence")
+    retry = f'<p class="next"><strong>Retry.</strong> {for_html(str(sentence), 1000)}.</p>' if sentence else ""
     return (
         f'<header><p class="tags">{" ".join(tags)}</p><h1>{name}</h1>'
         f'<p class="cause">{summary}.</p>'
-        f'<p class="next"><strong>Next step.</strong> {for_html(diagnosis.resolution, 1000)}</p>'
-        f'<p class="message">{for_html(str(report.get("message") or ""), 1000)}</p></header>'
+        f'<p class="next"><strong>Next step.</strong> {for_html(diagnosis.resolution, 1000)}</p>{retry}'
+        f'<p class="message">{for_html(facts or first, 1000)}</p></header>'
     )
 
 
@@ -195,6 +221,9 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
     add("First write after", growth.get("first_write_s"), format_duration)
     add("Last growth after", growth.get("last_growth_s"), format_duration)
     add("Longest pause", growth.get("longest_pause_s"), format_duration)
+    add("Progress told", report.get("logged"), lambda told: describe_last(LoggedProgress(**told)))
+    for learned in report.get("learned") or ():
+        add(f"Learned window, {learned['phase'].replace('_', ' ')}", LearnedWindow(**learned))
     add("Tree gone after", stop.get("gone_after_s"), lambda s: f"{s:.2f} s")
     add("Exit code", report.get("exit_code"))
     add("Signal", report.get("signal"))
@@ -205,6 +234,10 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
         for label, value in rows
     )
     return f'<dl class="numbers">{cells}</dl>'
+
+
+def _would_be_stops(report: Mapping[str, Any]) -> list[str]:
+    return describe_would_be_stops([ReportedStall(**one) for one in report.get("would_be_stops") or ()])
 
 
 def _section(title: str, body: str) -> str:
@@ -378,6 +411,13 @@ def _stacks(evidence: Evidence) -> str:
                 f"<details{is_open}><summary>pid {process.pid} {for_html(process.name)}</summary><pre>{text}</pre></details>"
             )
     return "".join(blocks)
+
+
+def _said(diagnosis: Diagnosis) -> str:
+    """The lines of the log on which the diagnosis rests."""
+    lines = [line.removeprefix(_LOGGED) for line in diagnosis.evidence if line.startswith(_LOGGED)]
+    text = "\n".join(for_html(line, 500) for line in lines)
+    return f"<pre>{text}</pre>" if text else ""
 
 
 def _log(log: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, SocketFacts, ThreadFacts
+from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 __all__ = [
@@ -148,11 +149,13 @@ class Evidence:
     processes: tuple[ProcessFacts, ...] = ()
     filesystems: tuple[FilesystemFacts, ...] = ()
     locks: tuple[LockWait, ...] = ()
+    lock_files: tuple[LockFile, ...] = ()
     cgroups: tuple[CgroupFacts, ...] = ()
     pressure: tuple[PressureFacts, ...] = ()
     oom_kills_in_window: int | None = None
     exit_code: int | None = None
     exit_signal: int | None = None
+    out_of_memory: str = ""
     log_tail: str = ""
     process_count: int = 0
     collected_at: str = ""

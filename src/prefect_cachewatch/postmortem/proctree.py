@@ -17,7 +17,15 @@ from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, P
 from prefect_cachewatch.supervise.proc import children, read_proc, read_status, stat_fields
 from prefect_cachewatch.supervise.reading import read_each
 
-__all__ = ["BlockedCall", "decode_syscall", "find_descendants", "read_threads", "sample_processes"]
+__all__ = [
+    "BlockedCall",
+    "call_name",
+    "decode_syscall",
+    "find_descendants",
+    "read_memory",
+    "read_threads",
+    "sample_processes",
+]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256
@@ -220,7 +228,7 @@ def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
         channel = "" if channel == "0" else channel
         call = decode_syscall(
             os.fsdecode(read_proc(f"{here}/syscall")),
-            lambda address, size: _read_memory(pid, address, size),
+            lambda address, size: read_memory(pid, address, size),
             lambda fd: _epoll_targets(pid, fd),
         )
         stack = tuple(
@@ -231,8 +239,8 @@ def _read_thread(pid: int, tid: int, with_calls: bool) -> ThreadFacts | None:
     )
 
 
-def _read_memory(pid: int, address: int, size: int) -> bytes:
-    # Only for the arguments of a system call: descriptor numbers of a poll, the path of an open.
+def read_memory(pid: int, address: int, size: int) -> bytes:
+    """Read arguments of a system call from a process's memory: descriptors of a poll, the path of an open. May block."""
     try:
         fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -288,7 +296,7 @@ def decode_syscall(
         return BlockedCall()
     if words[0] == "-1":
         return BlockedCall("fault")
-    name = _TABLES.get(machine or os.uname().machine, {}).get(int(words[0]), "")
+    name = call_name(int(words[0]), machine)
     args = [int(word, 16) for word in words[1:7]]
     if not name or len(args) < 6:
         return BlockedCall(name)
@@ -312,6 +320,16 @@ def decode_syscall(
     if name in ("open", "openat", "openat2"):
         return BlockedCall(name, (), False, _text(read_memory(args[0 if name == "open" else 1], 4096)))
     return BlockedCall(name, (), name in ("nanosleep", "clock_nanosleep", "restart_syscall", "rt_sigtimedwait"))
+
+
+def call_name(number: int, machine: str = "") -> str:
+    """Name a system call of a machine (as `os.uname().machine`, default this one's); empty if it is not known.
+
+    Example:
+        >>> call_name(202, "x86_64"), call_name(98, "aarch64"), call_name(1, "s390x")
+        ('futex', 'futex', '')
+    """
+    return _TABLES.get(machine or os.uname().machine, {}).get(number, "")
 
 
 def _polled(read_memory: ReadMemory, address: int, count: int) -> tuple[int, ...]:

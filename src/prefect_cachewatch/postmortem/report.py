@@ -17,17 +17,27 @@ from typing import Any, Literal, TypeVar
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import is_special, write_file
+from prefect_cachewatch.common.secrets import redact_all
 from prefect_cachewatch.common.text import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.outcomes import exit_status
-from prefect_cachewatch.watching.sections import Attachment, Publication, Readiness
+from prefect_cachewatch.watching.sections import (
+    Attachment,
+    Diagnosis,
+    LoggedProgress,
+    NextAttempt,
+    Publication,
+    Readiness,
+    ReportedStall,
+    StuckWait,
+)
 from prefect_cachewatch.watching.stall import Suspicion
 
 __all__ = [
-    "Diagnosis",
     "GrowthReport",
     "Report",
     "StallReport",
@@ -41,34 +51,26 @@ __all__ = [
     "write_report_within",
 ]
 
+_WAITS_MAX = 200
+
 Section = TypeVar("Section", "GrowthReport", Suspicion)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The cause of a stall, as far as it can be told.
-
-    `category` is a contract: automations match on it. `confidence` is `high` (the evidence
-    leaves no other reading), `medium` (the best reading of several) or `low` (a guess).
-    """
-
-    category: str
-    summary: str
-    evidence: tuple[str, ...] = ()
-    resolution: str = ""
-    confidence: str = "high"
 
 
 @dataclass(frozen=True)
 class StallReport:
     """Why cachewatch stopped the generator; all null when it did not."""
 
-    #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing, or null.
+    #: no_growth, never_started, never_ready, deadlocked, churning, filesystem_unresponsive, cache_directory_missing,
+    #: disk_full, inodes_exhausted, quota_exceeded, read_only_filesystem, or null.
     kind: str | None = None
     #: The window that had passed.
     window_s: float | None = None
     #: The pause, or the time of blindness, at the decision.
     pause_s: float | None = None
+    #: Whether that window was learned, and shorter than the configured one.
+    learned: bool = False
+    #: Of a deadlocked tree: its waits, each with the processes that alone could end it; at most 200.
+    waits: list[StuckWait] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class SampleReport:
     at_s: float
     bytes_written: int
     allocated_written: int
+    #: What the output had told is done; null without.
+    percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,20 @@ class Report:
     diagnosis: Diagnosis | None = None
     #: Directory of the post-mortem bundle; null if none was written.
     bundle: str | None = None
+    #: Whether and how it is made again; null for an attempt that completed or was cancelled, and for `exec`, which makes one.
+    retry: NextAttempt | None = None
     #: What became of the build; null without a store.
     publication: Publication | None = None
     #: The process that was watched, where cachewatch did not start it; null for a generation.
     attached: Attachment | None = None
     #: Null for a job that is done when it exits.
     ready: Readiness | None = None
+    #: Null without `progress_log`, or if nothing matched.
+    logged: LoggedProgress | None = None
+    #: Where a stall was to be reported only: when the generator would have been stopped, and why.
+    would_be_stops: list[ReportedStall] = field(default_factory=list)
+    #: The windows that were learned from earlier runs; empty if the configured ones held.
+    learned: list[LearnedWindow] = field(default_factory=list)
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 
@@ -211,7 +223,13 @@ def build_report(
         )
     return Report(
         outcome=outcome.name,
-        stall=StallReport(kind=outcome.kind, window_s=outcome.window_s, pause_s=outcome.pause_s),
+        stall=StallReport(
+            kind=outcome.kind,
+            window_s=outcome.window_s,
+            pause_s=outcome.pause_s,
+            learned=outcome.learned_stop is not None,
+            waits=list(outcome.waits[:_WAITS_MAX]),
+        ),
         message=outcome.message,
         exit_code=outcome.exit_code,
         signal=outcome.signal,
@@ -231,7 +249,10 @@ def build_report(
                 last_growth_s=outcome.last_growth_s,
                 longest_pause_s=outcome.longest_pause_s,
                 suspected=[_rounded(suspicion) for suspicion in outcome.suspicions],
-                samples=[SampleReport(round(s.at_s, 3), s.bytes_written, s.allocated_written) for s in outcome.samples],
+                samples=[
+                    SampleReport(round(s.at_s, 3), s.bytes_written, s.allocated_written, s.percent)
+                    for s in outcome.samples
+                ],
             )
         ),
         stop=_stop_section(outcome, secrets),
@@ -239,6 +260,9 @@ def build_report(
         log_tail=log_tail,
         notes=list(outcome.notes),
         ready=outcome.ready,
+        logged=redact_all(outcome.logged, secrets),
+        would_be_stops=list(outcome.would_be_stops),
+        learned=list(outcome.learned.windows),
     )
 
 

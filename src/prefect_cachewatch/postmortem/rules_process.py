@@ -6,24 +6,25 @@ it does not apply.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.model import ProcessFacts
-from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.view import View, cause, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
-from prefect_cachewatch.supervise.proc import signal_name
+from prefect_cachewatch.watching.headline import NOT_KNOWN
+from prefect_cachewatch.watching.sections import Diagnosis
 
 __all__ = [
     "blocked_on_output_pipe",
     "compute_bound",
     "deadlocked",
-    "generator_failed",
     "memory_pressure",
     "never_ready",
     "never_started",
     "oom_killed",
+    "stale_lock",
     "stopped_by_signal",
     "unknown",
     "waiting_for_child",
@@ -48,11 +49,11 @@ def oom_killed(view: View) -> Diagnosis | None:
     ours = sum(group.oom_kills or 0 for group in groups)
     killed = evidence.exit_signal == _SIGKILL or evidence.exit_code == 128 + _SIGKILL
     # A machine-wide count may include other programs; the control group's count is of this generator.
-    if delta == 0 or (groups and not ours) or (delta is None and not ours):
+    counted = bool(ours) if groups else bool(delta) and killed
+    if not evidence.out_of_memory and (delta == 0 or not counted):
         return None
-    if not killed and not groups:
-        return None
-    lines = [f"{delta} OOM kills on this machine since the earlier sample"] if delta else []
+    lines = [f"the container went beyond {evidence.out_of_memory}"] if evidence.out_of_memory else []
+    lines += [f"{delta} OOM kills on this machine since the earlier sample"] if delta else []
     lines += [
         f"{group.path}: {group.oom_kills} OOM kills, limit "
         f"{format_bytes(group.limit_bytes) if group.limit_bytes else 'none'}"
@@ -61,13 +62,14 @@ def oom_killed(view: View) -> Diagnosis | None:
     ]
     if killed:
         lines.append("the generator was ended by SIGKILL")
+    waits = ", and the rest waits for it" if view.alive else ""
     return cause(
         "the kernel killed the generator because memory ran out"
         if killed
-        else "the kernel killed a process of the generator because memory ran out, and the rest waits for it",
+        else f"the kernel killed a process of the generator because memory ran out{waits}",
         tuple(lines),
         "Raise the memory limit, convert fewer layers at a time, or run fewer generations on this machine.",
-        "high" if delta and (killed or ours) else "medium",
+        "high" if evidence.out_of_memory or (delta and (killed or ours)) else "medium",
     )
 
 
@@ -93,6 +95,28 @@ def stopped_by_signal(view: View) -> Diagnosis | None:
         ),
         "Find who sent SIGSTOP, SIGTSTP or SIGTTIN (job control, a checkpointer, a person, a background job that "
         "reads its terminal); a job started outside a terminal with stdin from /dev/null is not stopped by one.",
+    )
+
+
+def stale_lock(view: View) -> Diagnosis | None:
+    """It waits for a lock file whose holder has ended: by its log, by its Python stack, or by the dead pid in the file."""
+    stale = [lock for lock in view.evidence.lock_files if lock.stale and (lock.in_log or lock.pid is not None)]
+    lock = next((lock for lock in stale if lock.in_log), None)
+    _, frame = _lock_frame(view)
+    lock = lock or next(iter(stale), None)
+    if lock is None or not (lock.in_log or frame or view.leaf(WaitKind.SLEEP)):
+        return None
+    pid = f", whose pid {lock.pid} has ended" if lock.pid is not None else ""
+    return cause(
+        f"it waits for the lock file {shown(lock.path, 300)}, which no living process holds{pid}",
+        (
+            f"{shown(lock.path, 300)}: written {format_duration(lock.age_s)} ago, open in no process"
+            + (f", pid {lock.pid} in it" if lock.pid is not None else ", nothing in it"),
+            f"log: {shown(view.log_line(re.compile(re.escape(lock.path))), 240)}" if lock.in_log else "",
+            f"python: {frame}" if frame else "",
+        ),
+        f"Remove it: rm {shown(lock.path, 300)}. A run that was killed has left it behind.",
+        "high" if lock.in_log else "medium",
     )
 
 
@@ -124,17 +148,25 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
             (f"thread {wait.thread.tid} is in {wait.thread.syscall or wait.thread.wait_channel}",),
             "Find the holder with lslocks, also on other hosts that mount the same directory.",
         )
+    process, frame = _lock_frame(view)
+    if process is not None:
+        return cause(
+            f"{who(process)} tries again and again for a lock file (filelock)",
+            (f"python: {frame}",),
+            "Find who holds the .lock file (lslocks, fuser); a left-over run or another host often does.",
+            "medium",
+        )
+    return None
+
+
+def _lock_frame(view: View) -> tuple[ProcessFacts | None, str]:
+    """The process and frame of a Python thread that tries again and again for a lock file."""
     for process in view.alive:
         frames = [frame for thread in process.python_threads for frame in thread.frames[:6]]
         frame = next((f for f in frames if "filelock" in f and "acquire" in f.split(" ", 1)[0]), "")
         if frame:
-            return cause(
-                f"{who(process)} tries again and again for a lock file (filelock)",
-                (f"python: {frame}",),
-                "Find who holds the .lock file (lslocks, fuser); a left-over run or another host often does.",
-                "medium",
-            )
-    return None
+            return process, frame
+    return None, ""
 
 
 def memory_pressure(view: View) -> Diagnosis | None:
@@ -384,42 +416,15 @@ def _ancestors(process: ProcessFacts, by_pid: Mapping[int, ProcessFacts]) -> lis
     return found
 
 
-def generator_failed(view: View) -> Diagnosis | None:
-    """The generator ended by itself; the end of its log may say why."""
-    evidence, words = view.evidence, view.last_words
-    if not view.ended_itself:
-        return None
-    code = evidence.exit_code or 0
-    how = (
-        f"was killed by {signal_name(evidence.exit_signal)}"
-        if evidence.exit_signal
-        else f"ended by itself with exit code {code}" + (f" ({signal_name(code - 128)})" if 128 < code <= 192 else "")
-    )
-    lines = [line.strip() for line in evidence.log_tail.splitlines() if line.strip()]
-    explained = words is not None and words.category in ("generator_failed", "permission_denied")
-    if words is not None and explained:
-        last = f": {words.what}: {shown(words.line, 200)}"
-    else:
-        last = f", and its last line was: {shown(lines[-1], 200)}" if lines else " and printed nothing"
-    return cause(
-        f"the generator {how}{last}",
-        tuple(f"log: {shown(line, 240)}" for line in lines[-8:]),
-        words.resolution
-        if words is not None and explained
-        else "Read the end of its log from the last traceback on; its exit status is its own.",
-        "high" if explained else "medium",
-    )
-
-
 def never_started(view: View) -> Diagnosis | None:
     """Nothing was ever written, and no evidence shows why."""
     growth = view.evidence.growth
-    if growth.kind == "never_ready":
+    if growth.kind in ("never_ready", "unwatched"):
         return None
     if growth.kind != "never_started" and (growth.first_write_s is not None or growth.bytes_written):
         return None
     return cause(
-        "it never wrote a byte, and nothing shows what it waits for",
+        f"{_doings(view)}; it never wrote a byte",
         _what_each_does(view),
         "Check that it writes to the watched directory at all (its options, TT_CACHE_PATH); if it loads for long, "
         "raise --first-write-within.",
@@ -445,7 +450,7 @@ def never_ready(view: View) -> Diagnosis | None:
 def unknown(view: View) -> Diagnosis:
     """No rule fits; says what each process does."""
     return cause(
-        "the cause is not known: " + (_what_each_does(view)[:1] or ("no process of the generator is left",))[0],
+        f"{_doings(view)}{NOT_KNOWN}",
         _what_each_does(view),
         "Look at the stacks and the end of the log in the bundle.",
         "low",
@@ -454,6 +459,10 @@ def unknown(view: View) -> Diagnosis:
 
 def _what_each_does(view: View) -> tuple[str, ...]:
     return tuple(map(_doing, (view.leaves or view.waits)[:10]))
+
+
+def _doings(view: View) -> str:
+    return (*_what_each_does(view), "no process of the generator is left")[0]
 
 
 def _doing(wait: Wait) -> str:

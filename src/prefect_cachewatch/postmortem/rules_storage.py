@@ -12,10 +12,10 @@ from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
-from prefect_cachewatch.postmortem.report import Diagnosis
 from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, cause, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.supervise.open_files import OpenFile
+from prefect_cachewatch.watching.sections import Diagnosis
 
 __all__ = [
     "blocked_on_io",
@@ -199,7 +199,7 @@ def in_place_writes(view: View) -> Diagnosis | None:
             f"modified in the window, same size: {', '.join(shown(n, 60) for n in names[:5]) or 'names unknown'}",
             _written(view),
         ),
-        'Not a hang: watch modification times too (`--progress any`, StallPolicy(progress="any")).',
+        'Not a hang: watch modification times too (`--progress-by any`, StallPolicy(progress="any")).',
         "high" if names else "medium",
     )
 

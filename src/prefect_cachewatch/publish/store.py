@@ -32,7 +32,9 @@ from prefect_cachewatch.publish.builds import (
     read_own_manifest,
 )
 from prefect_cachewatch.publish.collection import Collected, collect_builds, prune_quarantine
+from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import read_note, refusing, remove_leftovers, sync_directory, write_durably
+from prefect_cachewatch.publish.formats import Finding
 from prefect_cachewatch.publish.layout import (
     CURRENT,
     CacheFolder,
@@ -233,6 +235,27 @@ class CacheStore:
         """
         with open_folder(self.root, name) as folder:
             return verify_build(folder, build_id or _active(folder), depth)[1]
+
+    def inspect(self, name: str, build_id: str | None = None) -> list[tuple[str, Finding]]:
+        """Inspect the files of one build, each by its format: whether its sizes and offsets can be right.
+
+        It finds a file that was published with wrong content, which agrees with its manifest. Nothing is recorded.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the active one.
+
+        Returns:
+            Path and finding of each file, in order of path; a format that is not known is no fault.
+
+        Raises:
+            BuildDamaged: the manifest was cut or edited.
+            StoreError: there is no such build, or a file of it cannot be read.
+        """
+        with open_folder(self.root, name) as folder:
+            build_id = build_id or _active(folder)
+            with open_build(folder, build_id) as fd:
+                return inspect_build(fd, read_own_manifest(folder, build_id, fd).ignore)
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"

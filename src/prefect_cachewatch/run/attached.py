@@ -19,10 +19,11 @@ from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy,
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import LATE_MODULES
 from prefect_cachewatch.postmortem.report import Report, check_report_path
+from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.placement import Placement, place_job, require_directories
+from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
 from prefect_cachewatch.run.runner import Runner
-from prefect_cachewatch.supervise.adopted import AdoptedProcess
+from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.adoptee import Adoptee
 from prefect_cachewatch.supervise.proc import descendants, read_memory_file
 from prefect_cachewatch.supervise.reading import argv_within, read_each
@@ -30,8 +31,8 @@ from prefect_cachewatch.supervise.supervisor import Observed
 from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.emptiness import directories_written, writers_below
+from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.site import CacheSite
-from prefect_cachewatch.watching.stall import Verdict
 
 __all__ = ["AttachedRun", "suggest_directories", "watch"]
 
@@ -69,21 +70,26 @@ class AttachedRun(Closing):
         on_stall: Callable[[Report], None] | None = None,
         files: Files,
     ) -> None:
+        refuse_learned(stall)
         if report is not None:
             report = report.absolute()
             look_ahead(files, f"report file {report}", check_report_path, report)
-        self._report_path, self._told_stall = report, on_stall
+        self._report_path, self._tell_stall = report, on_stall
         observed, cache_dirs = _find(attach, stop)
         try:
             secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
-            self._runner = Runner(files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample)
+            self._runner = Runner(
+                files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample,
+                on_stall=self._reported,
+            )  # fmt: skip
             self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
         except BaseException:
             observed.close()
             raise
         self.watch = AttachedWatch(
             self._site, attach, observed, stall, stop,
-            on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._reported,
+            on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
+            busy=self._runner.is_busy, prove=self._runner.prove,
         )  # fmt: skip
         self.problems = self._runner.problems
 
@@ -104,22 +110,15 @@ class AttachedRun(Closing):
         outcome = run_watch(self.watch)
         if outcome.stop is not None and outcome.stop.why == "stop":
             outcome = replace(outcome, notes=(*outcome.notes, *self._others_that_write()))
-        return self._concluded(outcome)
-
-    def _concluded(self, outcome: Outcome) -> tuple[Outcome, Report]:
         outcome = self._runner.conclude(self.watch, outcome)
-        report = self._runner.report(self.watch, outcome, attached=self.watch.attachment)
+        report = self._runner.report(self.watch, outcome)
         self._runner.write(report, self._report_path)
         return outcome, report
 
-    def _reported(self, watch: AttachedWatch, verdict: Verdict) -> str | None:
-        self._runner.before_stop(watch, verdict)
-        outcome, report = self._concluded(watch.describe())
-        self._runner.examine_anew()
-        watch.stalls[-1] = replace(watch.stalls[-1], message=outcome.message)
-        if self._told_stall is not None:
-            self._told_stall(report)
-        return report.bundle
+    def _reported(self, report: Report) -> None:
+        self._runner.write(report, self._report_path)
+        if self._tell_stall is not None:
+            self._tell_stall(report)
 
     def _others_that_write(self) -> list[str]:
         # A daemon that was never seen in the tree is named but not stopped, since its owner is not known.
@@ -146,7 +145,8 @@ def watch(
     """Run a generator under guard, or watch a running one, until it ends or stalls; without Prefect.
 
     A stall is a result, not an error: the report's `outcome` is `stalled`, and the whole process tree is gone. It makes
-    one attempt. An interrupted call (Ctrl-C too) stops the generator first; it leaves a watched process alone.
+    one attempt, and a second one after a stop by a learned window. An interrupted call (Ctrl-C too) stops the generator
+    first; it leaves a watched process alone.
 
     Args:
         job: a command to run (`CacheJob`), or a process or container that runs (`AttachJob`).
@@ -178,20 +178,27 @@ def watch(
     log = log.absolute() if log is not None else None
     if isinstance(job, AttachJob) and (log is not None or show_output):
         raise InputError("log and show_output are for a command: what runs already prints where it was told to")
-    with contextlib.closing(Aside.spawn(LATE_MODULES)) as files:  # this process may have threads
+    with contextlib.closing(
+        Aside.spawn((*LATE_MODULES, "prefect_cachewatch.run.learning"))
+    ) as files:  # this process may have threads
         if isinstance(job, CacheJob):
             place, env = _placed(job, files, log)
-            runner = Runner(files, secret_values(env), bundles=bundle, bundle_root=bundle_dir)
+
+            def attempt(number: int) -> tuple[Outcome, Report]:
+                runner = Runner(files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir)
+                watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, learning=learning)
+                outcome = runner.run(watch)
+                return outcome, runner.report(watch, outcome)
+
             with place.open_site(files=files) as site:
-                attempt = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output)
-                outcome = runner.run(attempt)
-            return runner.report(attempt, outcome)
+                learning = Learning(job, stall, site, files, lambda _: None)
+                return run_learned(learning, attempt)[1]
         run = AttachedRun(job, stall, stop, bundles=bundle, bundle_root=bundle_dir, on_stall=on_stall, files=files)
         with run:
             return run.run()[1]
 
 
-def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Placement, dict[str, str]]:
+def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Runtime, dict[str, str]]:
     if job.env_secrets:
         raise InputError(
             "env_secrets name Prefect's Secret blocks, and there is no Prefect here: put the values into env"
@@ -212,7 +219,7 @@ def _find(attach: AttachJob, stop: StopPolicy) -> tuple[Observed, list[Path]]:
         return container, [host_path(path, container.mounts) for path in attach.cache_dirs]
     assert attach.pid is not None
     adoptee = Adoptee(attach.pid, start_ticks=attach.start_ticks, to_stop=to_stop)
-    return AdoptedProcess(adoptee, stop.grace_s, attach.wait_for), list(attach.cache_dirs)
+    return AttachedProcess(adoptee, stop.grace_s, attach.wait_for), list(attach.cache_dirs)
 
 
 def suggest_directories(pid: int) -> str:

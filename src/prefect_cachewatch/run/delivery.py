@@ -34,8 +34,8 @@ from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheSite
 
 __all__ = [
-    "Delivery",
     "Publication",
+    "PublishSession",
     "check_delivery",
     "describe_publication",
     "describe_refusal",
@@ -46,7 +46,7 @@ _NAMED = 5
 _NOTE_S = 5.0
 
 
-class Delivery(Closing):
+class PublishSession(Closing):
     """One run's publication, from the check whether the cache exists to its activation.
 
     Args:
@@ -222,6 +222,18 @@ class Delivery(Closing):
         below = {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
         self.target.require_certain(self.policy, window_s=window_s, reported=below)
         self._remove_suspects(window_s, below)
+        self._log_notes()
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the build has a directory of its own, in which all files are the run's."""
+        return self.store is not None
+
+    def discard(self) -> None:
+        """Begin the build again without any file of the attempts so far; raises StoreError."""
+        self._require_answer()
+        self.target.clean()
+        self.target.note_growth()
         self._log_notes()
 
     def leave(self, site: CacheSite) -> None:

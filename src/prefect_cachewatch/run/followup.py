@@ -1,6 +1,7 @@
-"""Decides after a stall, by the job's last runs, whether it is worth running once more.
+"""Decides after a failed run, by its cause and the job's last runs, whether it is worth running once more.
 
-A rule over values. `retry` decides on attempts within a run; this rule decides later, possibly on another machine.
+A rule over values. `retry` decides on attempts within a run, and whether its cause lasts; this rule decides later, possibly on
+another machine.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.watching.headline import named_cause
 
-__all__ = ["FollowUp", "PastEnd", "Rerun", "decide_follow_up", "named_cause"]
+__all__ = ["FOLLOWED", "FollowUp", "PastEnd", "Rerun", "decide_follow_up"]
 
 Rerun = Literal["never", "once"]
-_CAUSE = "ause: "  # "Cause: " of a sure diagnosis, "Probable cause: " of another
+#: The states that are followed up.
+FOLLOWED = ("Stalled", "GeneratorFailed")
 
 
 @dataclass(frozen=True)
@@ -27,39 +30,25 @@ class PastEnd:
     ended_at: datetime.datetime | None = None
     again: bool = False  # the run was itself started by a follow-up
     part_of: str | None = None  # the run that it is a part of, which is responsible for it
+    category: str = ""  # of the cause
+    lasting: str = ""  # why a later run would end in the same way; by the table of `remedies` and `retry.by_cause`
 
 
 @dataclass(frozen=True)
 class FollowUp:
-    """The decision after a stall."""
+    """The decision after a failed run."""
 
     run_again: bool
-    stalls_in_a_row: int
+    failures_in_a_row: int
     sentence: str
 
 
-def named_cause(message: str) -> str:
-    """Return the cause that the message of a stalled run names.
-
-    Args:
-        message: message of the state.
-
-    Returns:
-        The cause, or an empty text.
-
-    Example:
-        >>> named_cause("stalled: no growth for 5 min. Cause: the disk is full.")
-        'the disk is full'
-    """
-    return message.partition(_CAUSE)[2].strip().rstrip(".")
-
-
 def decide_follow_up(ends: Sequence[PastEnd], rerun: Rerun) -> FollowUp:
-    """Decide what follows a stall: a first one may be chance, a second in a row needs a person.
+    """Decide what follows a failed run: a first one may be chance if its cause may end, a second in a row needs a person.
 
     Args:
-        ends: how the job's last runs ended, the stalled one first, then back in time.
-        rerun: whether a first stall is run again.
+        ends: how the job's last runs ended, the failed one first, then back in time.
+        rerun: whether a first failure is run again.
 
     Returns:
         Whether to run the job again, and the reason as a sentence.
@@ -67,17 +56,32 @@ def decide_follow_up(ends: Sequence[PastEnd], rerun: Rerun) -> FollowUp:
     Example:
         >>> decide_follow_up([PastEnd("Stalled"), PastEnd("Completed")], "once").sentence
         'It stalled for the first time in a row: it is run again once.'
+        >>> decide_follow_up([PastEnd("Stalled", lasting="the disk is as full as before")], "once").sentence
+        'It stalled for the first time in a row: it is not run again, because the disk is as full as before.'
     """
     last = ends[0]
-    row = next((i for i, end in enumerate(ends) if end.state_name != "Stalled"), len(ends))
+    row = next((i for i, end in enumerate(ends) if end.state_name not in FOLLOWED), len(ends))
     if last.part_of is not None:
         return FollowUp(False, row, f"It is a part of {for_terminal(last.part_of)}, which decides what follows.")
-    causes = {named_cause(end.message) for end in ends[:row]} - {""}
-    why = f" with the same cause ({for_terminal(causes.pop(), 300)})" if row > 1 and len(causes) == 1 else ""
+    what = "stalled" if all(end.state_name == "Stalled" for end in ends[:row]) else "failed"
     if row > 1:
-        return FollowUp(False, row, f"It stalled {row} times in a row{why}: it is not run again, a person must look.")
+        why = _common_cause(ends[:row])
+        return FollowUp(False, row, f"It {what} {row} times in a row{why}: it is not run again, a person must look.")
     if last.again:
         return FollowUp(False, row, "It was run again already: it is not run a third time, a person must look.")
+    first = f"It {what} for the first time in a row"
+    if last.lasting:
+        return FollowUp(False, row, f"{first}: it is not run again, because {for_terminal(last.lasting, 300)}.")
     if rerun == "never":
-        return FollowUp(False, row, "It stalled for the first time in a row: run it again when the cause is mended.")
-    return FollowUp(True, row, "It stalled for the first time in a row: it is run again once.")
+        return FollowUp(False, row, f"{first}: run it again when the cause is mended.")
+    return FollowUp(True, row, f"{first}: it is run again once.")
+
+
+def _common_cause(ends: Sequence[PastEnd]) -> str:
+    """The cause that all of them have, as a part of a sentence; empty if one has another or none is known of it."""
+    sentences = {named_cause(end.message) for end in ends}
+    categories = {"" if end.category == "unknown" else end.category for end in ends}
+    for found in (sentences, categories):
+        if len(found) == 1 and "" not in found:
+            return f" with the same cause ({for_terminal(found.pop(), 300)})"
+    return ""

@@ -21,7 +21,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["PastRun", "enough_window_s", "history_path", "past_runs", "remember_run"]
+__all__ = ["PastRun", "enough_window_s", "history_path", "parse_history", "past_runs", "remember_run"]
 
 KEEP_RUNS = 50
 _SAFETY = 2.0
@@ -59,12 +59,24 @@ def past_runs(path: Path, limit: int = 10) -> list[PastRun]:
         >>> past_runs(Path("/nowhere"))
         []
     """
-    runs = []
+    runs: list[PastRun] = []
     with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError):
-                runs.append(PastRun(**json.loads(line)))
+        runs = parse_history(path.read_text(encoding="utf-8"))
     return [run for run in reversed(runs) if run.bytes_written > 0][:limit]
+
+
+def parse_history(text: str) -> list[PastRun]:
+    """Read the text of a history, the newest run last; lines that are damaged are left out.
+
+    Example:
+        >>> parse_history("[1]")
+        []
+    """
+    runs = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            runs.append(PastRun(**json.loads(line)))
+    return runs
 
 
 def remember_run(path: Path, report: Report) -> None:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.containers.preflight import ContainerPlan
 
-__all__ = ["Placement", "place_job", "require_directories"]
+__all__ = ["Runtime", "place_job", "require_directories"]
 
 _LOOK_S = 10.0
 
 
 @dataclass(frozen=True)
-class Placement:
+class Runtime:
     """Where a job runs, after its pre-flight.
 
     Attributes:
@@ -38,7 +38,7 @@ class Placement:
     job: CacheJob
     plan: ContainerPlan | None
 
-    def relocated(self, job: CacheJob) -> Placement:
+    def relocated(self, job: CacheJob) -> Runtime:
         """The same placement for a job whose directories were chosen meanwhile."""
         return replace(self, job=self.plan.locate(job) if self.plan else job)
 
@@ -106,7 +106,7 @@ class Placement:
             )
 
 
-def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None) -> Placement:
+def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None) -> Runtime:
     """Check that a job's generator can be run where it is to be run.
 
     Args:
@@ -141,11 +141,11 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
                 f"command {for_terminal(job.command[0])!r} cannot be looked for within {_LOOK_S:.0f} s: the file system of "
                 "its path, of the working directory or of a directory in PATH hangs; check the mounts"
             ) from error
-        return Placement(job, None)
+        return Runtime(job, None)
     from prefect_cachewatch.containers.preflight import plan_container  # noqa: PLC0415 - only for containers
 
     plan = plan_container(job)
-    return Placement(plan.locate(job), plan)
+    return Runtime(plan.locate(job), plan)
 
 
 def require_directories(job: CacheJob) -> None:

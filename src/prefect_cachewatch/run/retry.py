@@ -1,29 +1,55 @@
-"""Decides whether a failed attempt is made again. Pure."""
+"""Decides whether a failed attempt is made again, by its outcome and by the cause of it. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config import Change, RetryPolicy
+from prefect_cachewatch.run.remedies import Remedy, Step, find_remedy
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
+from prefect_cachewatch.watching.sections import NextAttempt
 
-__all__ = ["RetryDecision", "decide_retry"]
+__all__ = ["RetryDecision", "counted_attempts", "decide_retry", "describe_next", "last_traceback"]
 
 _NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^ +File "[^"]*", line \d+', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """Whether there is another attempt, and the reason, for the log."""
+    """Whether there is another attempt, and the reason, for the log.
+
+    An `extra` attempt follows at once, with the configured windows, and does not count as one of the policy's.
+
+    Attributes:
+        again: whether there is one.
+        reason: why, or why not.
+        category: of the cause; empty where the cause was not asked.
+        change: what is to be changed before it.
+        pause_s: the pause that the cause asks for; None for the policy's back-off.
+        lasting: why a later run would end in the same way; empty if it may end otherwise.
+    """
 
     again: bool
     reason: str
+    category: str = ""
+    change: tuple[Change, ...] = ()
+    pause_s: float | None = None
+    extra: bool = False
+    lasting: str = ""
 
 
 def decide_retry(
-    policy: RetryPolicy, outcomes: Sequence[Outcome], start_bytes: int, min_growth_bytes: int
+    policy: RetryPolicy,
+    outcomes: Sequence[Outcome],
+    start_bytes: int,
+    min_growth_bytes: int,
+    tracebacks: Sequence[str] = (),
 ) -> RetryDecision:
     """Decide after an attempt whether to make another.
 
@@ -32,29 +58,110 @@ def decide_retry(
         outcomes: outcomes of the attempts so far, the last one included.
         start_bytes: bytes that were in the directories before the first attempt.
         min_growth_bytes: smaller growth of the high-water mark counts as none.
+        tracebacks: the last traceback of each attempt, by `last_traceback`; default none.
 
     Returns:
         The decision.
     """
-    last, attempt = outcomes[-1], len(outcomes)
+    last, attempt = outcomes[-1], counted_attempts(outcomes)
+    if last.learned_stop is not None:
+        return RetryDecision(True, "the window was learned: once more with the configured one", extra=True)
     if last.name in ("completed", "cancelled"):
         return RetryDecision(False, f"the attempt was {last.name}")
     if last.name == "nothing_written":
         return RetryDecision(False, "a directory that is not the one it writes to stays so")
+    category, remedy = find_remedy(last.diagnosis, policy.by_cause)
+    own = policy.by_cause.get(category)
+    wanted = own is not None and own.again is True
+
+    barren = _barren_attempts(outcomes, start_bytes, min_growth_bytes)
+    lasting = None if wanted else _refusal(policy, last, remedy)
+    if not (lasting or wanted or remedy.outside) and barren and _repeats(tracebacks):
+        lasting = "it failed with the same traceback as before, and the cache did not grow"
+
+    def no(reason: str) -> RetryDecision:
+        return RetryDecision(False, reason, category, lasting=lasting or "")
+
     if attempt >= policy.attempts:
-        return RetryDecision(False, f"attempt {attempt} of {policy.attempts} was the last")
+        return no(f"attempt {attempt} of {policy.attempts} was the last")
+    if lasting:
+        return no(lasting)
+    if is_verdict(last.name) and not (policy.retry_stalls or wanted):
+        return no("stalls are not retried (retry_stalls)")
+    if barren >= policy.no_progress_attempts:
+        return no(f"{barren} attempts in a row did not take the cache beyond its largest size so far")
+    reason = f"attempt {attempt} of {policy.attempts} ended {last.name}"
+    return RetryDecision(True, reason, category, remedy.change, remedy.pause_s)
+
+
+def _refusal(policy: RetryPolicy, last: Outcome, remedy: Remedy) -> str | None:
     if last.kind == "filesystem_unresponsive":
-        return RetryDecision(False, "the file system does not answer")
-    if is_verdict(last.name) and not policy.retry_stalls:
-        return RetryDecision(False, "stalls are not retried (retry_stalls)")
+        return "the file system does not answer"
     if last.name == "failed" and last.exit_code is not None:
         codes = policy.retry_exit_codes
         if last.exit_code in _NEVER if codes is None else last.exit_code not in codes:
-            return RetryDecision(False, f"exit code {last.exit_code} is not retried")
-    barren = _barren_attempts(outcomes, start_bytes, min_growth_bytes)
-    if barren >= policy.no_progress_attempts:
-        return RetryDecision(False, f"{barren} attempts in a row did not take the cache beyond its largest size so far")
-    return RetryDecision(True, f"attempt {attempt} of {policy.attempts} ended {last.name}")
+            return f"exit code {last.exit_code} is not retried"
+        if codes is not None:
+            return None  # named by the user
+    return None if remedy.again else remedy.why
+
+
+def describe_next(
+    decision: RetryDecision, policy: RetryPolicy, attempt: int, why: str, steps: Sequence[Step], random: float
+) -> NextAttempt:
+    """Say in one sentence what follows an attempt.
+
+    Args:
+        decision: from `decide_retry`.
+        policy: the user's policy, for the pause.
+        attempt: how many of the policy's attempts are used up, by `counted_attempts`.
+        why: the remedy's reason.
+        steps: the changes that can be made.
+        random: uniform in [0, 1), for the jitter.
+
+    Returns:
+        The report's section.
+    """
+    if decision.extra:
+        return NextAttempt(True, None, f"again at once, because {decision.reason}", 0.0)
+    if not decision.again:
+        return NextAttempt(False, decision.category or None, f"no further attempt: {decision.reason}")
+    pause_s = policy.backoff_before(attempt + 1, random) if decision.pause_s is None else decision.pause_s
+    wait = format_duration(pause_s)
+    when = "again at once" if wait == "0 s" else f"again after {wait}"
+    changes = ", ".join(step.words for step in steps)
+    sentence = f"{when}{', ' + changes if changes else ''}, because {why}"
+    return NextAttempt(True, decision.category, sentence, round(pause_s, 3), tuple(step.change for step in steps))
+
+
+def last_traceback(log_tail: str) -> str:
+    """Return the frames and the kind of the last Python traceback, without what differs between two runs.
+
+    Args:
+        log_tail: the end of a log.
+
+    Returns:
+        Empty if there is none.
+
+    Example:
+        >>> last_traceback('Traceback (most recent call last):\\n  File "a.py", line 3, in f\\n    g()\\nKeyError: 7')
+        '  File "a.py", line 3\\nKeyError'
+    """
+    _, found, after = log_tail.rpartition(_TRACEBACK)
+    if not found:
+        return ""
+    lines = after.splitlines()
+    last = next((line for line in lines[1:] if line and not line[0].isspace()), "")
+    return "\n".join((*_FRAME.findall(after), last.partition(":")[0])) if last else ""
+
+
+def _repeats(tracebacks: Sequence[str]) -> bool:
+    return len(tracebacks) > 1 and bool(tracebacks[-1]) and tracebacks[-1] == tracebacks[-2]
+
+
+def counted_attempts(outcomes: Sequence[Outcome]) -> int:
+    """Count the attempts that use up one of the policy's: all but one that a learned window has stopped."""
+    return sum(outcome.learned_stop is None for outcome in outcomes)
 
 
 def _barren_attempts(outcomes: Sequence[Outcome], start_bytes: int, least: int) -> int:
@@ -64,7 +171,7 @@ def _barren_attempts(outcomes: Sequence[Outcome], start_bytes: int, least: int) 
         if growth.bytes_present >= size_mark + least or growth.allocated_present >= disk_mark + least:
             barren = 0
         else:
-            barren += 1
+            barren += outcome.learned_stop is None
         size_mark = max(size_mark, growth.bytes_present)
         disk_mark = max(disk_mark, growth.allocated_present)
     return barren

@@ -6,28 +6,31 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import LineRedactor
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, write_report_within
-from prefect_cachewatch.run.placement import Placement
-from prefect_cachewatch.supervise.output import OutputPump
+from prefect_cachewatch.run.placement import Runtime
+from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
-from prefect_cachewatch.watching.sections import Attachment, Publication
+from prefect_cachewatch.watching.proving import Seen
+from prefect_cachewatch.watching.sections import NextAttempt, Publication
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
 __all__ = ["Runner", "View"]
@@ -35,14 +38,17 @@ __all__ = ["Runner", "View"]
 _TAIL_LINES = 50
 
 
-class View(Protocol):
-    """Shows an attempt to a person; see `prefect_cachewatch.cli.progress.ProgressLine`."""
+class View(Screen):
+    """Base of what shows a run to a person, such as `cli.progress.ProgressLine`."""
+
+    def attempt_begins(self, number: int, attempts: int) -> None:
+        """Take in which attempt is next, of how many."""
+
+    def attempt_waits(self, pause_s: float) -> None:
+        """Show that the next attempt waits so long."""
 
     def sampled(self, watch: Watch) -> None:
         """Take in a measurement."""
-
-    def clear(self) -> None:
-        """Give up the screen for a moment, so that other output can be written."""
 
     def close(self) -> None:
         """Leave the screen."""
@@ -61,6 +67,7 @@ class Runner:
         metrics: counts the attempt.
         view: shows the attempt.
         on_sample: called after each measurement; must not block.
+        on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Runner:
         metrics: MetricsExporter | None = None,
         view: View | None = None,
         on_sample: Callable[[Watch], None] | None = None,
+        on_stall: Callable[[Report], None] | None = None,
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
@@ -84,17 +92,17 @@ class Runner:
         self._recorder: TraceRecorder | None = None
         self._told = [on_sample] if on_sample is not None else []
         self._told += [one.sampled for one in (metrics, view) if one is not None]
-        self.examine_anew()
+        self._tell_stall = on_stall
+        self._examine_anew()
 
-    def examine_anew(self) -> None:
-        """Forget the diagnosis: the next stall is examined anew."""
-        self.examiner = Examiner(
+    def _examine_anew(self) -> None:
+        self.examiner = PostMortem(
             secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files
         )
 
     def watch(
         self,
-        place: Placement,
+        place: Runtime,
         site: CacheSite,
         stall: StallPolicy,
         stop: StopPolicy,
@@ -106,6 +114,8 @@ class Runner:
         expected_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapt: Callable[[Launch], Launch] = lambda launch: launch,
+        learning: Learning | None = None,
+        find: Callable[[str], None] | None = None,
     ) -> Watch:
         """Make the watch of a generator that is to be started.
 
@@ -121,6 +131,8 @@ class Runner:
             expected_bytes: size of the finished cache, for the metrics.
             clock: monotonic time in seconds.
             adapt: changes how it is started.
+            learning: the run's learned windows.
+            find: for a site without a directory: the directories are found, and this is told of it.
 
         Returns:
             The watch, not started yet.
@@ -129,17 +141,22 @@ class Runner:
             InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
         """
         supervisor = place.supervisor(site.paths)
-        output = OutputPump(
-            log, pass_through=show_output, before_write=self._view.clear if self._view else None, files=self._files
-        )
+        output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
         if self._trace is not None:
             self._begin_recording(self._trace)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected_bytes)
-        return Watch(
+        make: Callable[..., Watch] = Watch
+        if find is not None and not site.paths:  # a further attempt knows them
+            from prefect_cachewatch.watching.finding import FindingWatch  # noqa: PLC0415 - most jobs name their directories
+
+            make = functools.partial(FindingWatch, found=find)
+        return make(
             site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
-            on_sample=self.sampled, before_stop=self.before_stop,
+            on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
+            busy=self.is_busy, prove=self.prove,
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
+            learn=learning.windows if learning is not None else None,
         )  # fmt: skip
 
     def sampled(self, watch: Watch) -> None:
@@ -151,6 +168,32 @@ class Runner:
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
         """Collect the evidence."""
         self.examiner.before_stop(watch, verdict)
+
+    def is_busy(self) -> bool:
+        """Say whether the tree has computed or read of late, or that is not known."""
+        return self.examiner.is_busy()
+
+    def left_alone(self, watch: Watch, verdict: Verdict) -> tuple[str, str | None]:
+        """Examine a stall that stops nothing, and report it.
+
+        Args:
+            watch: the attempt.
+            verdict: why it would have been stopped.
+
+        Returns:
+            Its message and the directory of its bundle.
+        """
+        self.examiner.before_stop(watch, verdict)
+        outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
+        report = self.report(watch, outcome)
+        self._examine_anew()
+        if self._tell_stall is not None:
+            self._tell_stall(report)
+        return outcome.message, report.bundle
+
+    def prove(self, roots: Sequence[int], include_roots: bool, earlier: bytes) -> Seen:
+        """Look whether the tree can ever run again."""
+        return self.examiner.prove(roots, include_roots, earlier)
 
     def run(self, watch: Watch) -> Outcome:
         """Run the attempt in this thread; raises as `run_watch` does."""
@@ -167,7 +210,7 @@ class Runner:
             self.problems.append(problem)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
-        """Name the cause of an attempt that stalled or failed; see `Examiner.conclude`."""
+        """Name the cause of an attempt that stalled or failed; see `PostMortem.conclude`."""
         outcome = self.examiner.conclude(watch, outcome)
         if self._metrics is not None:
             diagnosis = self.examiner.diagnosis
@@ -180,7 +223,7 @@ class Runner:
         outcome: Outcome,
         *,
         publication: Publication | None = None,
-        attached: Attachment | None = None,
+        retry: NextAttempt | None = None,
     ) -> Report:
         """Write the bundle, if one is wanted.
 
@@ -188,7 +231,7 @@ class Runner:
             watch: the attempt.
             outcome: from `conclude`.
             publication: the result of publishing the build.
-            attached: the watched process, if cachewatch did not start it.
+            retry: what follows the attempt.
 
         Returns:
             The report of the attempt.
@@ -201,7 +244,8 @@ class Runner:
             attempt=self._attempt,
             secrets=self._secrets,
         )
-        return self.examiner.write_bundle(replace(report, publication=publication, attached=attached), watch.output)
+        report = replace(report, publication=publication, attached=watch.attachment, retry=retry)
+        return self.examiner.write_bundle(report, watch.output)
 
     def write(self, report: Report, path: Path | None) -> None:
         """Write a report to the path that the caller asked for; a failure is one of the `problems`."""

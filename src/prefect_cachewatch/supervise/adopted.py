@@ -18,7 +18,7 @@ from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
 from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, StopReport, Subject, exit_of
 
-__all__ = ["AdoptedProcess", "Family"]
+__all__ = ["AttachedProcess", "ProcessTree"]
 
 _LOOK_EVERY_S = 0.5
 # Looking at the process tree costs at most a hundredth of one core.
@@ -29,7 +29,7 @@ _NAME_S = 0.2
 _DEAD = "ZXx"
 
 
-class Family:
+class ProcessTree:
     """The processes of an adopted tree; never this process or its ancestors.
 
     Only a subreaper keeps a tree together, and it must exist from the start. An observer looks repeatedly instead. It
@@ -43,10 +43,10 @@ class Family:
     Example:
         >>> import subprocess
         >>> with subprocess.Popen(["sleep", "30"]) as child:
-        ...     family = Family(child.pid, read_stat(child.pid).start_ticks)
-        ...     seen = list(family.look()) == [child.pid]
+        ...     tree = ProcessTree(child.pid, read_stat(child.pid).start_ticks)
+        ...     seen = list(tree.look()) == [child.pid]
         ...     child.kill()
-        ...     child.wait() and seen, family.look()
+        ...     child.wait() and seen, tree.look()
         (True, {})
     """
 
@@ -111,7 +111,7 @@ def _session(pid: int) -> int | None:
     return None
 
 
-class AdoptedProcess(Observer):
+class AttachedProcess(Observer):
     """One adopted process with its tree; a thread waits for its end.
 
     Args:
@@ -131,18 +131,18 @@ class AdoptedProcess(Observer):
             f"process {adoptee.pid}", tuple(adoptee.argv), began_at, adoptee.pid, adoptee.start_ticks
         )
         self._adoptee, self._wait_for = adoptee, wait_for
-        self._family = Family(adoptee.pid, adoptee.start_ticks)
+        self._tree = ProcessTree(adoptee.pid, adoptee.start_ticks)
 
     def start(self) -> None:
         """Start waiting for its end."""
-        self._family.look()
+        self._tree.look()
         self.pid, self.root_pids = self._adoptee.pid, [self._adoptee.pid]
         self._begin()
 
     def running(self) -> RunningServer | None:
         """Return what keeps running; None if nothing is left."""
         # As the last look saw it: only the observer's thread may look.
-        tree = tuple(self._family.known.items())
+        tree = tuple(self._tree.known.items())
         return RunningServer("process", self._adoptee.pid, self._adoptee.start_ticks, tree) if tree else None
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class AdoptedProcess(Observer):
             if self._adoptee.fd in ready:
                 poll.unregister(self._adoptee.fd)
                 self.leader_exit = exit_of(self._adoptee.exit_status())
-            living = self._family.look()
+            living = self._tree.look()
             self.root_pids = list(living) or self.root_pids  # a process that moved to init belongs to the evidence too
             if self.leader_exit is not None:
                 failed = self.leader_exit not in ((0, None), (None, None))
@@ -182,7 +182,7 @@ class AdoptedProcess(Observer):
 
     def _stop(self) -> StopReport:
         began_s = time.monotonic()
-        tree = TreeStop(self._family.look, longest_nap_s=0.05)
+        tree = TreeStop(self._tree.look, longest_nap_s=0.05)
         if self._kill_by_s > began_s:
             tree.terminate(self._kill_by_s, self._nap)
         survivors = tree.sweep(time.monotonic() + KILL_DEADLINE_S)

@@ -16,13 +16,13 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
+from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.supervise.supervisor import StopReport, Supervised
 from prefect_cachewatch.supervise.tending import Tended
 
-__all__ = ["HelperClient", "package_parent", "running_clients", "spawn_helper"]
+__all__ = ["HelperClient", "running_clients", "spawn_helper"]
 
 _TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
 # How long a helper may stay stopped (a tracer may hold it despite SIGCONT); the second when a stop is wanted.
@@ -156,7 +156,8 @@ class HelperClient(Supervised):
         """
         self._answered.clear()
         self._command({"cmd": "release"})
-        self._answered.wait(timeout_s)
+        if not self.gone.is_set():  # it may have ended just before: then no answer comes
+            self._answered.wait(timeout_s)
         ended = self.gone.is_set()  # read first: the report is set before this event
         if self._was_released:
             return None
@@ -277,11 +278,6 @@ class HelperClient(Supervised):
             for one in self._tended:
                 one.look(timeout_s / 2)
         self._process.returncode = self._process.returncode or 0
-
-
-def package_parent() -> str:
-    """Return the directory that the package is imported from, for a helper started with `python -I -S`."""
-    return str(Path(__file__).resolve().parents[2])
 
 
 def spawn_helper(

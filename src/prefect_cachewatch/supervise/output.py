@@ -22,13 +22,23 @@ from prefect_cachewatch.common.files import is_special, open_for_writing, write_
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["OutputPump"]
+__all__ = ["OutputPump", "Screen"]
 
 _CHUNK = 1 << 20
 _LINE_MAX = 2000
 _WORD_MAX = 600
 _LOG_OPEN_S = 10.0
 _LOG_READER_S = 1.0  # the longest that a pipe's reader may delay the draining; then it gets what it takes at once
+
+
+class Screen:
+    """Base of what shows something on the terminal to which the output is copied."""
+
+    def lend(self, stream: int) -> None:
+        """Leave the terminal to a copy of this stream, 1 or 2."""
+
+    def wrote(self, stream: int, data: memoryview) -> None:
+        """Take in that the copy has been written."""
 
 
 class OutputPump:
@@ -39,7 +49,7 @@ class OutputPump:
         log_max_bytes: its size limit; the beginning and the end are kept, with a note between them.
         tail_bytes: how much of the end is kept in memory.
         pass_through: whether to copy the streams to this process's own standard output and error.
-        before_write: called before each such copy, to take a live line off the screen.
+        screen: shares the terminal with these copies; it is asked before each, and told after it.
         files: writes the log file; default this process.
 
     Raises:
@@ -53,21 +63,21 @@ class OutputPump:
         log_max_bytes: int = 64 << 20,
         tail_bytes: int = 64 << 10,
         pass_through: bool = False,
-        before_write: Callable[[], None] | None = None,
+        screen: Screen | None = None,
         files: Files | None = None,
     ) -> None:
         self.log_path = log_path
         self.log_error: str | None = None
         self._log_hangs = False
         self.total_bytes = 0
-        self.listener: Callable[[memoryview], None] | None = None
+        self.listeners: list[Callable[[memoryview], None]] = []
         """Called in the reading thread with all data that is read. A slow listener delays the generator."""
         self._tail_bytes = tail_bytes
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
         self._cut_bytes = 0
         self._pass = {1: pass_through, 2: pass_through}
-        self._before_write = before_write
+        self._screen = screen
         self._lock = threading.Lock()
         self._reads: dict[int, int] = {}
         self._thread: threading.Thread | None = None
@@ -216,8 +226,8 @@ class OutputPump:
                 self._take(view[:count], self._reads[fd])
 
     def _take(self, data: memoryview, stream: int) -> None:
-        if self.listener is not None:
-            self.listener(data)
+        for listen in self.listeners:
+            listen(data)
         with self._lock:
             self.total_bytes += len(data)
             self._tail += data[-self._tail_bytes :]
@@ -229,10 +239,13 @@ class OutputPump:
                 self._head_left -= len(head)
                 self._write_log(head)
             self._cut_bytes += len(data) - len(head)
-        if self._pass[stream] and self._before_write is not None:
-            self._before_write()
-        if self._pass[stream] and not _write_all(stream, data):
-            self._pass[stream] = False  # our reader has gone; the generator goes on, and draining continues
+        if self._pass[stream]:
+            if self._screen is not None:
+                self._screen.lend(stream)
+            # False: our reader has gone; the generator goes on, and draining continues
+            self._pass[stream] = _write_all(stream, data)
+            if self._screen is not None:
+                self._screen.wrote(stream, data)
 
     def _write_log(self, data: bytes | memoryview) -> None:
         if self._log is None or self._log_hangs:

@@ -273,16 +273,23 @@ def descendants(*roots: int) -> dict[int, ProcessStat]:
         >>> os.getpid() in descendants(os.getppid())
         True
     """
-    seen: dict[int, ProcessStat] = {}
     # Kernels without CONFIG_PROC_CHILDREN, and gVisor, have no `children` files.
-    table = None if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else _parents()
-    queue = list(roots)
-    while queue:
-        below = [child for pid in queue for child in (children(pid) if table is None else table.get(pid, ()))]
-        found = read_stats(child for child in below if child not in seen)
-        seen |= found
-        queue = list(found)
-    return {pid: found for pid, found in seen.items() if found.state not in _DEAD}
+    has_files = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    asked: set[int] = set()
+    living: dict[int, ProcessStat] = {}
+    while True:
+        table = None if has_files else _parents()
+        level, known = list(roots), len(asked)
+        while level:
+            below = [child for pid in level for child in (children(pid) if table is None else table.get(pid, ()))]
+            found = read_stats(child for child in below if child not in asked)
+            asked.update(below)
+            living |= {pid: stat for pid, stat in found.items() if stat.state not in _DEAD}
+            level = [child for child in below if child in living]
+        # A process that ends during a walk hides its children from it: they move to a process that was read before.
+        # So a tree is empty only when a walk finds no process that is new, dead or alive.
+        if living or len(asked) == known:
+            return living
 
 
 def send_signal(pid: int, start_ticks: int, signal_number: int) -> bool:

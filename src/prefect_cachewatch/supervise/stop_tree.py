@@ -78,8 +78,7 @@ class TreeStop:
             nap: waits for a number of seconds; returns the monotonic time of an earlier deadline, or infinity.
         """
         nap_s, began_ticks = 0.001, 0
-        # Twice: a process that ends between two reads of one look hides its children from that look.
-        while living := self._look() or self._look():
+        while living := self._look():
             # A process that the look missed (it lost its parent meanwhile) is signalled too: it existed before the
             # first signal.
             new = {p: f for p, f in living.items() if (p, f.start_ticks) not in self.told}

@@ -80,7 +80,8 @@ class StopReport:
 
     `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died, guards_died,
     or released: it was handed over and keeps running. Processes in `terminated` ended after SIGTERM, those in `killed`
-    needed SIGKILL, `survivors` could not be killed; each entry has pid, start_ticks, state and argv.
+    needed SIGKILL, `survivors` could not be killed; each entry has pid, start_ticks, state and argv. `out_of_memory` says
+    which memory a container went beyond, if its kernel killed a process of it for that.
     """
 
     why: str
@@ -90,6 +91,7 @@ class StopReport:
     terminated: list[dict[str, Any]] = field(default_factory=list)
     killed: list[dict[str, Any]] = field(default_factory=list)
     survivors: list[dict[str, Any]] = field(default_factory=list)
+    out_of_memory: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """The watch over a process that cachewatch did not start: the same rule and evidence, another end.
 
-It ends the process only if the policy stops it on a stall: not when the watch is cancelled, and not when it fails. A
-stall that is only reported is reported once; the next one after the cache has grown again.
+It ends the process only if the policy stops it on a stall: not when the watch is cancelled, and not when it fails.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
@@ -19,6 +17,7 @@ from prefect_cachewatch.supervise.supervisor import Observed, StopReport
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
+from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.sections import Attachment, ReportedStall
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
@@ -40,7 +39,9 @@ class AttachedWatch(Watch):
         stop: how the process is stopped.
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called before the process is stopped, with the verdict.
-        on_stall: called with a stall that is only reported; returns the directory of its bundle.
+        on_stall: called with a stall that is only reported; returns its message and the directory of its bundle.
+        busy: whether the process has computed or read of late; default unknown, which counts as yes.
+        prove: as for `Watch`.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class AttachedWatch(Watch):
         clock: Callable[[], float] = time.monotonic,
         on_sample: Callable[[Watch], None] | None = None,
         before_stop: Callable[[Watch, Verdict], None] | None = None,
-        on_stall: Callable[[AttachedWatch, Verdict], str | None] | None = None,
+        on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
+        busy: Callable[[], bool] = lambda: True,
+        prove: Callable[[Sequence[int], bool, bytes], Seen] | None = None,
     ) -> None:
         self.adopted, self.subject = observed, observed.subject
         job = CacheJob(
@@ -68,19 +71,23 @@ class AttachedWatch(Watch):
         )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
-            make_supervisor=lambda launch: observed,
+            on_stall=on_stall, busy=busy, prove=prove, make_supervisor=lambda launch: observed,
         )  # fmt: skip
         self.attach = attach
-        self.stalls: list[ReportedStall] = []
-        self._on_stall = on_stall
+        self._as_root = True  # whoever it runs as
         self._stopping = False
+
+    @property
+    def stalls(self) -> list[ReportedStall]:
+        """The stalls that were only reported."""
+        return list(self.left_alone.stalls) if self.left_alone is not None else []
 
     @property
     def attachment(self) -> Attachment:
         """The report's section on the watched process."""
-        who, stalls = self.subject, list(self.stalls)
+        who = self.subject
         running_for_s = round(max(0.0, self.started_at - who.began_at), 1)
-        return Attachment(who.pid, who.start_ticks, running_for_s, self.attach.on_stall, stalls, who.container)
+        return Attachment(who.pid, who.start_ticks, running_for_s, self.attach.on_stall, self.stalls, who.container)
 
     def start(self) -> None:
         """Measure the start, and begin to wait for the process's end.
@@ -124,52 +131,13 @@ class AttachedWatch(Watch):
         wait: Callable[[float], bool] = gone.wait
         if self._emptiness is not None:
             wait = self._emptiness.watch_over(wait, lambda: state.growth, self.adopted)
+        if self.attach.on_stall == "report":
+            return self._leave_alone(wait)
         verdict = state.run(wait, gone.is_set, self._sampled)
-        while verdict.final and not gone.is_set():
-            self.verdict, self.decided_s = verdict, self._clock()
-            if self.attach.on_stall == "stop":
-                self._stopping = True
-                if self._before_stop is not None:
-                    self._before_stop(self, verdict)
-                self.adopted.stop()
-                return verdict
-            self._report(verdict)
-            verdict = self._wait_for_growth(verdict)
-            if not verdict.final:
-                self.verdict = self.decided_s = None
-                self._note_resumed()
-                verdict = state.run(gone.wait, gone.is_set, self._sampled)
+        if verdict.final and not gone.is_set():
+            self._stopping = True
+            self.stop_for(verdict)
         return verdict
-
-    def _report(self, verdict: Verdict) -> None:
-        at_s = self._clock() - self.started_s
-        kind = verdict.kind
-        self.stalls.append(ReportedStall(round(at_s, 3), kind, self._conclude(None, self.state)[1], None))
-        if self._on_stall is not None:
-            self.stalls[-1] = replace(self.stalls[-1], bundle=self._on_stall(self, verdict))
-        if verdict.status == "deadline_exceeded":  # reported once: from now on only silence matters
-            self.state.rule.policy = self.stall.model_copy(update={"max_duration_s": None})
-
-    def _wait_for_growth(self, told: Verdict) -> Verdict:
-        """Measure at each poll until the reported stall is over, another one occurs, or the process has ended."""
-        state, gone, rule = self.state, self.adopted.gone, self.state.rule
-        # Churning shows only while files are written: a pause does not end it.
-        calm_s = (self.stall.churn_after_s or 4 * self.stall.stall_after_s) if told.kind == "churning" else 0.0
-        seen_s = self._clock()
-        while not gone.wait(rule.poll_s):
-            verdict = state.measure(gone.is_set)
-            self._sampled()
-            if verdict.final and verdict.kind == told.kind:
-                seen_s = self._clock()
-            elif verdict.final or self._clock() - seen_s >= calm_s:
-                return verdict
-        state.measure(lambda: True)
-        return Verdict("growing", None, rule.pause_s, rule.window_s)
-
-    def _note_resumed(self) -> None:
-        if not self.adopted.gone.is_set():
-            resumed_s = round(self._clock() - self.started_s, 3)
-            self.stalls[-1] = replace(self.stalls[-1], resumed_at_s=resumed_s)
 
     def _clear_leftovers(self) -> list[str]:
         return []  # the watched process may be one of them, and must not be killed for that
@@ -192,11 +160,6 @@ class AttachedWatch(Watch):
                 return (
                     "failed",
                     f"{_capital(who)} could not be watched to its end ({'; '.join(self.adopted.notes)}); {where}.",
-                )
-            if self.verdict.status == "deadline_exceeded":
-                return (
-                    "deadline_exceeded",
-                    f"Tensor cache generation exceeded its time limit; {where}. {_capital(who)} was left alone.",
                 )
             name, message = super()._conclude(report, state)
             return name, f"{message} {_capital(who)} was left alone."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
 from prefect_cachewatch.watching.emptiness import Emptiness
+from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows, PastPauses
+from prefect_cachewatch.watching.leaving import LeftAlone, describe_left_alone
 from prefect_cachewatch.watching.marking import write_completed, write_started
 from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.watching.outcomes import (
@@ -33,17 +35,27 @@ from prefect_cachewatch.watching.outcomes import (
     describe_growth,
     describe_nothing,
     describe_stall,
+    describe_told,
     is_failure,
     is_verdict,
 )
-from prefect_cachewatch.watching.sections import Readiness
+from prefect_cachewatch.watching.proving import Proving, Seen
+from prefect_cachewatch.watching.sections import (
+    Attachment,
+    Diagnosis,
+    LoggedProgress,
+    Readiness,
+    ReportedStall,
+    StuckWait,
+)
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+    from prefect_cachewatch.watching.log_progress import LogProgress
     from prefect_cachewatch.watching.servers.handover import HandedOver
-    from prefect_cachewatch.watching.servers.serving import Serving
+    from prefect_cachewatch.watching.servers.serving import ServerReadiness
 
 __all__ = ["Outcome", "Watch", "run_watch"]
 
@@ -78,6 +90,21 @@ class Outcome:
     paths: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())
     ready: Readiness | None = None
+    logged: LoggedProgress | None = None
+    waits: tuple[StuckWait, ...] = ()
+    """Of a tree that can never run again: each wait, and why it cannot end."""
+    #: Set when the attempt has been examined; null for one that completed or was cancelled.
+    diagnosis: Diagnosis | None = None
+    would_be_stops: tuple[ReportedStall, ...] = ()
+    silences: PastPauses = field(default_factory=PastPauses)
+    """The longest silence of each phase."""
+    learned: LearnedWindows = field(default_factory=LearnedWindows)
+    """The windows in force that were learned from earlier runs."""
+
+    @property
+    def learned_stop(self) -> LearnedWindow | None:
+        """The learned window that it was stopped by; None if it was stopped by a configured one, or not at all."""
+        return self.learned.behind(self.kind) if self.name == "stalled" else None
 
     @property
     def was_stopped(self) -> bool:
@@ -100,8 +127,14 @@ class Watch:
         on_sample: called by the monitor after each measurement; must not block.
         before_stop: called once when a stall was decided and before the tree is stopped, with the
             watch and the verdict; bounded by the caller.
+        on_stall: called in place of that with a stall that is to be reported only; returns its message and the
+            directory of its bundle.
+        busy: whether the tree has computed or read of late; default unknown, which counts as yes.
+        prove: looks whether the tree can ever run again (its roots, whether they belong to it, and what the look before
+            has seen); bounded by the caller. Default: nothing does.
         make_supervisor: makes the supervisor of the generator; default a guard on this host.
         files: the helper process that handles state files; default this process.
+        learn: gets the bytes that are there before the start, and returns the windows learned from earlier runs.
     """
 
     def __init__(
@@ -117,11 +150,16 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         on_sample: Callable[[Watch], None] | None = None,
         before_stop: Callable[[Watch, Verdict], None] | None = None,
+        on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
+        busy: Callable[[], bool] = lambda: True,
+        prove: Callable[[Sequence[int], bool, bytes], Seen] | None = None,
         make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
         files: Files | None = None,
+        learn: Callable[[int], LearnedWindows] | None = None,
     ) -> None:
         self.files = files or InPlace()
         self._state_answers = True
+        self._learn = learn or (lambda _: LearnedWindows())
         self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
         self.output = output or OutputPump()
         self.run_id = os.urandom(16).hex()
@@ -133,14 +171,21 @@ class Watch:
         self.started_at = 0.0
         self.started_s = 0.0
         self.error: Exception | None = None
-        self.serving: Serving | None = None
+        self.serving: ServerReadiness | None = None
         """For a job that starts a server; made by `start`."""
+        self.logged: LogProgress | None = None
+        """For a job with `progress_log`; made by `start`."""
+        self.left_alone: LeftAlone | None = None
+        """The stalls that are only reported, if none is to stop anything."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
         self._on_sample = on_sample
-        self._before_stop = before_stop
-        self._make_supervisor = make_supervisor
+        self._before_stop, self._on_stall = before_stop, on_stall
+        self._prove = prove
+        self._make_supervisor, self._busy = make_supervisor, busy
+        self._as_root = job.container is not None
+        """Whether the generator may be root on its storage, though this process is not."""
         self._cancel_grace_s: float | None = None
         self._emptiness: Emptiness | None = None
 
@@ -164,7 +209,10 @@ class Watch:
             raise InputError(WORKING_DIRECTORY_GONE) from None
         notes = self._clear_leftovers()
         baseline = self.site.begin()
+        present_bytes = baseline["growth"]["bytes_present"]
+        learned = self._learn(present_bytes)
         self._prepare_serving()
+        self._prepare_logged()
         if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
             self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
         out_fd, error_fd = self.output.open_pipes()
@@ -201,15 +249,17 @@ class Watch:
                 self.output.finish()
                 if self.serving is not None:
                     self.serving.watcher.close()
+                if self.logged is not None:
+                    self.logged.close()
         if self.cancelled_by is not None:  # while it was being started
             self.cancel(self.cancelled_by, self._cancel_grace_s)
         self.started_at, self.started_s = time.time(), self._clock()
-        warmup = self.serving.warmup(baseline["growth"]["bytes_present"]) if self.serving is not None else None
-        rule = StallRule(self.stall, self.started_s, warmup)
-        self.monitor_state = GrowthMonitor(
-            self.site, rule, self._clock, baseline, holders=lambda: self._running().root_pids
-        )
-        self.monitor_state.notes += [*notes, *self.supervisor.notes]
+        if self.logged is not None:
+            self.logged.begin(self.started_s)
+        warmup = self.serving.warmup(present_bytes, learned) if self.serving is not None else None
+        rule = StallRule(self.stall, self.started_s, warmup, learned)
+        self.monitor_state = self.monitor_with(rule, baseline)
+        self.monitor_state.notes += [*notes, *self.supervisor.notes, *filter(None, [learned.note])]
         if self.serving is not None and warmup is not None:
             self.serving.start(self.supervisor, warmup, self._hand_over)
 
@@ -232,27 +282,64 @@ class Watch:
     def monitor(self) -> Verdict:
         """Measure until the generator ends or a verdict is final; on a verdict, have the tree stopped.
 
+        A job that says `on_stall: report` is watched to its end.
+
         Returns:
             The last verdict: final if the tree was stopped because of it.
         """
-        supervisor, state = self._running(), self.state
+        supervisor = self._running()
         try:
+            if (verdict := self.find_directories()) is not None:
+                return verdict
             wait: Callable[[float], bool] = supervisor.gone.wait
             if self._emptiness is not None:
-                wait = self._emptiness.watch_over(wait, lambda: state.growth, supervisor)
-            verdict = state.run(wait, supervisor.gone.is_set, self._sampled)
-            ready = self.serving is not None and verdict.final and not self.serving.forestall()
+                wait = self._emptiness.watch_over(wait, lambda: self.state.growth, supervisor)
+            if self.job.on_stall == "report":
+                return self._leave_alone(wait)
+            while True:
+                verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
+                if not verdict.final or supervisor.gone.is_set() or not self.look_elsewhere(verdict):
+                    break
+            ready = self.serving is not None and verdict.final and not self.serving.claim_end()
             if verdict.final and not supervisor.gone.is_set() and not ready:
-                self.verdict, self.decided_s = verdict, self._clock()
-                if self._before_stop is not None:
-                    self._before_stop(self, verdict)
-                supervisor.stop()
+                self.stop_for(verdict)
             return verdict
         except Exception as error:
-            # A monitor that fails must not leave a generator without a watch.
-            self.error = error
-            supervisor.stop()
+            if (left := self.note_failure(error)) is not None:
+                return left
             raise
+
+    def find_directories(self) -> Verdict | None:
+        """Find what is to be watched, where it is not known; the last verdict if there was nothing to watch."""
+        return None
+
+    def look_elsewhere(self, verdict: Verdict) -> bool:
+        """Take a last look before a final verdict counts.
+
+        Args:
+            verdict: what the tree would be stopped for.
+
+        Returns:
+            Whether the tree writes where nothing was watched: then `state` is a new one that watches there too.
+        """
+        return False
+
+    def note_failure(self, error: Exception) -> Verdict | None:
+        """Take in that the monitor has failed: have the tree stopped, or return the verdict of one that is left alone."""
+        if self.job.on_stall == "report":  # nothing would have been stopped by this watch
+            self.state.note(f"the watch failed, and the generator went on without it: {error}")
+            return Verdict("growing")
+        # A monitor that fails must not leave a generator without a watch.
+        self.error = error
+        self._running().stop()
+        return None
+
+    def stop_for(self, verdict: Verdict) -> None:
+        """Have the tree stopped because of a verdict, after the evidence has been collected."""
+        self.verdict, self.decided_s = verdict, self._clock()
+        if self._before_stop is not None:
+            self._before_stop(self, verdict)
+        self._running().stop()
 
     def cancel(self, why: str, grace_s: float | None = None) -> None:
         """Have the tree stopped at the caller's request; returns at once.
@@ -280,21 +367,28 @@ class Watch:
         self._settle()
         supervisor.close()
         self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
-        outcome = self.describe(listing_limit)
+        outcome = self._describe(supervisor.report, listing_limit)
         # Noted now, not when it is asked for: later files are not the attempt's.
         self.site.note_end(failed=is_failure(outcome.name))
         return outcome
 
-    def describe(self, listing_limit: int = 1000) -> Outcome:
-        """Return the present state, with a listing; the generator may still be running.
+    def describe_stall(self, verdict: Verdict) -> Outcome:
+        """Return the present state at a stall that stops nothing.
 
         Args:
-            listing_limit: the most files listed one by one.
+            verdict: a final one.
 
         Returns:
-            The outcome, as far as it is known.
+            The outcome that it would have had.
         """
-        state, report = self.state, self._running().report
+        self.verdict, self.decided_s = verdict, self._clock()
+        try:
+            return self._describe(None)  # also if it has ended meanwhile: this is about the stall
+        finally:
+            self.verdict = self.decided_s = None
+
+    def _describe(self, report: StopReport | None, listing_limit: int = 1000) -> Outcome:
+        state = self.state
         duration_s = self._clock() - self.started_s
         listing = None
         if not self.site.scanner.pending:
@@ -307,6 +401,9 @@ class Watch:
         name, message = self._conclude(report, state)
         if name == "nothing_written" and self._emptiness is not None:
             message = f"{message} {self._emptiness.describe(self.started_at)}"
+        if self.left_alone is not None and report is not None:
+            self.left_alone.conclude(name)
+            message = " ".join(filter(None, (message, describe_left_alone(self.would_be_stops))))
         if name == "completed":
             for problem in write_completed(self.site, self.job.markers):
                 state.note(problem)
@@ -335,20 +432,104 @@ class Watch:
             decided_after_last_growth_s=decided,
             window_s=verdict.window_s if verdict and name == "stalled" else None,
             pause_s=verdict.pause_s if verdict and name == "stalled" else None,
+            waits=verdict.waits if verdict and name == "stalled" else (),
             listing=listing,
             grown_since_scan=state.window_scan(self.stall.stall_after_s),
             paths=tuple(self.site.paths),
             notes=tuple(state.notes),
             ready=self.serving.result(started, rule.phases.changes) if self.serving is not None else None,
+            logged=self.told(),
+            would_be_stops=self.would_be_stops,
+            silences=rule.silences(),
+            learned=rule.learned,
+        )
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """The report's section on a process that cachewatch did not start."""
+        return None
+
+    @property
+    def would_be_stops(self) -> tuple[ReportedStall, ...]:
+        """Stalls of a generator that was left alone."""
+        return tuple(self.left_alone.stalls) if self.left_alone is not None and self.job.on_stall == "report" else ()
+
+    def _leave_alone(self, wait: Callable[[float], bool]) -> Verdict:
+        serving = self.serving
+        while True:
+            state = self.state
+            self.left_alone = LeftAlone(
+                state, self._running().gone, sampled=self._sampled, tell=self._tell_stall, clock=self._clock,
+                moot=lambda verdict: (serving is not None and serving.ready_s is not None) or self.look_elsewhere(verdict),
+                before=self.left_alone.stalls if self.left_alone is not None else (),
+            )  # fmt: skip
+            verdict = self.left_alone.run(wait)
+            if state is self.state:  # no verdict has led elsewhere
+                return verdict
+
+    def _tell_stall(self, verdict: Verdict) -> tuple[str, str | None]:
+        try:
+            if self._on_stall is not None:
+                return self._on_stall(self, verdict)
+        except Exception as error:  # noqa: BLE001 - what cannot be reported must not end the generation
+            self.state.note(f"a stall could not be reported: {type(error).__name__}: {error}")
+        return self.describe_stall(verdict).message, None
+
+    def told(self) -> LoggedProgress | None:
+        """Return the progress that the output told of last."""
+        return self.logged.last if self.logged is not None else None
+
+    def describe_told(self) -> str:
+        """Describe the progress that the output had told of at the verdict, as a further sentence of its message."""
+        if self.logged is None:
+            return ""
+        decided_s = self.decided_s if self.decided_s is not None else self._clock()
+        return describe_told(self.told(), decided_s - self.started_s)
+
+    def monitor_with(self, rule: StallRule, baseline: Mapping[str, Any]) -> GrowthMonitor:
+        """Return a monitor of the site's directories for the tree that runs.
+
+        Args:
+            rule: the stall rule.
+            baseline: the scan process's answer to `site.begin()`.
+        """
+        supervisor = self._running()
+        return GrowthMonitor(
+            self.site,
+            rule,
+            self._clock,
+            baseline,
+            holders=lambda: supervisor.root_pids,
+            told=self.told,
+            busy=self._busy,
+            as_root=self._as_root,
+            proving=self._make_proving(supervisor),
+        )
+
+    def _make_proving(self, supervisor: Supervisor) -> Proving | None:
+        """Return what looks whether the tree can ever run again; None if nothing does."""
+        look = self._prove
+        if look is None or self.stall.prove_after_s == "off":
+            return None
+        return Proving(
+            lambda earlier: look(supervisor.root_pids, supervisor.includes_roots, earlier), self.stall, self._clock
         )
 
     def _prepare_serving(self) -> None:
         if self.job.ready.kind != "exit":
-            from prefect_cachewatch.watching.servers.serving import Serving  # noqa: PLC0415 - most generators are no servers
+            from prefect_cachewatch.watching.servers.serving import ServerReadiness  # noqa: PLC0415 - most generators are no servers
 
-            self.serving = Serving(self.job, self.stall, self.site.paths[0], clock=self._clock)
+            self.serving = ServerReadiness(self.job, self.stall, "".join(self.site.paths[:1]), clock=self._clock)
             self.serving.watcher.prepare()
-            self.output.listener = self.serving.watcher.feed
+            self.output.listeners.append(self.serving.watcher.feed)
+
+    def _prepare_logged(self) -> None:
+        if self.job.progress_log:
+            from prefect_cachewatch.watching.log_progress import LogProgress  # noqa: PLC0415 - most jobs have none
+
+            self.logged = LogProgress(self.job.progress_log, self._clock)
+            self.logged.prepare()
+            self.output.listeners.append(self.logged.feed)
 
     def _settle(self) -> None:
         """Read the last of the output and search it for readiness, unless a hand-over under way needs its pipes."""
@@ -358,6 +539,10 @@ class Watch:
         if self.serving is not None:
             self.serving.finish(self._running().report)
             for problem in self.serving.watcher.problems:
+                self.state.note(problem)
+        if self.logged is not None:
+            self.logged.close()
+            for problem in self.logged.problems:
                 self.state.note(problem)
 
     def _hand_over(self, ready: str) -> HandedOver | None:
@@ -400,7 +585,8 @@ class Watch:
 
     def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
-        where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
+        names = ", ".join(for_terminal(path) for path in state.site.paths)
+        where = f"{growth} in {names}" if names else "no directory was watched"
         ended_itself = report is not None and report.why == "exited"
         if self.serving is not None and (told := self.serving.conclude(report, where, self._clock() - self.started_s)):
             return told
@@ -412,7 +598,13 @@ class Watch:
                 problem=state.problem,
                 touched=state.touched_in_pause,
                 unready=self.serving.unready if self.serving is not None else "",
+                told=self.describe_told(),
+                stopped=report is not None,
             )
+            if (learned := state.rule.learned.behind(self.verdict.kind)) is not None:
+                message += f" Decided by a learned window: {learned}."
+            if self.job.on_stall == "report":
+                message += " The generator would have been stopped, and was left alone."
             leader = self.supervisor.leader_exit if self.supervisor else None
             if leader and leader[0] == 0:
                 message += (
@@ -430,11 +622,14 @@ class Watch:
                 "engine_lost": "its container has ended, and the engine does not say how",
             }.get(report.why if report else "", "it was stopped because its guard process died")
             return "failed", f"Tensor cache generation failed: {why}; {where}."
-        if report.exit_code == 0 and self._is_empty(state):
+        empty = report.exit_code == 0 and self._is_empty(state)
+        if empty and self.job.on_stall == "stop":
             elapsed = format_duration(self._clock() - self.started_s)
             return "nothing_written", f"{self._describe_nothing(state)} after {elapsed} with exit code 0."
         if report.exit_code == 0:
-            how = "" if state.growth.bytes_written or state.growth.allocated_written else "; nothing new was written"
+            silent = not (state.growth.bytes_written or state.growth.allocated_written)
+            how = "; nothing new was written" if silent and names else ""
+            how = "; it was empty before as well, which would have been a failure" if empty else how
             elapsed = format_duration(self._clock() - self.started_s)
             return "completed", f"Tensor cache generation completed in {elapsed}: {where}{how}."
         what = (

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.supervise.supervisor import Supervisor
 
-__all__ = ["NO_CACHE", "Emptiness", "directories_written", "holds_nothing", "is_no_cache", "own_files", "writers_below"]
+__all__ = [
+    "NO_CACHE",
+    "Emptiness",
+    "directories_written",
+    "holds_nothing",
+    "is_no_cache",
+    "own_files",
+    "tree_pids",
+    "writers_below",
+]
 
 _LOOKS_OFTEN, _OFTEN_S, _SELDOM_S = 40, 0.4, 5.0
 _PROCESSES_MAX = 64
@@ -126,7 +135,7 @@ class Emptiness:
         """
         seen = sorted((path for path, _ in self._seen.most_common()), key=_is_scratch)[:_SHOWN_MAX]
         told = [f"It had files open for writing in {_names(seen)}."] if seen else []
-        new = [path for path in self._new_files(started_at) if os.path.dirname(path) not in seen][:_SHOWN_MAX]
+        new = [path for path in self.new_files(started_at) if os.path.dirname(path) not in seen][:_SHOWN_MAX]
         if new:
             told.append(f"New since its start: {_names(new)}.")
         return " ".join(
@@ -139,12 +148,9 @@ class Emptiness:
 
     def _look(self, supervisor: Supervisor) -> None:
         self._looks += 1
-        roots = list(supervisor.root_pids)
         with contextlib.suppress(OSError):
-            found = dict.fromkeys(pid for root in roots for pid in descendants(root))
-            self._ours |= own_files(found)  # at the end they may be closed
-            # Guards are roots too, and write into our own files.
-            pids = [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
+            pids = tree_pids(supervisor)
+            self._ours |= own_files(pids)  # at the end they may be closed
             for path in directories_written(pids[:_PROCESSES_MAX]):
                 if not self._is_ours(path):
                     self._seen[path] += 1
@@ -165,7 +171,8 @@ class Emptiness:
             if path.rstrip("/") not in _NO_PLACES and path != home and not path.startswith(("/proc/", "/sys/", "/dev/"))
         ][:_PLACES_MAX]
 
-    def _new_files(self, started_at: float) -> list[str]:
+    def new_files(self, started_at: float) -> list[str]:
+        """List files that are new since the start at the places that the command refers to; takes some seconds at most."""
         # In a process of its own: one of these places may be on a file system that hangs.
         if self._job.container is not None:
             return []
@@ -237,6 +244,13 @@ def is_no_cache(path: str) -> bool:
     ignored = _no_cache()
     noise = ignored is not None and ignored(name, directory[1:] + "/")
     return noise or path.startswith((*_NOT_CACHES, f"{os.path.realpath(state_home())}/"))
+
+
+def tree_pids(supervisor: Supervisor) -> list[int]:
+    """List the generator's processes, without the guards, which write into our own files."""
+    roots = list(supervisor.root_pids)
+    found = dict.fromkeys(pid for root in roots for pid in descendants(root))
+    return [pid for pid in found if pid not in roots] + (roots if supervisor.includes_roots else [])
 
 
 def own_files(leave_out: Collection[int]) -> set[str]:

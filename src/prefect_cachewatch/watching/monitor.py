@@ -14,6 +14,9 @@ from typing import Any
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
+from prefect_cachewatch.watching.proving import Proving
+from prefect_cachewatch.watching.refusal import Refusal, find_refusal
+from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
 
@@ -39,6 +42,8 @@ class Sample:
     allocated_written: int
     bytes_present: int
     files_present: int
+    percent: float | None = None
+    """What the output told is done."""
 
 
 def thin_samples(samples: list[Sample], limit: int = SAMPLES_MAX) -> list[Sample]:
@@ -70,6 +75,10 @@ class GrowthMonitor:
         clock: monotonic time in seconds.
         baseline: the scan process's answer to `site.begin()`.
         holders: pids at the top of the process tree that writes; its open files may have no name.
+        told: the progress that its output told of last.
+        busy: whether the tree has computed or read of late, or that is not known.
+        as_root: whether it may use what file systems reserve for root, though this user may not.
+        proving: looks whether that tree can ever run again; None: nothing does.
     """
 
     def __init__(
@@ -79,8 +88,14 @@ class GrowthMonitor:
         clock: Callable[[], float],
         baseline: Mapping[str, Any],
         holders: Callable[[], Sequence[int]] = tuple,
+        told: Callable[[], LoggedProgress | None] = lambda: None,
+        busy: Callable[[], bool] = lambda: True,
+        as_root: bool = False,
+        proving: Proving | None = None,
     ) -> None:
         self.site, self.rule = site, rule
+        self._busy, self._as_root = busy, as_root
+        self._space_at_start = baseline.get("space") or ()
         self.growth = Growth(**baseline["growth"])
         self.last_path: str | None = None
         self.problem: str | None = None
@@ -93,6 +108,9 @@ class GrowthMonitor:
         self.samples: list[Sample] = []
         self._clock = clock
         self._holders = holders
+        self._told = told
+        self._told_count = 0  # what the rule knows of it
+        self._proving = proving
         self._only_unnamed = True  # whether the files that have a name were silent in the last scan
         self._offset = Growth()
         self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
@@ -124,18 +142,35 @@ class GrowthMonitor:
         """
         while True:
             now_s = self._clock()
-            due = max(now_s, self.began_s + self.rule.next_delay_s())
+            due = max(now_s, self.began_s + self._next_delay_s())
             if wait(due - now_s):
                 break
             verdict = self.measure(ended, self._clock() - due)
             on_sample()
             if ended():
                 break
+            verdict = self._try_to_prove(verdict)
             if verdict.final:
                 return verdict
         self.measure(lambda: True)
         on_sample()
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
+
+    def _next_delay_s(self) -> float:
+        delay_s = self.rule.next_delay_s()
+        return delay_s if self._proving is None else min(delay_s, self._proving.delay_s(self.rule.pause_s))
+
+    def _try_to_prove(self, verdict: Verdict) -> Verdict:
+        """Look whether the tree can ever run again, right after a measurement that found it silent."""
+        if self._proving is None or self.problem is not None:
+            return verdict
+        if verdict.final:
+            if self._proving.why and verdict.status == "stalled":
+                self.note(f"it was not proven that the tree can never run again: {self._proving.why}")
+            return verdict
+        if waits := self._proving.look(self.rule.pause_s):
+            self.verdict = self.rule.conclude_proven(waits)
+        return self.verdict
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
         """Make one scan and judge it; a partial one if full ones are expensive and no verdict depends on it.
@@ -197,7 +232,7 @@ class GrowthMonitor:
         self.problem = None
         touched = self.growth.touched_ns is not None
         self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
-        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer), late_s, full=full)
+        self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer, ended_s), late_s, full=full)
         self._add_sample(ended_s)
         return self.verdict
 
@@ -228,6 +263,7 @@ class GrowthMonitor:
             or self.problem is not None
             or self._begin_anew
             or ended()
+            or (self._proving is not None and self._proving.pending)
             or self.rule.needs_full(self.began_s)
         )
 
@@ -260,6 +296,8 @@ class GrowthMonitor:
             asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
             if self._only_unnamed and (holders := self._holders()):
                 asked["holders"] = list(holders)
+            if self.rule.asks_for_space(self.began_s):
+                asked["space"] = True
             scanner.send("scan", **asked)
         return self._receive(stop_s, ended)
 
@@ -304,7 +342,7 @@ class GrowthMonitor:
             allocated_kept=growth.allocated_kept + self._offset.allocated_kept,
         )
 
-    def _measurement(self, answer: Mapping[str, Any]) -> Measurement:
+    def _measurement(self, answer: Mapping[str, Any], ended_s: float) -> Measurement:
         ages = [answer.get(name) for name in ("newest_changed_age_s", "touched_age_s", "overwriting_age_s")]
         if self.site.on_network:
             # Another machine's clock dates the files: growth is dated by when it was seen.
@@ -319,7 +357,27 @@ class GrowthMonitor:
             touched,
             self.growth.bytes_present,
             overwriting,
+            self._told_age_s(ended_s),
+            self._refusal(answer),
         )
+
+    def _told_age_s(self, ended_s: float) -> float | None:
+        told = self._told()
+        if told is None or told.count == self._told_count:
+            return None
+        self._told_count = told.count
+        return max(0.0, ended_s - (self.rule.started_s + told.last_at_s))
+
+    def _refusal(self, answer: Mapping[str, Any]) -> Refusal | None:
+        """Why the storage takes no write; a tree that computes or reads may yet do without one."""
+        found = find_refusal(
+            self.site.paths,
+            answer.get("space") or (),
+            self._space_at_start,
+            self.rule.policy.min_growth_bytes,
+            as_root=self._as_root,
+        )
+        return None if found is None or self._busy() else found
 
     def _note_replaced(self, answer: Mapping[str, Any]) -> None:
         for root in answer["roots"]:
@@ -331,7 +389,7 @@ class GrowthMonitor:
         at_s = now_s - self.rule.started_s
         if len(self.samples) > 1 and at_s - self.samples[-2].at_s < self._stride:
             self.samples.pop()  # the newest point is always kept, the one before it only at the stride's distance
-        growth = self.growth
+        growth, told = self.growth, self._told()
         self.samples.append(
             Sample(
                 at_s,
@@ -339,6 +397,7 @@ class GrowthMonitor:
                 growth.allocated_written,
                 growth.bytes_present,
                 growth.files_present,
+                told.percent if told is not None else None,
             )
         )
         if len(self.samples) > SAMPLES_MAX:

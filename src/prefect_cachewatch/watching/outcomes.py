@@ -8,11 +8,13 @@ from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.stall import Verdict
 
 __all__ = [
-    "ENDINGS", "OWN_FAILURE", "STOPPED", "Ending", "OutcomeName", "describe_growth", "describe_nothing",
-    "describe_stall", "ending_named", "ending_of", "exit_status", "is_failure", "is_verdict",
+    "ENDINGS", "OWN_FAILURE", "STOPPED", "Ending", "OutcomeName", "describe_count", "describe_growth",
+    "describe_last", "describe_nothing", "describe_stall", "describe_told", "ending_named", "ending_of", "exit_status", "is_failure",
+    "is_verdict",
 ]  # fmt: skip
 
 # The last two are of attached processes only: ended with an unknown exit code; running when the watch was ended.
@@ -46,7 +48,14 @@ _STALLS = {
     "before its first byte, raise first_write_within_s.",
     "never_ready": "The cache was written and the server did not come up: read the end of its log, and ask its address "
     "by hand. If its warm-up needs longer, raise warmup_within_s.",
+    "deadlocked": "The report's stall.waits has who waits for whom. It is a defect of the generator, which waiting does not "
+    "cure: the stacks in the bundle show the place.",
     "churning": "The generator writes temporary files and deletes them: see whether it retries a step that fails.",
+    "disk_full": "Free space on the cache's file system (old caches first), or put the cache on a larger one.",
+    "inodes_exhausted": "Remove directories of many small files (df -i), or put the cache on a file system with more inodes.",
+    "quota_exceeded": "Remove old files of this user, or have the quota raised (quota -s shows it).",
+    "read_only_filesystem": "A file system that turns read-only by itself has met an error: read dmesg, check the disk, "
+    "remount it rw.",
     "cache_directory_missing": "Find out who removed the cache directory; the generator's files went with it.",
 }
 
@@ -177,6 +186,8 @@ def describe_stall(
     problem: str | None = None,
     touched: bool = False,
     unready: str = "it was not ready",
+    told: str = "",
+    stopped: bool = True,
 ) -> str:
     """Describe in one sentence what was seen when an attempt was stopped.
 
@@ -187,20 +198,27 @@ def describe_stall(
         problem: what the last failed scan said, for a directory that cannot be measured.
         touched: whether files changed in place during the pause, without growing.
         unready: for a server that was never ready, the missing sign of readiness, as the end of a sentence.
+        told: from `describe_told`; for a silence.
+        stopped: whether the attempt is over by it.
 
     Returns:
         One line, safe for a terminal.
     """
     where = ", ".join(for_terminal(path) for path in paths)
     window = format_duration(verdict.window_s)
-    tail = f" in {where} ({growth})."
+    tail = f" in {where} ({growth})." if where else "; no directory was watched."
     if verdict.status == "deadline_exceeded":
-        return f"Tensor cache generation exceeded its time limit and was stopped{tail}"
+        return f"Tensor cache generation exceeded its time limit{' and was stopped' if stopped else ''}{tail}"
     if verdict.kind == "never_started":
-        return f"Tensor cache generation never started: no byte written within {window}{tail}"
+        return f"Tensor cache generation never started: no byte written within {window}{tail}{told}"
     if verdict.kind == "never_ready":
         pause = format_duration(round(verdict.pause_s, 1))
-        return f"Tensor cache generation never became ready: {pause} without a byte written, and {unready};{tail}"
+        return f"Tensor cache generation never became ready: {pause} without a byte written, and {unready};{tail}{told}"
+    if verdict.kind == "deadlocked":
+        return (
+            "Tensor cache generation stalled: every thread waits for another one of the same tree; nothing outside can "
+            f"wake them (proven after {format_duration(round(verdict.pause_s))}; the window is {window}){tail}{told}"
+        )
     if verdict.kind == "churning":
         return f"Tensor cache generation stalled: files are written and deleted, but nothing is kept{tail}"
     if verdict.kind == "cache_directory_missing":
@@ -213,5 +231,55 @@ def describe_stall(
             f"Tensor cache generation stalled: {where} could not be measured for "
             f"{format_duration(verdict.pause_s)}{why}."
         )
+    if verdict.refusal is not None:
+        pause = format_duration(round(verdict.pause_s, 1))
+        return (
+            f"Tensor cache generation stalled: no disk write activity detected for {pause}{tail[:-1]}, and no write can "
+            f"succeed: {verdict.refusal.text}."
+        )
     hint = " Files change in place without growing: consider progress=any." if touched else ""
-    return f"Tensor cache generation stalled: no disk write activity detected for {window}{tail}{hint}"
+    return f"Tensor cache generation stalled: no disk write activity detected for {window}{tail}{hint}{told}"
+
+
+def describe_told(told: LoggedProgress | None, at_s: float) -> str:
+    """Describe in a further sentence what the output had told of progress by a moment.
+
+    Args:
+        told: the last progress; None if no line matched.
+        at_s: the moment, in seconds since the start.
+
+    Example:
+        >>> describe_told(LoggedProgress(2, 5.0, 65.0, "2/4", 2.0, 4.0, 50.0), 365.0)
+        ' Its output last told of progress 5 minutes before: 2 of 4 (50 %).'
+    """
+    if told is None:
+        return " Its output told of no progress."
+    counted = "" if told.done is None else f": {describe_count(told)}"
+    if told.last_at_s > at_s:
+        return f" Its output told of progress once more after that{counted}."
+    return f" Its output last told of progress {format_duration(float(round(at_s - told.last_at_s)))} before{counted}."
+
+
+def describe_last(told: LoggedProgress) -> str:
+    """Write the last line of progress and its time.
+
+    Example:
+        >>> describe_last(LoggedProgress(2, 5.0, 65.0, "shard 2/4", 2.0, 4.0, 50.0))
+        '2 of 4 (50 %), 65 s after the start'
+    """
+    return f"{describe_count(told) or told.text}, {format_duration(float(round(told.last_at_s)))} after the start"
+
+
+def describe_count(told: LoggedProgress) -> str:
+    """Write the counts of a line of progress; empty if it has none.
+
+    Example:
+        >>> describe_count(LoggedProgress(2, 5.0, 65.0, "2/4", 2.0, 4.0, 50.0))
+        '2 of 4 (50 %)'
+    """
+    if told.done is None:
+        return ""
+    if told.total is None:
+        return f"{told.done:,.12g}"
+    percent = "" if told.percent is None else f" ({told.percent:.0f} %)"
+    return f"{told.done:,.12g} of {told.total:,.12g}{percent}"

@@ -1,4 +1,4 @@
-"""The report's sections on a build, on a server, and on a process that cachewatch watched and did not start. Pure."""
+"""The report's sections: cause, next attempt, stuck waits, build, server, told progress, a process only watched. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,75 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.watching.servers.warmup import PhaseChange
 
-__all__ = ["Attachment", "Publication", "Readiness", "ReportedStall"]
+__all__ = [
+    "Attachment", "Diagnosis", "LoggedProgress", "NextAttempt", "Publication", "Readiness", "ReportedStall", "StuckWait",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The cause of a stall or of a failure, as far as it can be told.
+
+    `category` is a contract: automations match on it. `confidence` is `high` (the evidence
+    leaves no other reading), `medium` (the best reading of several) or `low` (a guess).
+    """
+
+    category: str
+    summary: str
+    evidence: tuple[str, ...] = ()
+    resolution: str = ""
+    confidence: str = "high"
+
+
+@dataclass(frozen=True)
+class StuckWait:
+    """A wait that can never end, of one or several threads of a process."""
+
+    pid: int
+    #: Name of the process.
+    process: str
+    #: How many of its threads wait so.
+    threads: int
+    #: The system call.
+    call: str
+    #: What they wait on.
+    waits_on: str
+    #: The processes that alone could end the wait.
+    waits_for: list[int]
+    #: Why nothing outside the tree can end it.
+    why: str
+
+
+@dataclass(frozen=True)
+class NextAttempt:
+    """Whether an attempt is made again, and how; the report has it as `retry`."""
+
+    again: bool
+    #: The category of the cause by which it was decided; null if the cause was not asked.
+    category: str | None
+    #: Both in one sentence, such as `again after 30 s, with HF_HUB_DISABLE_XET=1, because its peer may answer`.
+    sentence: str
+    #: The pause before it; null if there is none.
+    pause_s: float | None = None
+    #: What is changed before it: unlock, clean, kernel_cache, no_xet, reset.
+    change: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ReportedStall:
-    """A stall of a process that was left alone."""
+    """A stall that stopped nothing, since the process was to be left alone."""
 
-    #: Seconds from the beginning of the watch to the verdict.
+    #: Seconds from the start, or the beginning of the watch, to the verdict.
     at_s: float
     #: As `stall.kind`; null if the time limit was over.
     kind: str | None
     message: str
     #: Directory of its post-mortem bundle, or null.
     bundle: str | None
-    #: When it grew again; null if it did not.
+    #: When it grew again, or could be measured again; null if it did not.
     resumed_at_s: float | None = None
+    #: Whether it went on or completed after that, so that a stop would have been wrong; null while that is not known.
+    in_vain: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +122,25 @@ class Readiness:
     last_answer: str | None
     #: The phases in order, at most 200.
     phases: list[PhaseChange]
+
+
+@dataclass(frozen=True)
+class LoggedProgress:
+    """The progress that the output told of; null if the job has no `progress_log`, or nothing matched."""
+
+    #: How many matches were progress.
+    count: int
+    #: When the first and the last of them were seen, in seconds since the start.
+    first_at_s: float
+    last_at_s: float
+    #: What the last one matched, secrets redacted, at most 200 characters.
+    text: str
+    #: The groups `done` and `total` of the last one; null without.
+    done: float | None = None
+    total: float | None = None
+    percent: float | None = None
+    #: How long the rest takes at the pace so far; null if that is not known.
+    left_s: float | None = None
 
 
 @dataclass(frozen=True)

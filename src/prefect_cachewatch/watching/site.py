@@ -39,6 +39,7 @@ from prefect_cachewatch.supervise.filelocks import (
     take_exclusive,
 )
 from prefect_cachewatch.supervise.tending import wake
+from prefect_cachewatch.watching.learned import PAUSES
 
 __all__ = ["CacheSite", "check_command"]
 
@@ -127,7 +128,8 @@ class CacheSite(Closing):
         files: Files | None = None,
     ) -> None:
         self._files = files or InPlace()
-        self.ignore = list(ignore)
+        # The history of an earlier run may lie in the cache.
+        self.ignore = [*ignore, f"/{PAUSES}"]
         self._make_scanner = scanner
         self.scanner = scanner(deadline_s)
         self._closed = False
@@ -184,6 +186,31 @@ class CacheSite(Closing):
         if self.to_clean or self.to_record:
             self._remember()
         return answer
+
+    def take_on(self, paths: Sequence[str]) -> None:
+        """Check and lock further directories, which exist; `begin` measures them from then on.
+
+        Args:
+            paths: absolute.
+
+        Raises:
+            CacheDirectoryError: as when the site is opened; then no further one was taken on.
+        """
+        before, locked = len(self.paths), len(self.lock_fds)
+        try:
+            self._check(paths, create=False, expected_bytes=None)
+            for path in self.paths[before:]:
+                self.lock_fds += _lock(path)
+            self._require_alone()
+        except BaseException:
+            del self.paths[before:]
+            self._unlock(locked)
+            raise
+
+    def let_go(self) -> None:
+        """Release the directories, of which none is watched any more."""
+        self.paths.clear()
+        self._unlock()
 
     def _remember(self) -> None:
         self._remembered_s = None
@@ -249,7 +276,10 @@ class CacheSite(Closing):
         """Release the locks and the scan process."""
         self._closed = True
         self.scanner.close()
-        while self.lock_fds:
+        self._unlock()
+
+    def _unlock(self, keep: int = 0) -> None:
+        while len(self.lock_fds) > keep:
             os.close(self.lock_fds.pop())
 
     def _names(self) -> str:

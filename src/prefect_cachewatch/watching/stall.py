@@ -10,24 +10,38 @@ only delays a suspicion.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.watching.servers.warmup import Phases, Warmup
+from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
+from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
+from prefect_cachewatch.watching.sections import StuckWait
+from prefect_cachewatch.watching.servers.warmup import PhaseName, Phases, Warmup
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
 
-__all__ = ["Measurement", "Reading", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
+__all__ = ["BLIND_KINDS", "Measurement", "Reading", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
 
 Kind = Literal[
-    "no_growth", "never_started", "never_ready", "churning", "filesystem_unresponsive", "cache_directory_missing"
+    "no_growth",
+    "never_started",
+    "never_ready",
+    "deadlocked",
+    "churning",
+    "filesystem_unresponsive",
+    "cache_directory_missing",
+    RefusalKind,
 ]
 Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
+#: Stalls of a directory that cannot be measured.
+BLIND_KINDS: tuple[Kind, ...] = ("filesystem_unresponsive", "cache_directory_missing")
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
+# Looks at storage that refuses every write: it must do so three times in a row.
+_LOOKS, _LOOK_AGAIN_S = 3, 2.0
 # If a wait ends later than this, the machine or this process was suspended, perhaps the generator too.
 _LATE_S, _LATE_SHARE = 0.25, 0.02
 
@@ -45,6 +59,10 @@ class Measurement:
     bytes_present: int = 0
     overwriting_age_s: float | None = None
     """Bytes of the last file that existed at the start and is being overwritten, counted once."""
+    told_age_s: float | None = None
+    """Since the output last told of progress, if it did so since the scan before."""
+    refusal: Refusal | None = None
+    """Why the storage takes no write, where that was looked at, and the tree neither computes nor reads."""
 
 
 class Reading(NamedTuple):
@@ -76,13 +94,15 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rule's result after a measurement; `kind` only with status `stalled`."""
+    """The rule's result after a measurement; `kind` only with status `stalled`, `waits` only with kind `deadlocked`."""
 
     status: Status
     kind: Kind | None = None
     pause_s: float = 0.0
     window_s: float = 0.0
     suspicion: Suspicion | None = None
+    refusal: Refusal | None = None
+    waits: tuple[StuckWait, ...] = ()
 
     @property
     def final(self) -> bool:
@@ -115,6 +135,7 @@ class StallRule:
         policy: the windows.
         started_s: monotonic time at which the generator was started.
         warmup: for a job that starts a server: which silence is its warm-up. None: none is.
+        learned: windows learned from earlier runs, in place of longer ones of the policy.
 
     Example:
         >>> from prefect_cachewatch.config import StallPolicy
@@ -123,27 +144,38 @@ class StallRule:
         ['growing', 'stalled']
     """
 
-    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None = None) -> None:
-        self.policy = policy
+    def __init__(
+        self,
+        policy: StallPolicy,
+        started_s: float,
+        warmup: Warmup | None = None,
+        learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
+    ) -> None:
+        self.policy, self.learned = policy, learned
         self.phases = Phases(warmup)
         self.poll_s = effective_poll_s(policy)
         self.started_s = started_s
+        self.max_duration_s = policy.max_duration_s
+        """The time limit; None where there is none, or once it has been reported and stops nothing."""
         self.pause_s = 0.0
         self.longest_pause_s = 0.0
         self.first_write_s: float | None = None
         self.last_growth_s: float | None = None
         self.suspicions: list[Suspicion] = []
         self.reading: Reading | None = None
+        self._silences: dict[PhaseName, float] = {}
         self._gaps = 0
         self._tick_s = started_s
         self._stood_still = False
         self._confirm = False
+        self._refusals = 0
         self._full = True
         # The begin of the last full scan: later dates can be believed, and all earlier growth has been seen.
         self._seen_all_s = started_s
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
         self._blind_missing = False
+        self._unwritten_s = 0.0  # the pause, if lines of progress did not count
         self._churn_after_s = policy.churn_after_s or 4 * policy.stall_after_s
         self._writing_s = 0.0
         self._kept: deque[_Kept] = deque([_Kept(0.0, Measurement(0, 0), (0, 0))])
@@ -157,8 +189,8 @@ class StallRule:
         if self.phases.now == "warm_up":
             return self.phases.warmup_window_s + unseen_s
         if self.first_write_s is None:
-            return self.policy.first_write_within_s + unseen_s
-        window = self.policy.stall_after_s
+            return self.learned.shorten("before_first_byte", self.policy.first_write_within_s) + unseen_s
+        window = self.learned.shorten("writing", self.policy.stall_after_s)
         if self.policy.adaptive == "extend":
             window = min(4 * window, max(window, 3 * self.longest_pause_s))
         return window + unseen_s
@@ -183,7 +215,28 @@ class StallRule:
             Whether by then a pause may be a suspicion, or a verdict is due, or earlier scans have failed.
         """
         pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
-        return self._confirm or self._blind_s > 0 or pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
+        return (
+            self._confirm
+            or self._refusals > 0
+            or self._blind_s > 0
+            or pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
+        )
+
+    def asks_for_space(self, now_s: float) -> bool:
+        """Say whether a scan that begins now should look whether the storage takes writes: the silence is long enough.
+
+        Args:
+            now_s: monotonic time.
+        """
+        pause_s = self.pause_s + max(0.0, now_s - self._tick_s)
+        return pause_s >= self.policy.no_space_after_s - _EPSILON_S and not self.phases.silence_expected
+
+    def _until_look_s(self) -> float:
+        """Seconds from the last measurement to the next one that looks at the storage, where no poll is waited for."""
+        if self._refusals:
+            return _LOOK_AGAIN_S
+        left_s = self.policy.no_space_after_s - self.pause_s
+        return left_s if left_s > _EPSILON_S and not self.phases.silence_expected else self.poll_s
 
     def observe(
         self, began_s: float, ended_s: float, seen: Measurement, late_s: float = 0.0, *, full: bool = True
@@ -209,6 +262,7 @@ class StallRule:
         age_s = self._progress_age_s(seen, wrote)
         if age_s is None:
             self.pause_s += credit
+            self._unwritten_s += credit
         else:
             # Growth is dated by the file's own change time, never before the last full scan. If something stood still
             # in between, its date is meaningless, and the growth is taken as new.
@@ -216,26 +270,34 @@ class StallRule:
             grew_s = ended_s if self._stood_still else min(max(ended_s - age_s, oldest_s), ended_s)
             pause_s = min(max(0.0, began_s - grew_s), self.pause_s + credit)
             gap_s = self.pause_s + credit - pause_s
+            self._note_silence(gap_s)
             if self.first_write_s is not None and wrote:
-                self._writing_s += min(gap_s, self.policy.stall_after_s)
+                # Lines of progress do not make time of writing shorter: churning stays churning.
+                self._writing_s += min(self._unwritten_s + credit - pause_s, self.policy.stall_after_s)
             # An old file may be touched and then be loaded for long: only bytes show that writing has begun.
             if wrote or self.first_write_s is not None or self.policy.progress == "any":
                 self._note_progress(max(grew_s, self.last_growth_s or grew_s), gap_s, seen)
             else:
                 self._clear_suspicion(grew_s)
-            self.pause_s = pause_s
+            self.pause_s = self._unwritten_s = pause_s
+        if seen.told_age_s is not None:
+            self._note_told(began_s, ended_s - seen.told_age_s)
         self._follow_phase(ended_s, seen)
         churning = self._churning(seen)
         self._full = full
         if full:
             self._seen_all_s = began_s
         self._confirm = churning
+        silent = age_s is None and seen.told_age_s is None
+        self._refusals = self._refusals + 1 if seen.refusal is not None and silent else 0
         if churning and wrote and full:
             return self._verdict("stalled", "churning")
         if not full:
             self._confirm = churning or self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S
         elif age_s is None and self._silent_too_long(ended_s, seen):
             return self._verdict("stalled", self._silent_kind())
+        elif seen.refusal is not None and self._refusals >= _LOOKS:
+            return self._verdict("stalled", seen.refusal.kind, seen.refusal)
         return self._open_verdict(ended_s, full)
 
     def observe_blind(self, now_s: float, tick_limit_s: float, missing: bool) -> Verdict:
@@ -263,22 +325,58 @@ class StallRule:
         """Let time pass that was not observed, by no fault of the file system: neither silence nor blindness."""
         self._tick_s = self._seen_all_s = now_s
 
+    def carry_on(self, before: StallRule, now_s: float) -> None:
+        """Begin in the middle of an attempt, in place of another rule, on a tree that is writing already.
+
+        Args:
+            before: the rule so far.
+            now_s: monotonic time.
+        """
+        self.pass_over(now_s)
+        # The window for the first byte is over, and the one for the next byte counts.
+        self.first_write_s = self.started_s
+        self.phases.note_growth(now_s - self.started_s)
+        self.max_duration_s = before.max_duration_s
+        self.suspicions = before.suspicions
+        self._clear_suspicion(now_s)
+        if before.first_write_s is not None:  # else it had nothing to observe
+            self._silences = before._silences
+
+    def conclude_proven(self, waits: tuple[StuckWait, ...]) -> Verdict:
+        """Return the verdict on a tree that is proven to stand still for good.
+
+        Args:
+            waits: the waits, none of which can end.
+        """
+        return replace(self._verdict("stalled", "deadlocked"), waits=waits)
+
     def next_delay_s(self) -> float:
         """Return the delay from the last measurement's beginning to the next measurement."""
-        due = [self.poll_s, self.window_s - self.pause_s]
+        due = [self.poll_s, self.window_s - self.pause_s, self._until_look_s()]
         if self._blind_s:
             due = [
                 self.poll_s,
                 (self.policy.unresponsive_after_s or self.policy.stall_after_s) - self._blind_s,
             ]
-        if self.policy.max_duration_s is not None:
-            due.append(self.started_s + self.policy.max_duration_s - self._tick_s)
+        if self.max_duration_s is not None:
+            due.append(self.started_s + self.max_duration_s - self._tick_s)
         suspect_in = self.suspect_after_s - self.pause_s
         if suspect_in > _EPSILON_S:
             due.append(suspect_in)
         if self._confirm and self.pause_s >= min(self.suspect_after_s, self.window_s) - _EPSILON_S and not self._full:
             return 0.0
         return max(0.0, min(due))
+
+    def silences(self) -> PastPauses:
+        """Return the longest silence of each phase so far, the present one included."""
+        # A server's last silence, before it is ready, is its warm-up, even if it is too short to have begun one.
+        now = self.phases.now if self.phases.warmup is None else "warm_up"
+        found = {**self._silences, now: max(self.pause_s, self._silences.get(now, 0.0))}
+        return PastPauses(found.get("before_first_byte"), found.get("writing"), found.get("warm_up"))
+
+    def _note_silence(self, silence_s: float) -> None:
+        phase = self.phases.now
+        self._silences[phase] = max(silence_s, self._silences.get(phase, 0.0))
 
     def _follow_phase(self, now_s: float, seen: Measurement) -> None:
         marked = self.phases.look(
@@ -349,6 +447,15 @@ class StallRule:
         self._progress = seen
         self._clear_suspicion(grew_s)
 
+    def _note_told(self, began_s: float, told_s: float) -> None:
+        """Take in that the output told of progress: it ends the pause of any phase, and is no byte."""
+        pause_s = 0.0 if self._stood_still else max(0.0, began_s - told_s)
+        if pause_s < self.pause_s:
+            if self.first_write_s is not None:
+                self.longest_pause_s = max(self.longest_pause_s, self.pause_s - pause_s)
+            self.pause_s = pause_s
+            self._clear_suspicion(told_s)
+
     def _churning(self, seen: Measurement) -> bool:
         # Time counts only while files are written: a pause, or the load before the first byte, is not churn.
         # The least that was kept over the last half of the churn window is compared with the bytes written before
@@ -385,7 +492,7 @@ class StallRule:
         )
 
     def _open_verdict(self, now_s: float, full: bool = True) -> Verdict:
-        limit = self.policy.max_duration_s
+        limit = self.max_duration_s
         if limit is not None and now_s - self.started_s >= limit - _EPSILON_S:
             return self._verdict("deadline_exceeded")
         if (
@@ -407,7 +514,8 @@ class StallRule:
             return f"{text}; the longest pause so far was {format_duration(self.longest_pause_s)}"
         return f"{text}; a stall after {format_duration(self.window_s)}"
 
-    def _verdict(self, status: Status, kind: Kind | None = None) -> Verdict:
+    def _verdict(self, status: Status, kind: Kind | None = None, refusal: Refusal | None = None) -> Verdict:
         suspicion = self.suspicions[-1] if status == "suspected" else None
-        pause_s = self._blind_s if kind in ("filesystem_unresponsive", "cache_directory_missing") else self.pause_s
-        return Verdict(status, kind, pause_s, self.window_s, suspicion)
+        pause_s = self._blind_s if kind in BLIND_KINDS else self.pause_s
+        window_s = self.window_s if refusal is None else self.policy.no_space_after_s
+        return Verdict(status, kind, pause_s, window_s, suspicion, refusal)

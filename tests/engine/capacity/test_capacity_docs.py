@@ -38,7 +38,7 @@ def test_the_program_of_the_page_runs() -> None:
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         exec(textwrap.dedent(found[1]), {})
-    assert "generations at once on gp3" in told.getvalue()
+    assert "gp3: latency is 10 % up at 2 generations" in told.getvalue()
 
 
 def test_every_field_of_the_inputs_is_explained_on_its_form() -> None:

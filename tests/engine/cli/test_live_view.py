@@ -7,14 +7,17 @@ import sys
 import time
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_cachewatch.cli import fleet_view
-from prefect_cachewatch.cli.live import LiveBlock, render_live, sparkline, wants_colour
-from prefect_cachewatch.cli.plain import LiveState, render_plain
+from prefect_cachewatch.cli.cursor import Cursor
+from prefect_cachewatch.cli.live import LiveBlock, render_live, render_wait, sparkline, wants_colour
+from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
 from prefect_cachewatch.common.console import ConsoleWriter
 from prefect_cachewatch.fleet.rows import JobRow
+from prefect_cachewatch.watching.sections import LoggedProgress
 
 STATE = LiveState(
     "llama-3-70b",
@@ -147,3 +150,49 @@ def test_a_fleets_table_has_left_the_screen_before_anything_else_is_said(monkeyp
     assert b"llama" in said and said.endswith(b"\x1b[Jsaid next")
     os.close(reading)
     os.close(writing)
+
+
+def test_what_the_output_told_is_shown_with_the_time_left_by_now():
+    logged = LoggedProgress(3, 5.0, 65.0, "shard 2/4", 2.0, 4.0, 50.0, 90.0)
+    told = told_text(logged, 100.0)
+    assert told == "told 2 of 4 (50 %), 55 s left"
+    assert plain(replace(STATE, told=told))[-2] == f"log    {told}"
+    assert "of 5 minutes; told 2 of 4 (50 %), 55 s left; suspected" in render_plain(replace(STATE, told=told))
+    assert told_text(logged, 400.0) == "told 2 of 4 (50 %)"
+    assert told_text(LoggedProgress(1, 5.0, 5.0, "graph 7 token=hunter2hunter2"), 9.0) == "told graph 7 token=***"
+
+
+@pytest.mark.parametrize(
+    ("written", "column"),
+    [
+        ([], 0),
+        ([b"a line\n"], 0),
+        ([b"50 %"], 4),
+        ([b"50 %\r"], 0),
+        ([b"\r50 %", b"\r100 %"], 5),
+        ([b"\x1b[31m50 %\x1b[0m\x1b[K"], 4),
+        ([b"\x1b[3", b"1m50 %"], 4),
+        (["größe".encode()[:3], "größe".encode()[3:]], 5),
+        (["日本".encode()], 4),
+        ([b"a\tb"], 9),
+        ([b"x" * 85], 5),
+        ([b"x" * 80], None),
+        ([b"up\x1b[1A"], None),
+        ([b"outer\ninner\x1b[1A\router\n"], None),
+        ([b"outer\ninner\x1b[1A\r", b"outer\n", b"a line\n"], 0),
+        ([b"back\b"], None),
+        ([b"x" * 20_000], None),
+        ([b"x" * 20_000, b"\nnew"], 3),
+    ],
+)
+def test_the_cursor_is_known_where_a_view_can_be_drawn_below_it(written, column):
+    cursor = Cursor()
+    for piece in written:
+        cursor.follow(piece)
+    assert cursor.column(80) == column
+
+
+def test_the_number_of_a_further_attempt_and_the_time_to_it_are_shown():
+    assert plain(replace(STATE, attempt=(1, 3))) == plain(STATE)
+    assert plain(replace(STATE, attempt=(2, 3)))[0].startswith("llama-3-70b  attempt 2 of 3  1.08 GiB")
+    assert [line.plain for line in render_wait((2, 3), 61.0)] == ["attempt 3 of 3 begins in 61 s"]

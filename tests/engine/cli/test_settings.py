@@ -98,7 +98,7 @@ def test_a_profile_stands_below_what_was_set_anywhere(here):
         ('help-all = true', "FILE: help-all is no option of cachewatch exec"),
         ('stall-after = "1ms"', "--stall-after 0 s is out of range: give at least 0.2 s (set by stall-after in FILE)"),
         ('stall-after = "soon"', "'soon' is not a duration: write it like 90s, 5m or 1h30m (set by stall-after in FILE)"),
-        ('progress = "hope"', "'hope' is not one of 'bytes', 'any'. (set by progress in FILE)"),
+        ('progress-by = "hope"', "'hope' is not one of 'bytes', 'any'. (set by progress-by in FILE)"),
         ('stall-after = [5]', "FILE: stall-after = [5]: write a text or a number"),
         ('stall-after = true', "FILE: stall-after = True: write a text or a number"),
         ('quiet = "yes"', "FILE: quiet = 'yes': write true or false"),
@@ -162,7 +162,8 @@ def test_below_another_command_what_belongs_to_one_run_comes_from_the_command_li
         1,
     )
     assert re.search(
-        r"\(not used below another cachewatch: .*CACHEWATCH_CACHE_DIR, CACHEWATCH_REPORT", refused(**below)
+        r"\(not used below another cachewatch: .*CACHEWATCH_CACHE_DIR, CACHEWATCH_REPORT",
+        refused("--image", "x", **below),
     )
 
 

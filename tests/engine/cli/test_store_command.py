@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.written import write_safetensors
 
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
@@ -50,6 +51,56 @@ def test_verify_exits_1_for_a_cache_that_is_not_whole(tmp_path, builds):
     body = json.loads(cachewatch("verify", tmp_path, "c", "--json").stdout)
     assert body["whole"] is False and body["problems"] == ["a.bin has other contents than the manifest says"]
     assert cachewatch("verify", tmp_path, "c", "--build", builds[0].build_id).returncode == 0
+
+
+@pytest.fixture
+def publish(tmp_path):
+    """Publishes and activates a build of these files."""
+
+    def publish(**files):
+        policy = PublishPolicy(store=tmp_path, ignore=["*.log"])
+        with CacheStore(tmp_path).begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+            for name, data in files.items():
+                path = Path(build.path, name.replace("_", "/", 1).replace("_", "."))
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(data)
+            build.publish(policy, findings=build.check(policy))
+        CacheStore(tmp_path).activate("c")
+
+    return publish
+
+
+TENSOR = write_safetensors({"t": ("F32", [3], b"x" * 12)})
+
+
+def test_verify_content_passes_over_formats_that_are_not_known(tmp_path, publish):
+    publish(a_x_safetensors=TENSOR, a_notes_txt=b"hello")
+    done = cachewatch("verify", tmp_path, "c", "--quick", "--content")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == ["content: 1 whole, 0 broken, 0 suspicious, 1 unknown"]
+
+
+def test_verify_content_names_what_was_published_broken_and_exits_1(tmp_path, publish):
+    publish(a_x_safetensors=TENSOR[:-1], a_z_safetensors=TENSOR, a_run_log=b"")
+    done = cachewatch("verify", tmp_path, "c", "--content")
+    assert done.returncode == 1
+    assert done.stdout == "content: 1 whole, 1 broken, 0 suspicious, 0 unknown\n"
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("cachewatch: a/x.safetensors is cut off: the tensor 't' should end at byte ")
+    assert others == ["cachewatch: broken files agree with the manifest: generate the cache again with --force"]
+    body = json.loads(cachewatch("verify", tmp_path, "c", "--content", "--json").stdout)
+    assert body["whole"] is False and len(body["problems"]) == 1
+    assert [(each["path"], each["verdict"]) for each in body["content"]] == [
+        ("a/x.safetensors", "broken"),
+        ("a/z.safetensors", "whole"),
+    ]
+
+
+def test_verify_content_warns_of_what_is_suspicious(tmp_path, publish):
+    publish(a_x_safetensors=write_safetensors({"t": ("U8", [1 << 20], bytes(1 << 20))}))
+    done = cachewatch("verify", tmp_path, "c", "--quick", "--content")
+    assert done.returncode == 0 and done.stdout.startswith("whole: 1.00 MiB in 1 file")
+    assert done.stderr.startswith("cachewatch: warning: a/x.safetensors repeats one value in all of its data")
 
 
 def test_activate_rollback_and_gc(tmp_path, builds):

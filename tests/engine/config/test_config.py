@@ -105,3 +105,14 @@ def test_an_attribute_cache_is_asked_for_on_the_command_line_and_bounded():
     refused = CliRunner().invoke(command, ["--attribute-cache", "2d"]).exception
     assert isinstance(refused, InputError)
     assert refused.message == "--attribute-cache 2 days is out of range: give at most 24 h"
+
+
+def test_a_window_may_be_learned_below_the_configured_one():
+    assert StallPolicy(stall_after_s="learned").model_dump(exclude_unset=True) == {"learned": True}
+    found = StallPolicy.model_validate_json('{"stall_after_s": "learned:10m", "poll_s": 5}')
+    assert (found.stall_after_s, found.learned, found.poll_s) == (600, True, 5)
+    assert StallPolicy(learned=True, stall_after_s="5m") == StallPolicy(stall_after_s="learned")
+    assert not StallPolicy().learned
+    for wrong in ("learned:", "learned:soon", "learnt", "learned:0s", "learned:9000h"):
+        with pytest.raises(ValidationError):
+            StallPolicy(stall_after_s=wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -115,6 +115,8 @@ def test_a_pattern_that_is_searched_in_bounded_time_is_accepted(pattern):
     assert check_pattern(pattern) == pattern
 
 
+@example("[[")
+@example("[[INFO] ready")
 @given(st.text(max_size=30))
 def test_any_text_is_a_pattern_or_is_refused_with_a_sentence(text):
     try:

@@ -359,6 +359,7 @@ def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
     assert supervisor.report is not None
     assert (supervisor.report.exit_code, supervisor.report.signal) == (None, 9)
     assert "beyond the memory there was" in supervisor.notes[-1]
+    assert supervisor.report.out_of_memory == "the memory there was"
     assert "secret-value" not in json.dumps([supervisor.notes, repr(launch)])
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
+from prefect_cachewatch.fleet.outcome import table_rows
 from prefect_cachewatch.fleet.rows import JobRow
-from prefect_cachewatch.fleet.table import table_rows
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text()
 

@@ -15,12 +15,11 @@ from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_
 from prefect_cachewatch.cli.fleet_view import render_fleet, render_summary
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.fleet.hostcheck import check_host
+from prefect_cachewatch.fleet.host import check_host
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
-from prefect_cachewatch.fleet.outcome import count_rows, fleet_end, what_now
+from prefect_cachewatch.fleet.outcome import count_rows, fleet_end, table_rows, what_now
 from prefect_cachewatch.fleet.rows import JobRow, Kind, by_need, kind_of
 from prefect_cachewatch.fleet.status import JobStatus, StatusFile, read_status
-from prefect_cachewatch.fleet.table import table_rows
 
 STATES: list[tuple[str, Kind]] = [
     ("Refused", "failed"),
@@ -151,21 +150,48 @@ def test_no_line_of_the_live_table_is_wider_or_the_table_higher_than_the_termina
     assert all(line.cell_len <= width for line in [*lines, *render_summary(found, width)])
 
 
+LOCK = "pid 17187 (python3) waits for the lock .build.lock held by pid 17045 (convert.py, since 02:13)"
+
+
 def test_the_live_table_at_80_columns() -> None:
     found = [
         JobRow("llama-3-8b-n150", "Running", "running", 3 * 2**30, 88 * 2**20, pause_s=2.0, duration_s=40),
-        JobRow("mixtral-8x7b-instruct-t3000", "Stalled", "failed", 2**30, cause="no disk write activity detected for 5 minutes"),
+        JobRow("mixtral-8x7b-instruct-t3000", "Stalled", "failed", 2**30, cause=LOCK),
         JobRow("qwen-2", "Waiting", "waiting"),
         JobRow("phi-3", "Completed", "done", 2**28, 2**20, duration_s=300),
     ]  # fmt: skip
     assert [line.plain.rstrip() for line in render_fleet("nightly", found, 75, 79, 24)] == [
         "nightly  1 done, 1 failed, 1 running, 1 waiting  4.25 GiB  75 s",
-        "mixtral-8x7b-instruct… Stalled         1.00 GiB              no disk write act…",
+        "job                    state           cause; or size, rate, pause or time",
+        "mixtral-8x7b-instruct… Stalled         pid 17187 (python3) waits for the lock …",
         "llama-3-8b-n150        Running         3.00 GiB   88.0 MiB/s pause 2 s",
         "qwen-2                 Waiting",
         "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
     ]
     assert render_fleet("nightly", found, 75, 79, 3)[-1].plain == "... and 3 more: 1 done, 1 running, 1 waiting"
+
+
+def test_the_end_shows_the_whole_cause_what_to_do_and_the_run_at_80_columns() -> None:
+    found = [
+        JobRow("mixtral", "Stalled", "failed", 2**30, cause=LOCK, advice="See what pid 17045 does.", url="http://ui/run/1"),
+        JobRow("qwen", "GeneratorFailed", "failed", cause="a short one"),
+        JobRow("phi-3", "Completed", "done", 2**28, 2**20, duration_s=300),
+    ]  # fmt: skip
+    assert [line.plain.rstrip() for line in render_summary(found, 79)] == [
+        "job                    state           cause; or size, rate, pause or time",
+        "qwen                   GeneratorFailed a short one",
+        "mixtral                Stalled         pid 17187 (python3) waits for the lock …",
+        "  cause: pid 17187 (python3) waits for the lock .build.lock held by pid 17045",
+        "    (convert.py, since 02:13)",
+        "  next: See what pid 17045 does.",
+        "  run: http://ui/run/1",
+        "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
+    ]
+
+
+def test_the_table_has_what_a_person_needs_before_the_numbers() -> None:
+    columns = list(table_rows([JobRow("a", "Cached", "done")])[0])
+    assert columns == ["job", "state", "cause", "next", "run", "bytes", "rate", "wait", "time", "attempts"]
 
 
 def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.metrics.textfile import textfile_path
 from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
+from prefect_cachewatch.watching.sections import LoggedProgress, ReportedStall
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Suspicion, Verdict
 
 LABEL_VALUES = {label: label_values(label) or () for label in ("cause", "kind", "outcome", "reason")}
@@ -52,7 +53,10 @@ def run_metrics(name: str = "llama") -> tuple[RunMetrics, Clock]:
     return RunMetrics(name, wall=clock, clock=clock), clock
 
 
-def watch(written: int = 0, *, scan_s: float = 0.02, blind: str = "", status: str = "growing", pauses: int = 0) -> Any:
+def watch(
+    written: int = 0, *, scan_s: float = 0.02, blind: str = "", status: str = "growing", pauses: int = 0,
+    stalls: int = 0, lines: int = 0,
+) -> Any:  # fmt: skip
     """What the metrics read of a watch, made of the real rule and the real counters."""
     rule = StallRule(POLICY, 0.0)
     if blind:
@@ -64,12 +68,31 @@ def watch(written: int = 0, *, scan_s: float = 0.02, blind: str = "", status: st
         written, 2 * written, 0, 0, bytes_present=3 * written, allocated_present=4 * written, files_present=7
     )
     return SimpleNamespace(
-        state=SimpleNamespace(growth=growth, rule=rule, began_s=10.0, verdict=Verdict(status))  # type: ignore[arg-type]
+        state=SimpleNamespace(growth=growth, rule=rule, began_s=10.0, verdict=Verdict(status)),  # type: ignore[arg-type]
+        would_be_stops=[ReportedStall(1.0, "no_growth", "", None)] * stalls,
+        told=lambda: told_of(lines),
     )
 
 
-def outcome(name: str, kind: str | None = None, written: int = 0) -> Any:
-    return SimpleNamespace(name=name, kind=kind, growth=Growth(written, 2 * written), duration_s=12.5)
+def told_of(lines: int) -> LoggedProgress | None:
+    return LoggedProgress(lines, 1.0, 2.0, "") if lines else None
+
+
+def outcome(name: str, kind: str | None = None, written: int = 0, stalls: int = 0, lines: int = 0) -> Any:
+    return SimpleNamespace(
+        name=name, kind=kind, growth=Growth(written, 2 * written), duration_s=12.5,
+        would_be_stops=[ReportedStall(1.0, "no_growth", "", None)] * stalls, logged=told_of(lines),
+    )  # fmt: skip
+
+
+def test_reported_stalls_and_lines_of_progress_are_counted_over_all_attempts():
+    run, _ = run_metrics()
+    assert (value(run, "would_be_stops_total"), value(run, "progress_lines_total")) == (0, 0)
+    for number in (1, 2):
+        run.attempt_began(number, None)
+        run.sampled(watch(stalls=1, lines=3))
+        run.attempt_ended(outcome("failed", stalls=2, lines=5), None)
+    assert (value(run, "would_be_stops_total"), value(run, "progress_lines_total")) == (4, 10)
 
 
 def value(run: RunMetrics, name: str, *labels: str) -> float | None:

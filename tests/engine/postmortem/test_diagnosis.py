@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.postmortem.diagnosis import CATEGORIES, diagnose
+from prefect_cachewatch.postmortem.diagnosis import CATEGORIES, STALL_CATEGORIES, diagnose
 from prefect_cachewatch.postmortem.fsprobe import probe_directory, probe_file
 from prefect_cachewatch.postmortem.model import (
     Evidence,
@@ -21,6 +21,7 @@ from prefect_cachewatch.postmortem.model import (
     PythonThread,
 )
 from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, SocketFacts, ThreadFacts
+from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile
 
 GROWN = GrowthFacts(window_s=300, bytes_written=10**9, first_write_s=2.0)
@@ -62,6 +63,7 @@ CASES = {
         filesystems=(replace(WELL, owner_uid=0, mode=0o755),),
         log_tail="PermissionError: [Errno 13] Permission denied: '/c/x'\n",
     ),
+    "stale_lock": evidence(process(), lock_files=(LockFile("/c/.locks/a.lock", 1, 2, 9000.0, in_log=True),)),
     "waiting_for_lock": evidence(process(call="flock"), locks=(LockWait(7, 99, "FLOCK", "/c/.lock", "other"),)),
     "memory_pressure": evidence(
         process(major_faults_in_window=10_000),
@@ -105,7 +107,7 @@ CASES = {
     "still_writing": evidence(
         process(), growth=replace(GROWN, kind="deadline_exceeded", pause_s=1.0, last_growth_s=200.0)
     ),
-    "generator_failed": evidence(exit_code=1, log_tail="Traceback ...\nValueError: no such layer\n"),
+    "generator_failed": evidence(exit_code=1, log_tail="layer 6\nlayer 7\n"),
     "never_started": evidence(process(), growth=GrowthFacts(kind="never_started", window_s=1200)),
     "never_ready": evidence(
         process(), growth=replace(GROWN, kind="never_ready", unready="http://x/health never answered")
@@ -120,7 +122,7 @@ def test_who_waits_in_state_d_for_the_program_of_its_child_is_not_taken_for_one_
     assert diagnose(evidence(process(state="D", call=call), child)).category == "waiting_for_child"
 
 
-@pytest.mark.parametrize("category", CATEGORIES)
+@pytest.mark.parametrize("category", STALL_CATEGORIES)
 def test_a_plain_case_of_each_category_is_named(category):
     found = diagnose(CASES[category])
     assert found.category == category
@@ -138,6 +140,19 @@ def test_the_summary_names_what_the_reader_has_to_look_for():
     )
     assert said["disk_full"] == "the file system under /c is full (0 B free)"
     assert said["writing_elsewhere"] == "it writes to /tmp/x.bin, which is not in a watched directory"
+
+
+@pytest.mark.parametrize(
+    ("ended", "summary", "confidence"),
+    [
+        ({"exit_signal": 9}, "the kernel killed the generator because memory ran out", "high"),
+        ({"exit_code": 1}, "the kernel killed a process of the generator because memory ran out", "medium"),
+    ],
+)
+def test_what_an_engine_says_of_memory_is_believed_without_a_count_of_this_machine(ended, summary, confidence):
+    found = diagnose(evidence(out_of_memory="its limit of 64.0 MiB", oom_kills_in_window=0, **ended))
+    assert (found.category, found.summary, found.confidence) == ("oom_killed", summary, confidence)
+    assert found.evidence[0] == "the container went beyond its limit of 64.0 MiB"
 
 
 NEAR_MISSES = {
@@ -221,29 +236,32 @@ SLOW = replace(WELL, responded=False, error="no answer in time")
 TRACE = 'Traceback (most recent call last):\n  File "gen.py", line 7, in <module>\n'
 # exit code or minus a signal, the last lines, category, a part of the summary
 OWN_ENDS = {
-    "a missing script": (2, "python3: can't open file '/x/gen.py': [Errno 2] No such file or directory\n", "generator_failed", "a file or program that it needs is not there"),
-    "a missing checkpoint": (1, TRACE + "FileNotFoundError: [Errno 2] No such file or directory: '/m/a.safetensors'\n", "generator_failed", "is not there"),
-    "a missing program": (127, "run.sh: line 3: convert: command not found\n", "generator_failed", "is not there"),
-    "a missing module": (1, TRACE + "ModuleNotFoundError: No module named 'ttnn'\n", "generator_failed", "a module or library"),
-    "a missing library": (127, "gen: error while loading shared libraries: libtt_metal.so: cannot open shared object file: No such file or directory\n", "generator_failed", "a module or library"),
-    "no CUDA device": (1, TRACE + "RuntimeError: No CUDA GPUs are available\n", "generator_failed", "its device failed"),
-    "CUDA out of memory": (1, TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "generator_failed", "its device failed"),
-    "a Tenstorrent device": (134, "TT_FATAL: Device 0 init: failed to initialize FW! Try resetting the board.\n", "generator_failed", "its device failed"),
-    "an assertion of tt-metal": (1, "what():  TT_THROW @ /tt-metal/device.cpp:22: tt::exception\n", "generator_failed", "its device failed"),
-    "no memory": (1, TRACE + "MemoryError\n", "generator_failed", "it ran out of memory"),
-    "a wrong option": (2, "usage: gen [-h] --out DIR\ngen: error: unrecognized arguments: --fast\n", "generator_failed", "its command line is wrong"),
-    "usage alone": (64, "Usage: convert IN OUT\n", "generator_failed", "its command line is wrong"),
-    "permission elsewhere": (1, TRACE + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n", "generator_failed", "it was refused access"),
+    "a missing script": (2, "python3: can't open file '/x/gen.py': [Errno 2] No such file or directory\n", "missing_file", "a file or program is not there: python3: can't open"),
+    "a missing checkpoint": (1, TRACE + "FileNotFoundError: [Errno 2] No such file or directory: '/m/a.safetensors'\n", "missing_file", "/m/a.safetensors' [<module> (gen.py:7)]"),
+    "a missing program": (127, "run.sh: line 3: convert: command not found\n", "missing_file", "is not there"),
+    "a missing module": (1, TRACE + "ModuleNotFoundError: No module named 'ttnn'\n", "missing_module", "a module or library"),
+    "a missing library": (127, "gen: error while loading shared libraries: libtt_metal.so: cannot open shared object file: No such file or directory\n", "missing_module", "a module or library"),
+    "no CUDA device": (1, TRACE + "RuntimeError: No CUDA GPUs are available\n", "device_fault", "the device failed"),
+    "CUDA out of memory": (1, TRACE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", "gpu_out_of_memory", "the device had not enough memory"),
+    "a Tenstorrent device": (134, "TT_FATAL: Device 3 init: failed to initialize FW! Try resetting the board.\n", "device_fault", "board. [device 3]"),
+    "an assertion of tt-metal": (1, "what():  TT_THROW @ /tt-metal/device.cpp:22: tt::exception\n", "device_fault", "[at device.cpp:22]"),
+    "no memory": (1, TRACE + "MemoryError\n", "host_out_of_memory", "memory ran out"),
+    "a wrong option": (2, "usage: gen [-h] --out DIR\ngen: error: unrecognized arguments: --fast\n", "bad_argument", "is wrong: gen: error: unrecognized arguments: --fast"),
+    "usage alone": (64, "Usage: convert IN OUT\n", "bad_argument", "the command line or configuration is wrong"),
+    "permission elsewhere": (1, TRACE + "PermissionError: [Errno 13] Permission denied: '/etc/x'\n", "permission_denied", "access was refused"),
     "permission in the cache": (1, TRACE + "PermissionError: [Errno 13] Permission denied: '/c/x'\n", "permission_denied", "refused access to a file of its cache"),
     "no space in the cache": (1, TRACE + "OSError: [Errno 28] No space left on device: '/c/x'\n", "disk_full", "out of space on its cache"),
     "no space elsewhere": (1, TRACE + "OSError: [Errno 28] No space left on device: '/tmp/x'\n", "disk_full", "not the cache's"),
     "quota": (1, TRACE + "OSError: [Errno 122] Disk quota exceeded\n", "quota_exceeded", "quota"),
-    "an exception of its own": (1, TRACE + "mylib.errors.BadLayerError: layer 7 has no weights\n", "generator_failed", "it raised an exception"),
-    "an interpreter that crashed": (-11, "Fatal Python error: Segmentation fault\n", "generator_failed", "killed by SIGSEGV: it crashed"),
-    "a segfault in a shell": (139, "run.sh: line 3: 4711 Segmentation fault (core dumped) gen\n", "generator_failed", "exit code 139 (SIGSEGV): it crashed"),
-    "a segfault without a word": (-11, "", "generator_failed", "killed by SIGSEGV and printed nothing"),
-    "killed": (-9, "layer 7\n", "generator_failed", "killed by SIGKILL, and its last line was: layer 7"),
-    "killed in a container": (137, "layer 7\n", "generator_failed", "exit code 137 (SIGKILL)"),
+    "a storage error": (1, TRACE + "OSError: [Errno 5] Input/output error: '/c/x'\n", "io_error", "a read or write failed"),
+    "a stale handle": (1, TRACE + "OSError: [Errno 116] Stale file handle: '/c/x'\n", "stale_handle", "network file system"),
+    "an exception of its own": (1, TRACE + "mylib.errors.BadLayerError: layer 7 has no weights\n", "python_error", "an exception ended it: mylib.errors.BadLayerError"),
+    "an interpreter that crashed": (-11, "Fatal Python error: Segmentation fault\n", "segmentation_fault", "crashed in native code: Fatal"),
+    "a segfault in a shell": (139, "run.sh: line 3: 4711 Segmentation fault (core dumped) gen\n", "segmentation_fault", "crashed in native code"),
+    "a segfault without a word": (-11, "", "segmentation_fault", "killed by SIGSEGV and printed nothing"),
+    "killed": (-9, "layer 7\n", "killed", "killed by SIGKILL, and its last line was: layer 7"),
+    "killed in a container": (137, "layer 7\n", "killed", "exit code 137 (SIGKILL)"),
+    "killed after an exception that it said": (-9, TRACE + "KeyError: 'w2'\nlayer 7\n", "killed", "its last line was: layer 7"),
     "nothing said": (3, "", "generator_failed", "exit code 3 and printed nothing"),
 }  # fmt: skip
 
@@ -270,14 +288,14 @@ def test_who_ended_by_itself_is_explained_by_its_own_last_lines(case, filesystem
 def test_what_is_odd_on_the_machine_does_not_speak_for_a_generator_that_said_why_it_ended(odd):
     log = "python3: can't open file '/x/gen.py': [Errno 2] No such file or directory\n"
     found = diagnose(evidence(filesystems=(odd,), exit_code=2, log_tail=log))
-    assert (found.category, found.confidence) == ("generator_failed", "high")
+    assert (found.category, found.confidence) == ("missing_file", "high")
     assert found.evidence[-1].startswith("also seen: ")
 
 
 def test_a_warning_of_long_ago_does_not_speak_for_the_end():
     log = "warning: Permission denied: '/c/.tune'\n" + "layer\n" * 10 + TRACE + "ImportError: no backend\n"
     found = diagnose(evidence(exit_code=1, log_tail=log))
-    assert (found.category, found.confidence) == ("generator_failed", "high")
+    assert (found.category, found.confidence) == ("missing_module", "high")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def outcome(**changes):
         "growth": Growth(100, 4096, 90, 4096, 40, 8192, 4, None, None, "/c/a"),
         "first_write_s": 2.00049, "last_growth_s": 12.0, "longest_pause_s": 3.14159,
         "suspicions": (Suspicion(180.0, 168.0, "no growth for 168 s", None),),
-        "samples": (Sample(0.0, 0, 0, 0, 0), Sample(15.0, 100, 4096, 40, 4)),
+        "samples": (Sample(0.0, 0, 0, 0, 0), Sample(15.0, 100, 4096, 40, 4, 12.5)),
         "stop": StopReport("stop", None, 15, 0.01234567, [process(7)], [process(8)], [{"pid": 9, "state": "D"}]),
         "decided_after_last_growth_s": 300.0001, "window_s": 300.0, "pause_s": 300.0, "listing": raw,
         "grown_since_scan": 1, "paths": ("/c",), "notes": ("a note",),
@@ -56,7 +56,7 @@ def test_every_field_of_the_schema_has_its_value():
     expected = {
         "schema_version": 1,
         "outcome": "stalled",
-        "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0},
+        "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0, "learned": False, "waits": []},
         "message": "It stalled.",
         "exit_code": None,
         "signal": 15,
@@ -76,8 +76,8 @@ def test_every_field_of_the_schema_has_its_value():
             "longest_pause_s": 3.142,
             "suspected": [{"at_s": 180.0, "pause_s": 168.0, "message": "no growth for 168 s", "cleared_at_s": None}],
             "samples": [
-                {"at_s": 0.0, "bytes_written": 0, "allocated_written": 0},
-                {"at_s": 15.0, "bytes_written": 100, "allocated_written": 4096},
+                {"at_s": 0.0, "bytes_written": 0, "allocated_written": 0, "percent": None},
+                {"at_s": 15.0, "bytes_written": 100, "allocated_written": 4096, "percent": 12.5},
             ],
         },
         "stop": {
@@ -119,7 +119,7 @@ def test_a_generator_that_ended_by_itself_was_not_stopped():
     done = built(name="completed", kind=None, exit_code=0, signal=None, window_s=None, pause_s=None,
                  stop=StopReport("exited", 0, None, 0.0))  # fmt: skip
     assert done["stop"] is None
-    assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None}
+    assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None, "learned": False, "waits": []}
     assert done["listing"]["entries"][0]["flags"] == ["grew_in_window"]
 
 

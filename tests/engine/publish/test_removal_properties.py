@@ -328,6 +328,7 @@ def with_mounts() -> None:
         assert len(it.mounted) == 2
 
 
+@pytest.mark.campaign
 def test_mounts_are_never_crossed():
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         unavailable("needs root and unshare, to mount in a namespace of its own")

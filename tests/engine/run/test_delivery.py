@@ -12,7 +12,7 @@ from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.run.delivery import PublishSession
 
 SAYS = "cannot be used: its file system does not answer within 10 s; check the mount"
 
@@ -43,7 +43,7 @@ def test_a_store_that_does_not_answer_is_refused_before_it_is_touched(tmp_path):
     files.hangs = True
     for job, policy in ways(tmp_path):
         with pytest.raises(StoreError) as caught:
-            Delivery(job, policy, files=files)
+            PublishSession(job, policy, files=files)
         path = policy.store or job.cache_dirs[0]
         assert caught.value.message == f"cache store {path} {SAYS}"
 
@@ -60,7 +60,7 @@ def test_a_store_that_does_not_answer_is_refused_before_it_is_touched(tmp_path):
 def test_a_store_that_hangs_later_ends_the_run_and_holds_nobody(tmp_path, step):
     for job, policy in ways(tmp_path):
         files = MayHang()
-        with Delivery(job, policy, files=files) as delivery:
+        with PublishSession(job, policy, files=files) as delivery:
             delivery.begin(clean=False)
             files.hangs = True
             with pytest.raises(StoreError, match=SAYS):

@@ -1,4 +1,4 @@
-"""What follows a stall, as values; and the files of automations, as they are read."""
+"""What follows a failed run, as values; and the files of automations, as they are read."""
 
 from __future__ import annotations
 
@@ -12,28 +12,49 @@ import yaml
 
 from prefect_cachewatch.cli.automation_files import read_automations, shipped_automations
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.followup import PastEnd, decide_follow_up, named_cause
+from prefect_cachewatch.run.followup import PastEnd, decide_follow_up
 
-FULL = "stalled: no growth for 5 min. Cause: the disk is full."
+FACTS = "Tensor cache generation stalled: no disk write activity detected for 5 minutes in /c."
+FULL = f"llama stalled: the disk is full. No growth for 5 minutes. {FACTS}"
 STALL, DONE = PastEnd("Stalled", FULL), PastEnd("Completed")
 
 
 def test_the_first_stall_is_run_again_once_where_that_was_asked_for():
     decision = decide_follow_up([STALL, DONE, STALL], "once")
-    assert (decision.run_again, decision.stalls_in_a_row) == (True, 1)
+    assert (decision.run_again, decision.failures_in_a_row) == (True, 1)
     assert decide_follow_up([STALL], "once").run_again
     assert not decide_follow_up([STALL, DONE], "never").run_again
 
 
 def test_the_second_stall_in_a_row_needs_a_person_and_says_what_they_share():
     decision = decide_follow_up([STALL, STALL, DONE], "once")
-    assert (decision.run_again, decision.stalls_in_a_row) == (False, 2)
+    assert (decision.run_again, decision.failures_in_a_row) == (False, 2)
     assert decision.sentence == (
         "It stalled 2 times in a row with the same cause (the disk is full): it is not run again, a person must look."
     )
-    other = PastEnd("Stalled", "no growth. Probable cause: a lock.")
+    other = PastEnd("Stalled", f"llama stalled, probably: a lock. No growth for 5 minutes. {FACTS}")
     assert "same cause" not in decide_follow_up([STALL, other], "once").sentence
     assert "same cause" not in decide_follow_up([PastEnd("Stalled"), PastEnd("Stalled")], "once").sentence
+    assert "same cause" not in decide_follow_up([STALL, PastEnd("Stalled")], "once").sentence, "one is not known"
+    waits = [
+        PastEnd(
+            "Stalled", f"llama stalled: pid {pid} waits. No growth for 5 minutes. {FACTS}", category="waiting_for_lock"
+        )
+        for pid in (7, 8)
+    ]
+    assert "with the same cause (waiting_for_lock)" in decide_follow_up(waits, "once").sentence
+    assert "same cause" not in decide_follow_up([PastEnd("Stalled", category="unknown")] * 2, "once").sentence
+
+
+def test_where_nothing_can_have_changed_it_is_not_run_again_and_says_why():
+    full = PastEnd("GeneratorFailed", category="disk_full", lasting="the disk is as full as before")
+    decision = decide_follow_up([full, DONE], "once")
+    assert (decision.run_again, decision.failures_in_a_row) == (False, 1)
+    assert decision.sentence == (
+        "It failed for the first time in a row: it is not run again, because the disk is as full as before."
+    )
+    assert decide_follow_up([PastEnd("GeneratorFailed", category="disk_full"), DONE], "once").run_again, "by_cause"
+    assert decide_follow_up([full, STALL], "once").sentence.startswith("It failed 2 times in a row: ")
 
 
 def test_what_was_run_again_is_not_run_a_third_time():
@@ -51,20 +72,13 @@ def test_an_end_is_a_value():
     assert PastEnd("Stalled", "", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)).again is False
 
 
-@pytest.mark.parametrize(
-    ("message", "cause"),
-    [(FULL, "the disk is full"), ("x. Probable cause: a lock.", "a lock"), ("no growth for 5 min", ""), ("", "")],
-)
-def test_the_cause_is_what_the_message_ends_with(message, cause):
-    assert named_cause(message) == cause
-
-
 def test_the_shipped_automations_are_read_and_ask_for_no_ids():
-    assert list(shipped_automations()) == ["follow-up", "notify", "zombies"]
+    assert list(shipped_automations()) == ["follow-up", "notify", "notify-reported", "zombies"]
     names = [one.name for one in read_automations([])]
     assert names == [
         "cachewatch: follow up on a stall",
         "cachewatch: tell about a stall",
+        "cachewatch: tell about a stall that was only reported",
         "cachewatch: crash zombies",
     ]
 

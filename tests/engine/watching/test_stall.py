@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict, effective_poll_s
 
 MIB = 2**20
@@ -22,12 +23,13 @@ class Run:
         self.bytes = self.kept = 0
 
     def at(self, t: float, written: int = 0, age_s: float | None = 0.0, *, kept: int | None = None,
-           touched_age_s: float | None = None, began: float | None = None) -> Verdict:  # fmt: skip
+           touched_age_s: float | None = None, began: float | None = None,
+           told_age_s: float | None = None) -> Verdict:  # fmt: skip
         self.bytes += written
         self.kept += written if kept is None else kept
         seen = Measurement(
             self.bytes, self.bytes, self.kept, self.kept,
-            newest_age_s=age_s if written else None, touched_age_s=touched_age_s,
+            newest_age_s=age_s if written else None, touched_age_s=touched_age_s, told_age_s=told_age_s,
         )  # fmt: skip
         return self.rule.observe(t if began is None else began, t, seen)
 
@@ -118,7 +120,8 @@ def test_polls_are_aligned_with_the_deadline():
         t += run.rule.next_delay_s()
         due.append(t)
         run.at(t)
-    assert due == [15, 24, 39, 40]  # 24 is 0.6 of the window: the suspicion has its deadline too
+    # 24 is 0.6 of the window: the suspicion has its deadline too; from 30 on the storage is looked at.
+    assert due == [15, 24, 30, 40]
 
 
 def test_a_tick_counts_at_most_two_polls_so_that_a_paused_machine_is_no_stall():
@@ -612,3 +615,76 @@ def test_a_file_that_is_overwritten_without_growth_is_progress_but_not_the_first
     run.rule.observe(120, 120, Measurement(MIB, MIB, overwriting_age_s=0.0))
     assert (run.rule.pause_s, run.rule.window_s, run.rule.last_growth_s) == (0, 100, 120)
     assert run.until_final(120) == (220, Verdict("stalled", "no_growth", 100, 100))
+
+
+def test_a_line_of_progress_ends_the_pause_as_bytes_do():
+    run = Run(stall_after_s=300, poll_s=15)
+    run.at(15, MIB)
+    for t in range(30, 300, 15):
+        run.at(t)
+    assert run.at(300, told_age_s=10).status == "growing"
+    assert (run.rule.pause_s, run.rule.last_growth_s, run.rule.first_write_s) == (10, 15, 15)
+    assert run.until_final(300) == (590, Verdict("stalled", "no_growth", 300, 300))
+    assert run.rule.longest_pause_s == 275
+
+
+def test_a_line_of_progress_before_the_first_byte_is_no_byte():
+    run = Run(stall_after_s=300, first_write_within_s=1200, poll_s=15)
+    for t in range(600, 6000, 600):
+        assert run.at(t, told_age_s=0).status == "growing"
+    assert (run.rule.first_write_s, run.rule.window_s) == (None, 1200)
+    assert run.until_final(5400) == (6600, Verdict("stalled", "never_started", 1200, 1200))
+
+
+def test_a_line_of_progress_ends_a_suspicion_with_its_own_time():
+    run = Run(stall_after_s=300, poll_s=15)
+    run.at(15, MIB)
+    assert [run.at(t).status for t in range(30, 225, 15)][-1] == "suspected"
+    assert run.at(225, told_age_s=5).status == "growing"
+    assert run.rule.suspicions[0].cleared_at_s == 220
+
+
+def test_a_line_older_than_the_last_bytes_changes_nothing():
+    run = Run(stall_after_s=300, poll_s=15)
+    run.at(15, MIB)
+    run.at(30, MIB, age_s=2, told_age_s=12)
+    assert (run.rule.pause_s, run.rule.last_growth_s) == (2, 28)
+
+
+def test_a_generator_that_counts_for_ever_without_a_byte_ends_at_its_time_limit():
+    run = Run(stall_after_s=60, first_write_within_s=60, poll_s=15, max_duration_s=3600)
+    for t in range(15, 3600, 15):
+        assert run.at(t, told_age_s=0).status == "growing"
+    assert run.at(3600, told_age_s=0).status == "deadline_exceeded"
+
+
+def test_lines_of_progress_do_not_hide_churning():
+    verdicts = []
+    for told_age_s in (None, 1.0):
+        run = Run(stall_after_s=60, poll_s=15, churn_after_s=240)
+        verdict, t = run.at(15, MIB), 15
+        while not verdict.final:
+            t += 15
+            verdict = run.at(t, MIB, kept=0, told_age_s=told_age_s)
+        verdicts.append((t, verdict.kind))
+    assert verdicts[0] == verdicts[1]
+    assert verdicts[0][1] == "churning"
+
+
+def test_lines_of_progress_do_not_make_up_for_a_file_system_that_does_not_answer():
+    run = Run(stall_after_s=60, poll_s=15, unresponsive_after_s=45)
+    run.at(15, MIB, told_age_s=0)
+    for t in (30, 45):
+        assert not run.rule.observe_blind(t, 15, missing=False).final
+    assert run.rule.observe_blind(60, 15, missing=False).kind == "filesystem_unresponsive"
+
+
+def test_in_a_warm_up_a_line_of_progress_begins_its_window_anew():
+    rule = StallRule(StallPolicy(stall_after_s=60, warmup_within_s=600, poll_s=15), 0.0, Warmup(600))
+    rule.observe(15, 15, Measurement(MIB, MIB, MIB, MIB, newest_age_s=0.0))
+    for t in range(30, 615, 15):
+        assert not rule.observe(t, t, Measurement(MIB, MIB, MIB, MIB)).final
+    assert rule.phases.now == "warm_up"
+    assert not rule.observe(614, 614, Measurement(MIB, MIB, MIB, MIB, told_age_s=0.0)).final
+    assert not rule.observe(630, 630, Measurement(MIB, MIB, MIB, MIB)).final
+    assert (rule.phases.now, rule.pause_s, rule.window_s) == ("warm_up", 16, 600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import html
 import json
 import os
 import pty
@@ -22,8 +23,9 @@ import pytest
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
+from prefect_cachewatch.postmortem.bundle import BUNDLE_FILES
 from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.watching.attempt import Watch, run_watch
@@ -52,8 +54,10 @@ def test_a_stall_ends_with_its_cause_a_report_and_a_bundle(env, tmp_path):
     done = guard(env, tmp_path / "cache", DEADLOCK, "--report", str(tmp_path / "r.json"))
     assert done.returncode == 124
     last = done.stderr.splitlines()[-1]
-    assert re.search(
-        r"Cause: all 2 threads of pid \d+ \(python\S*\) wait for one another and use no CPU: a deadlock\.$", last
+    assert re.match(
+        r"cache stalled: all 2 threads of pid \d+ \(python\S*\) wait for one another and use no CPU: a deadlock\. "
+        r"No growth for 1\.\d s\. Tensor cache generation stalled: no disk write activity detected for 1\.2 s in /",
+        last,
     )
     report = json.loads((tmp_path / "r.json").read_text())
     assert sorted(report["diagnosis"]) == ["category", "confidence", "evidence", "resolution", "summary"]
@@ -84,17 +88,78 @@ def test_a_completed_run_has_no_diagnosis_and_no_bundle(env, tmp_path):
     assert not (tmp_path / "state" / "bundles").exists()
 
 
-def test_a_failure_keeps_its_exit_code_and_gets_a_diagnosis_but_no_bundle(env, tmp_path):
+def test_a_failure_keeps_its_exit_code_and_gets_a_diagnosis_and_a_bundle(env, tmp_path):
     code = WRITE + "raise OSError(28, 'No space left on device', sys.argv[1] + '/w.bin')"
     done = guard(env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"))
     assert done.returncode == 1
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["diagnosis"]["category"] == "disk_full"
-    assert done.stderr.splitlines()[-1].endswith("Cause: the generator ran out of space on its cache's file system.")
-    assert report["bundle"] is None
-    plain = guard(env, tmp_path / "cache", "raise SystemExit('no such layer')", "--report", str(tmp_path / "r.json"))
-    assert plain.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "cache failed: the generator ran out of space on its cache's file system. Exit code 1. Tensor cache generation "
+    )
+    assert f"cachewatch: post-mortem: cachewatch report {report['bundle']}\n" in done.stderr
+    bundle = Path(report["bundle"])
+    assert sorted(path.name for path in bundle.iterdir()) == sorted(BUNDLE_FILES)
+    page = html.unescape((bundle / "report.html").read_text())
+    for shown in (report["diagnosis"]["summary"][1:], report["diagnosis"]["resolution"], "layers.2.bin"):
+        assert shown in page
+    assert re.search(r"<h2>What its log says of it</h2><pre>[^<]*No space left on device", page)
+    assert "<h2>Stacks</h2>" not in page  # of processes that are gone
+    options = ("--no-bundle", "--report", str(tmp_path / "r.json"))
+    plain = guard(env, tmp_path / "cache", "raise SystemExit('no such layer')", *options)
+    assert (plain.returncode, len(list(bundle.parent.iterdir()))) == (1, 1)
     assert json.loads((tmp_path / "r.json").read_text())["diagnosis"]["category"] == "generator_failed"
+
+
+CRASHES = {
+    "an exception": (
+        "def tile(x): raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79 GiB')\ntile(1)",
+        1, "gpu_out_of_memory", "cache failed: the device had not enough memory: RuntimeError: CUDA out of memory. ",
+    ),
+    "a module": ("import ttnn_that_is_not_there", 1, "missing_module", "No module named 'ttnn_that_is_not_there'"),
+    "terminal codes": (
+        "print('\\x1b[31mTT_FATAL: Device 3 does not answer\\x1b[0m\\x1b]0;owned\\x07', flush=True); sys.exit(7)",
+        7, "device_fault", "TT_FATAL: Device 3 does not answer [device 3].",
+    ),
+    "another process": (
+        "import subprocess; subprocess.run([sys.executable, '-c', 'open(\"/nowhere/w.bin\")'], check=True)",
+        1, "missing_file", "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/w.bin'",
+    ),
+    "a signal": ("print('layer 7', flush=True); os.kill(os.getpid(), 11)", 139, "segmentation_fault", "its last line was: layer 7."),
+    "a word": ("sys.exit('no such layer')", 1, "generator_failed", "cache failed: no such layer (its last line). Exit code 1. "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CRASHES)
+def test_a_crash_is_told_by_what_it_printed_last(env, tmp_path, case):
+    code, status, category, said = CRASHES[case]
+    done = guard(env, tmp_path / "cache", WRITE + code, "--report", str(tmp_path / "r.json"))
+    assert done.returncode == status
+    last = done.stderr.splitlines()[-1]
+    assert said in last and "\x1b" not in last, last
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["message"], report["diagnosis"]["category"]) == (last, category)
+    assert report["diagnosis"]["resolution"] and report["diagnosis"]["evidence"]
+
+
+def test_an_error_that_a_completed_run_printed_is_no_cause(env, tmp_path):
+    code = WRITE + "print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; with half the batch')"
+    done = guard(env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"))
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (done.returncode, report["diagnosis"]) == (0, None)
+    assert "Cause" not in report["message"]
+
+
+def test_no_secret_of_the_last_line_is_in_the_cause(env, tmp_path):
+    env |= {"HF_TOKEN": "sesame-env-11111"}
+    code = (
+        WRITE
+        + "raise PermissionError(13, 'Permission denied', '/m/' + os.environ['HF_TOKEN'] + '?token=sesame-url-22222')"
+    )
+    done = guard(env, tmp_path / "cache", code, "--report", str(tmp_path / "r.json"))
+    written = (tmp_path / "r.json").read_text()
+    assert json.loads(written)["diagnosis"]["category"] == "permission_denied"
+    assert "sesame" not in done.stderr.splitlines()[-1] + written
 
 
 def test_no_secret_reaches_any_output(env, tmp_path):
@@ -141,7 +206,7 @@ import json, subprocess, sys, time
 from pathlib import Path
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.examination import Examiner
+from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.watching.site import CacheSite
@@ -149,7 +214,7 @@ from prefect_cachewatch.watching.attempt import Watch, run_watch
 cache = Path("/tmp/cw-hung"); cache.mkdir(exist_ok=True)
 mount = {fuse("/tmp/cw-hung", "hang")!r}
 with CacheSite([cache]) as site:
-    examiner = Examiner(bundles=False)
+    examiner = PostMortem(bundles=False)
     decided = []
     def before_stop(watch, verdict):
         decided.append(time.monotonic()); examiner.before_stop(watch, verdict)
@@ -181,7 +246,7 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
         raise RuntimeError("no evidence today")
 
     monkeypatch.setattr("prefect_cachewatch.postmortem.evidence.collect_evidence", broken)
-    examiner = Examiner()
+    examiner = PostMortem()
     with CacheSite([tmp_path / "cache"]) as site:
         job = CacheJob(name="x", command=["sleep", "99"], cache_dirs=site.paths)
         stall = StallPolicy(stall_after_s=0.5, first_write_within_s=0.5, poll_s=0.2)
@@ -265,11 +330,28 @@ def test_evidence_that_is_late_blames_nothing_but_the_helper():
         def consult(self, *_, **__):
             raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
 
-    examiner = Examiner(files=Late())
+    examiner = PostMortem(files=Late())
     output, site = SimpleNamespace(tail=lambda: ""), SimpleNamespace(paths=["/x"])
     examiner._collect(SimpleNamespace(supervisor=None, output=output, site=site), GrowthFacts, [], None)
     assert examiner.evidence is None
     assert examiner.notes == ["no evidence was collected: the helper that collects it was late (2.5 s)"]
+
+
+def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_path):
+    class Late(InPlace):
+        def consult(self, *_, **__):
+            raise TimeoutError(errno.ETIMEDOUT, "its file system does not answer")
+
+    command = [sys.executable, "-c", "raise MemoryError('sesame-raw-22222')"]
+    job = CacheJob(name="x", command=command, cache_dirs=[tmp_path / "c"])
+    with CacheSite(job.cache_dirs) as site:
+        watch = Watch(site, job, StallPolicy(poll_s=0.3), StopPolicy())
+        examiner = PostMortem(files=Late(), secrets=("sesame-raw-22222",))
+        outcome = examiner.conclude(watch, run_watch(watch))
+    assert outcome.message.startswith(
+        "x failed: memory ran out: MemoryError: *** [<module> (<string>:1)]. Exit code 1. Tensor cache generation failed: "
+    )
+    assert outcome.diagnosis is not None and outcome.diagnosis.category == "host_out_of_memory"
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")

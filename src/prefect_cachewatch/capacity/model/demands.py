@@ -16,11 +16,13 @@ from prefect_cachewatch.capacity.model.convolution import ClosedNetwork
 from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
 from prefect_cachewatch.capacity.model.profile import LinkProfile, ServiceCurve, StorageProfile
 from prefect_cachewatch.capacity.model.usl import ServiceRates, Side, service_rates
+from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["Demands", "Scenario", "curve_for", "demands_of"]
 
-CPU, LINK, STORAGE = "codec", "link", "storage"
+CPU, LINK, OPS, STORAGE = "codec", "link", "operations", "storage"
+_OP_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Demands:
     """The network of a scenario: a row of seconds for each class, a column for each station."""
 
     scenario: Scenario
-    stations: tuple[str, ...]  # codec, link (as often as there are hosts), storage; the last depends on its load
+    stations: tuple[str, ...]  # codec, link (once a host), operations, storage; the last depends on its load
     demands_s: NDArray[np.float64]
     think_s: tuple[float, ...]  # with the part of the codec's work that no other job competes for
     delay_s: tuple[float, ...]  # that part: it belongs to the burst
@@ -119,9 +121,16 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
 
     Source: a codec on c cores is one station of cpu/c seconds and a delay of cpu (c-1)/c
         (Seidmann, Schweitzer and Shalev-Oren 1987); h hosts with a link each are h stations that a
-        burst visits with probability 1/h.
+        burst visits with probability 1/h. A ceiling of operations is a station of its own, so that each class
+        has its own size of a request.
     """
     storage, link, policy = scenario.storage, scenario.link, scenario.policy
+    if link.bytes_per_s is not None and storage.contains_link:
+        raise InputError(
+            f"storage {storage.name!r} was measured on a client, through its network, and a link would count that "
+            "network twice: leave out link; or, if the curves are from the storage's own machine, say storage.through: "
+            "local"
+        )
     if not storage.shared and link.hosts > 1:
         raise InputError(
             f"storage {storage.name!r} cannot be mounted by several hosts, and link.hosts is {link.hosts}: "
@@ -130,14 +139,16 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
     keep = (1 - policy.derate) * scenario.rate_factor
     notes: list[str] = []
     rates: list[ServiceRates] = []
+    sizes: list[float] = []
     for workload in scenario.classes:
         curve, note = curve_for(storage, workload)
         rates.append(service_rates(curve, n_max, scenario.side))
+        sizes.append(workload.op_bytes or curve.block_bytes or _OP_BYTES)
         if note:
             notes.append(note)
     hosts = link.hosts if link.bytes_per_s is not None else 0
     cpu = any(workload.codec for workload in scenario.classes)
-    stations = ((CPU,) if cpu else ()) + (LINK,) * hosts + (STORAGE,)
+    stations = (CPU,) * cpu + (LINK,) * hosts + (OPS,) * (storage.ops_per_s is not None) + (STORAGE,)
     table = np.zeros((len(scenario.classes), len(stations)))
     delays: list[float] = []
     for c, workload in enumerate(scenario.classes):
@@ -152,6 +163,13 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
         rate = rates[c].per_stream_bytes_per_s * scenario.storage_factor * keep
         files_s = workload.files_per_burst * (storage.small_file_s or 0.0) / (scenario.storage_factor * keep)
         table[c, -1] = workload.wire_bytes / rate + files_s
+        if storage.ops_per_s is not None:
+            operations = max(workload.wire_bytes / sizes[c], workload.files_per_burst)
+            table[c, -2] = operations / (storage.ops_per_s * scenario.storage_factor * keep)
+            notes.append(
+                f"{storage.name} serves {storage.ops_per_s:,.0f} operations/s, and a burst of {workload.name} is "
+                f"{operations:,.0f} of {format_bytes(sizes[c])}"
+            )
         delays.append(delay)
     if storage.small_file_s is None and any(workload.files_per_burst > 1 for workload in scenario.classes):
         notes.append("the cost of a small file was not measured and counts as nothing: run cachewatch probe")

@@ -46,7 +46,9 @@ class WorkloadClass(InputModel):
         description="Files that one burst is written to or read from; each costs small_file_s.",
     )
     bursts_per_job: int = Field(default=1, ge=1, le=10**9, description="Bursts that a job consists of.")
-    jobs: int = Field(default=1, ge=1, le=10**7, description="Jobs of the batch, for example of one night.")
+    jobs: int = Field(
+        default=1, ge=1, le=10**7, description="Jobs of the batch, for example of one night; 1: no batch."
+    )
     running: int | None = Field(
         default=None, ge=0, le=2048,
         description="Jobs of this class that always run; none: the plan says how many may run.",
@@ -55,6 +57,11 @@ class WorkloadClass(InputModel):
         default=1.0, ge=1, le=1e4,
         description="How often the bytes really cross: 8 where each of 8 tensor-parallel "
         "ranks reads everything.",
+    )  # fmt: skip
+    op_bytes: OptionalSize = Field(
+        default=None, gt=0, le=10**12,
+        description="Bytes of one read or write, where the storage has ops_per_s; none: the curve's block_bytes, "
+        "or 1 MiB.",
     )  # fmt: skip
     burst_cv: float = Field(
         default=0.0, ge=0, le=10,
@@ -130,6 +137,17 @@ class Policy(InputModel):
         gt=1,
         le=1000,
         description="Largest (Z + R) / (Z + R alone) of a job's cycle that is accepted.",
+    )
+    max_burst_s: OptionalDuration = Field(
+        default=None, gt=0, le=7 * 86400, description="Longest mean time of a burst that is accepted; none: any."
+    )
+    aim: Literal["batch", "knee", "most"] = Field(
+        default="batch",
+        description="The number recommended: batch: the smallest within 2 % of the fastest batch, or of the highest "
+        "throughput where no batch is given; knee: not beyond the knee; most: all that the rules admit.",
+    )
+    beyond_measured: bool = Field(
+        default=False, description="Whether more jobs may be recommended than streams were measured."
     )
     p99_factor: float | None = Field(
         default=None, ge=1, le=100,

@@ -1,7 +1,6 @@
-"""The rules that bound how many jobs of a class may run, and what each job sees at a mix.
+"""The rules that bound how many jobs of a class may run: the most is the least of what they admit.
 
-limit = min(slowdown, stall, USL peak, deadline, capacity in bytes), never beyond twice the
-largest measured n; the rule that binds is named.
+Which number below the most is recommended is decided in `recommendation`.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from prefect_cachewatch.capacity.model.convolution import ClosedNetwork
-from prefect_cachewatch.capacity.model.demands import Demands, Scenario, demands_of
+from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.model.inputs import WorkloadClass
+from prefect_cachewatch.capacity.model.prediction import predict
 from prefect_cachewatch.capacity.model.results import Binding, ClassPrediction, LimitRule
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["ClassSearch", "Found", "predict"]
+__all__ = ["BEYOND_MEASURED", "ClassSearch", "Found"]
 
 BEYOND_MEASURED = 2
 _STATES = 300_000  # larger grids would make a plan take seconds
@@ -25,9 +24,9 @@ _STATES = 300_000  # larger grids would make a plan take seconds
 
 @dataclass(frozen=True)
 class Found:
-    """What the search for one class's limit gave."""
+    """What the rules admit of one class."""
 
-    limit: int  # 0: not even one job meets the policy
+    most: int  # 0: not even one job meets the policy
     binding: Binding
     rules: tuple[LimitRule, ...]
     reason: str  # why one more is too many
@@ -59,14 +58,33 @@ class ClassSearch:
         first = demands_of(scenario, policy.max_concurrency + beside)
         # No search beyond where the bound alone breaks the slowdown: R >= N Dmax - Z.
         _, dmax = first.largest_demand_s(c)
-        cycle = scenario.classes[c].think_s + first.alone_s[c]
-        edge = policy.max_slowdown * cycle / dmax
+        own = scenario.classes[c].think_s + first.alone_s[c]
+        cycle = max(own, scenario.accepted_alone_s.get(scenario.classes[c].name, 0.0))
+        # The same bound says from where on a burst takes twice as long, which a plan speaks of too.
+        edge = max(policy.max_slowdown * cycle, cycle + first.alone_s[c]) / dmax
         self._reach = min(policy.max_concurrency, _STATES // states - 1)
         self.top = int(max(2, min(self._reach, 1.3 * edge + 2)))
         self.demands = demands_of(scenario, self.top + beside)
         self._network = self.demands.network(self.counts(self.top))
         self._seen: dict[int, tuple[ClassPrediction, ...]] = {}
         self._at_storage: dict[int, float] = {}
+        due = [(i, w.deadline_s) for i, w in enumerate(scenario.classes) if w.deadline_s is not None]
+        self._due = [(i, seconds) for i, seconds in due if i == c or self._beside[i]]
+
+    @property
+    def measured_room(self) -> int | None:
+        """How many jobs of the class fit beside the others below the largest n measured; None: not measured."""
+        measured = self.demands.measured_n
+        return None if measured is None else max(1, measured - sum(self._beside))
+
+    def in_time(self, n: int) -> bool:
+        """Whether every deadline is met with n jobs of the class."""
+        return all(self.at(n)[i].batch_s <= seconds for i, seconds in self._due)
+
+    def slower_from(self, factor: float) -> int | None:
+        """The smallest n at which a mean burst takes so many times as long as with one job; None: not looked at."""
+        accepted = self._largest(lambda n: self.mine(n).burst_s < factor * self.mine(1).burst_s)
+        return None if accepted is None else accepted + 1
 
     def counts(self, n: int) -> list[int]:
         """The mix with n jobs of the class."""
@@ -96,19 +114,20 @@ class ClassSearch:
                 self._largest(lambda n: self._worst_gap(n)[1] <= policy.stall_window_s),
                 self._say_stall,
             ),
+            ("latency", self._latency(), self._say_latency),
             ("usl_peak", self._peak(), self._say_peak),
             ("capacity", self._capacity(workload), self._say_capacity),
             ("measured_n", self._measured(), self._say_measured),
             ("max_concurrency", self._reach, lambda n: f"the plan looks no further than {n - 1}"),
         ]
         rules = [LimitRule(rule, n, "does not bind" if n is None else say(n + 1)) for rule, n, say in candidates]
-        limit = min(rule.n for rule in rules if rule.n is not None)
-        deadline = self._deadline(limit)
+        most = min(rule.n for rule in rules if rule.n is not None)
+        deadline = self._deadline(most)
         rules.append(deadline)
-        if deadline.n is not None and deadline.n < limit:
-            limit = deadline.n
-        binding = next(rule for rule in rules if rule.n is not None and rule.n <= limit)
-        return Found(limit, binding.rule, tuple(rules), binding.sentence)
+        if deadline.n is not None and deadline.n < most:
+            most = deadline.n
+        binding = next(rule for rule in rules if rule.n is not None and rule.n <= most)
+        return Found(most, binding.rule, tuple(rules), binding.sentence)
 
     def _largest(self, accepts: Callable[[int], bool]) -> int | None:
         """Bisection: more jobs never wait less, so each rule holds up to some n and no further."""
@@ -131,6 +150,10 @@ class ClassSearch:
         ]
         return max(watched, key=lambda entry: entry[1], default=("", 0.0))
 
+    def _latency(self) -> int | None:
+        most_s = self.scenario.policy.max_burst_s
+        return None if most_s is None else self._largest(lambda n: self.mine(n).burst_s <= most_s)
+
     def _peak(self) -> int | None:
         peak = self.demands.peak_n
         if peak is None:
@@ -150,14 +173,12 @@ class ClassSearch:
 
     def _deadline(self, limit: int) -> LimitRule:
         """Deadlines bind from above for other users of the storage, and from below for the batch itself."""
-        due = [(i, w.deadline_s) for i, w in enumerate(self.scenario.classes) if w.deadline_s is not None]
-        due = [(i, seconds) for i, seconds in due if i == self.c or self._beside[i]]
-        if not due or limit < 1:
+        if not self._due or limit < 1:
             return LimitRule("deadline", None, "does not bind")
-        meets = [n for n in range(1, limit + 1) if all(self.at(n)[i].batch_s <= seconds for i, seconds in due)]
+        meets = [n for n in range(1, limit + 1) if self.in_time(n)]
         if not meets:
             n, i, seconds = min(
-                ((n, i, seconds) for n in range(1, limit + 1) for i, seconds in due),
+                ((n, i, seconds) for n in range(1, limit + 1) for i, seconds in self._due),
                 key=lambda entry: self.at(entry[0])[entry[1]].batch_s - entry[2],
             )
             took = format_duration(self.at(n)[i].batch_s)
@@ -166,7 +187,7 @@ class ClassSearch:
         if meets[-1] == limit:
             least = f"met from {meets[0]} on" if meets[0] > 1 else "met"
             return LimitRule("deadline", None, least)
-        late = next(i for i, seconds in due if self.at(meets[-1] + 1)[i].batch_s > seconds)
+        late = next(i for i, seconds in self._due if self.at(meets[-1] + 1)[i].batch_s > seconds)
         took = format_duration(self.at(meets[-1] + 1)[late].batch_s)
         name, seconds = self.scenario.classes[late].name, self.scenario.classes[late].deadline_s or 0.0
         return LimitRule(
@@ -183,6 +204,10 @@ class ClassSearch:
         window = self.scenario.policy.stall_window_s
         return f"at {n} the slowest burst{who} is silent for {gap:.0f} s of a {window:.0f} s stall window"
 
+    def _say_latency(self, n: int) -> str:
+        took, asked = self.mine(n).burst_s, self.scenario.policy.max_burst_s or 0.0
+        return f"at {n} a burst takes {format_duration(took)} on average, and {format_duration(asked)} were asked for"
+
     def _say_peak(self, n: int) -> str:
         peak = f"its peak (n = {self.demands.peak_n:.1f})"
         return f"at {n} the storage is past {peak} and moves fewer bytes in all"
@@ -194,54 +219,3 @@ class ClassSearch:
     def _say_measured(self, _: int) -> str:
         beside = f", {sum(self._beside)} of them always running" if any(self._beside) else ""
         return f"measured up to n = {self.demands.measured_n}, and nothing is promised beyond twice that{beside}"
-
-
-def predict(demands: Demands, network: ClosedNetwork, counts: list[int]) -> tuple[tuple[ClassPrediction, ...], float]:
-    """What each class sees at a mix, and how many bursts are at the storage on average.
-
-    Args:
-        demands: the network's description.
-        network: the network prepared for at least these counts.
-        counts: jobs of each class.
-
-    Returns:
-        A prediction for each class, its band still equal to its mean, and the mean number of
-        bursts at the storage.
-
-    Raises:
-        InputError: if the network was prepared for fewer jobs.
-    """
-    solution = network.at(counts)
-    busy = dict.fromkeys(demands.stations, 0.0)
-    for name, share in zip(demands.stations, solution.utilisation, strict=True):
-        busy[name] = max(busy[name], float(share))
-    # Of all that the storage could give, not of what it gives to so few.
-    busy[demands.stations[-1]] = float(solution.throughput_per_s @ demands.demands_s[:, -1] / demands.alpha.max())
-    policy, usual = demands.scenario.policy, demands.scenario.accepted_alone_s
-    predictions = []
-    for c, workload in enumerate(demands.scenario.classes):
-        n, alone = counts[c], demands.alone_s[c]
-        burst = float(solution.response_s[c]) + demands.delay_s[c] if n else alone
-        cycle = workload.think_s + burst
-        job = workload.bursts_per_job * cycle
-        k = policy.p99_over_mean(workload.burst_cv)
-        silent = 0.0 if workload.bytes_appear == "while_moving" else k * burst / workload.files_per_burst
-        rate = float(solution.throughput_per_s[c])
-        predictions.append(
-            ClassPrediction(
-                name=workload.name,
-                n=n,
-                throughput_per_s=rate,
-                bytes_per_s=rate * workload.burst_bytes,
-                burst_s=burst,
-                burst_low_s=burst,
-                burst_high_s=burst,
-                io_slowdown=burst / alone,
-                slowdown=cycle / (usual.get(workload.name) or workload.think_s + alone),
-                gap_p99_s=workload.think_s + silent,
-                job_s=job,
-                batch_s=job * math.ceil(workload.jobs / max(1, n)),
-                utilisation=busy,
-            )
-        )
-    return tuple(predictions), float(solution.queue_length[:, -1].sum())

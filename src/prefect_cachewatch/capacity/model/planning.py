@@ -1,4 +1,4 @@
-"""The plan: how many jobs at once, within which band, why not more, and what would change it.
+"""The plan: how many jobs at once, why this number, and what would change it.
 
 Joins demands, limits and slots into a `LimitPlan`; it measures nothing and changes nothing.
 """
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from prefect_cachewatch.capacity.model.convolution import MAX_STATES
 from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
-from prefect_cachewatch.capacity.model.limits import ClassSearch, predict
+from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
+from prefect_cachewatch.capacity.model.prediction import predict
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
-from prefect_cachewatch.capacity.model.queueing import bounds, stall_bound
+from prefect_cachewatch.capacity.model.queueing import stall_bound
+from prefect_cachewatch.capacity.model.recommendation import edge_of, recommend
 from prefect_cachewatch.capacity.model.results import ClassLimit, ClassPrediction, LimitPlan, Purchase
 from prefect_cachewatch.capacity.model.slots import choose_slots
 from prefect_cachewatch.capacity.model.wording import list_assumptions, say_answer, say_bottleneck
@@ -59,8 +61,10 @@ def plan(
         ...     [WorkloadClass(name="caches", burst_bytes="2GB", think_s=10)],
         ...     Policy(derate=0, p99_factor=1.5, max_slowdown=20),
         ... )
-        >>> answer.limit, answer.binding
+        >>> answer.most, answer.binding
         (13, 'stall')
+        >>> answer.limit, answer.reason
+        (4, 'the smallest number within 2 % of the highest throughput')
     """
     policy = policy or Policy()
     classes = tuple(workloads)
@@ -69,37 +73,40 @@ def plan(
     whole = Scenario(storage, link, classes, policy)
     searches = {c: ClassSearch(*_isolated(whole, c)) for c in asked}
     found = {c: search.find() for c, search in searches.items()}
+    chosen = {c: recommend(searches[c], found[c]) for c in asked}
     edges = {c: _edges(whole, c) for c in asked}
-    limits = [max(1, found[c].limit) for c in asked]
-    if policy.isolated:
-        slots, occupy, checked = limits[0], (1,) * len(asked), "each kind has a cluster of its own"
-    else:
-        slots, occupy, checked = choose_slots(whole, asked, limits)
     first = asked[0]
     search, answer = searches[first], found[first]
+    slots, occupy, checked = _share_slots(whole, search, asked, [chosen[c].n for c in asked])
+    limit, reason = slots // occupy[0], chosen[first].reason
+    if limit != chosen[first].n:
+        reason = (
+            f"its share of {slots} slots, which {len(asked)} classes have together; alone {chosen[first].n} could run"
+        )
     low, high = edges[first]
-    shown = search.scenario.classes.index(classes[first])
-    demands = search.demands
-    where, dmax = demands.largest_demand_s(shown)
-    edge = bounds(
-        limits[0],
-        list(demands.demands_s[shown]),
-        demands.think_s[shown],
-        [float(value) for value in demands.alpha],
-    )
+    shown = search.c
+    where, dmax = search.demands.largest_demand_s(shown)
+    edge, there = edge_of(search, search.top), edge_of(search, limit)
+    slower, doubled = search.slower_from(1.1), search.slower_from(2.0)
+    notes = (*search.demands.notes, *_beyond_measured(search, answer), checked)
     return LimitPlan(
         storage=storage.name,
         link=link.name,
-        answer=say_answer(classes[first], storage, answer, low, high),
-        limit=limits[0],
+        answer=say_answer(search, answer, (low, high), (slower, doubled), limit, reason),
+        limit=limit,
+        reason=reason,
+        most=max(1, answer.most),
         low=low,
         high=high,
         binding=answer.binding,
+        slower_n=slower,
+        doubled_n=doubled,
         slots=slots,
         classes=tuple(
             ClassLimit(
                 name=classes[c].name,
-                limit=max(1, found[c].limit),
+                limit=chosen[c].n,
+                most=max(1, found[c].most),
                 low=edges[c][0],
                 high=edges[c][1],
                 occupy=weight,
@@ -108,16 +115,23 @@ def plan(
             )
             for c, weight in zip(asked, occupy, strict=True)
         ),
-        measured_n=demands.measured_n,
+        measured_n=search.demands.measured_n,
         derate=policy.derate,
+        band=policy.band,
         knee_n=edge.knee_n,
-        bounds={**dataclasses.asdict(edge), "stall_n": _stall_bound(classes[first], policy, dmax)},
-        table=_table(search, limits[0]),
+        bounds={
+            **dataclasses.asdict(edge),
+            "population": limit,
+            "throughput_max_per_s": there.throughput_max_per_s,
+            "residence_min_s": there.residence_min_s,
+            "stall_n": _stall_bound(classes[first], policy, dmax),
+        },
+        table=_table(search, limit, max(1, answer.most)),
         mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
-        bottleneck=say_bottleneck(search, limits[0], where),
-        purchases=_purchases(search.scenario, shown, limits[0], _batch_at(search, limits[0])),
-        assumptions=list_assumptions(storage, link, classes, policy, (*demands.notes, checked)),
-        feasible=answer.limit > 0,
+        bottleneck=say_bottleneck(search, limit, where),
+        purchases=_purchases(search.scenario, shown, chosen[first].n, search.mine(chosen[first].n).batch_s),
+        assumptions=list_assumptions(storage, link, classes, policy, notes),
+        feasible=answer.most > 0,
         small_files=_small_files(search.scenario, shown),
         kinds={workload.name: workload.kind for workload in classes},
     )
@@ -132,6 +146,26 @@ def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
             raise InputError(f"workloads has {name!r} twice: give each class a name of its own")
     if all(workload.running is not None for workload in classes):
         raise InputError("every class says how many always run: leave out `running` of the one whose limit is wanted")
+
+
+def _share_slots(
+    whole: Scenario, search: ClassSearch, asked: Sequence[int], limits: list[int]
+) -> tuple[int, tuple[int, ...], str]:
+    """The slots of the shared limit and of each class; no more jobs at once than streams were measured."""
+    if whole.policy.isolated:
+        return limits[0], (1,) * len(asked), "each kind has a cluster of its own"
+    slots, occupy, checked = choose_slots(whole, asked, limits)
+    if search.measured_room is not None and not whole.policy.beyond_measured:
+        slots = max(*occupy, min(slots, search.measured_room * min(occupy)))
+    return slots, occupy, checked
+
+
+def _beyond_measured(search: ClassSearch, found: Found) -> tuple[str, ...]:
+    measured, peak = search.demands.measured_n, search.demands.peak_n
+    if measured is None or found.most <= measured:
+        return ()
+    how = "without a decline, since none was measured" if peak is None else "by the decline that was measured"
+    return (f"nothing was measured beyond n = {measured}: what is said of more is extrapolated, {how}",)
 
 
 def _isolated(whole: Scenario, c: int) -> tuple[Scenario, int]:
@@ -156,15 +190,15 @@ def _edges(whole: Scenario, c: int) -> tuple[int, int]:
     band = scenario.policy.band
     slow = dataclasses.replace(scenario, rate_factor=1 - band)
     fast = dataclasses.replace(scenario, rate_factor=1 + band, side="high")
-    return max(1, ClassSearch(slow, c).find().limit), max(1, ClassSearch(fast, c).find().limit)
+    return max(1, ClassSearch(slow, c).find().most), max(1, ClassSearch(fast, c).find().most)
 
 
-def _table(search: ClassSearch, limit: int) -> tuple[tuple[ClassPrediction, ...], ...]:
-    top = min(search.top, max(limit + 3, round(1.4 * limit)))
+def _table(search: ClassSearch, limit: int, most: int) -> tuple[tuple[ClassPrediction, ...], ...]:
+    top = min(search.top, max(most + 3, round(1.4 * most)))
     if top <= _ROWS:
         return rows_at(search, range(1, top + 1))
-    even = {max(1, round(top * i / (_ROWS - 2))) for i in range(1, _ROWS - 1)}
-    return rows_at(search, sorted(even | {1, limit, min(top, limit + 1)}))
+    even = {max(1, round(top * i / (_ROWS - 3))) for i in range(1, _ROWS - 2)}
+    return rows_at(search, sorted(even | {1, limit, most, min(top, most + 1)}))
 
 
 def rows_at(search: ClassSearch, numbers: Iterable[int]) -> tuple[tuple[ClassPrediction, ...], ...]:
@@ -226,7 +260,7 @@ def _purchases(scenario: Scenario, c: int, limit: int, batch_s: float) -> tuple[
     Args:
         scenario: what was planned for.
         c: index of the class.
-        limit: its limit now.
+        limit: the number recommended now.
         batch_s: seconds of its batch at that limit now.
 
     A slowdown is measured by what a job took alone before the change, so that the same wall clock
@@ -241,24 +275,10 @@ def _purchases(scenario: Scenario, c: int, limit: int, batch_s: float) -> tuple[
     found = []
     for change, changed, at in _variants(scenario, c):
         search = ClassSearch(changed, at)
-        most = max(1, search.find().limit)
-        batch = _batch_at(search, most)
-        found.append(Purchase(change, most, batch, _say_change(limit, batch_s, most, batch)))
+        then = recommend(search, search.find()).n
+        batch = search.mine(then).batch_s
+        found.append(Purchase(change, then, batch, _say_change(limit, batch_s, then, batch)))
     return tuple(found)
-
-
-def _batch_at(search: ClassSearch, limit: int) -> float:
-    """Seconds of a class's batch under a limit: never more jobs at once than the batch has.
-
-    Args:
-        search: the class's search.
-        limit: the limit.
-
-    Returns:
-        Seconds.
-    """
-    jobs = search.scenario.classes[search.c].jobs
-    return search.mine(min(limit, jobs if jobs > 1 else limit, search.top)).batch_s
 
 
 def _variants(scenario: Scenario, c: int) -> list[tuple[str, Scenario, int]]:

@@ -25,6 +25,7 @@ __all__ = [
     "ServiceCurve",
     "StorageProfile",
     "UslFit",
+    "parse_ops",
     "parse_rate",
 ]
 
@@ -63,7 +64,33 @@ def parse_rate(text: str) -> float:
         raise ValueError(f"{text!r} is not a rate: write it like 125MiB/s, 15GB/s or 10Gbit/s") from None
 
 
+def parse_ops(text: str) -> float:
+    """Read a number of operations per second such as `1M`, `250k/s` or `4000`.
+
+    Args:
+        text: the number; k, M and G are powers of 1000.
+
+    Returns:
+        Operations per second.
+
+    Raises:
+        ValueError: if it is not such a number; the message says what one looks like.
+
+    Example:
+        >>> parse_ops("1M"), parse_ops("250k/s"), parse_ops("1.5e6")
+        (1000000.0, 250000.0, 1500000.0)
+    """
+    amount = text.strip().replace(" ", "").removesuffix("/s")
+    power = {"k": 1e3, "m": 1e6, "g": 1e9}.get(amount[-1:].lower(), 1.0)
+    try:
+        return float(amount if power == 1 else amount[:-1]) * power
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of operations per second: write it like 1M or 250k/s") from None
+
+
 _RATE = Quantity("rate", parse_rate, _PATTERN)
+_OPS = Quantity("operations per second", parse_ops, rf"^\s*{NUMBER_PATTERN}\s*[kKmMgG]?\s*(?:/s)?\s*$")
+OptionalOpsPerSecond = Annotated[float | None, _OPS]
 BytesPerSecond = Annotated[float, _RATE]
 OptionalBytesPerSecond = Annotated[float | None, _RATE]
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -204,6 +231,11 @@ class StorageProfile(InputModel):
     source: str = Field(default="", max_length=500, description="Where the numbers are from.")
     date: datetime.date | None = Field(default=None, description="When they were measured or read.")
     shared: bool = Field(default=True, description="Whether several hosts can mount it at once.")
+    through: Literal["network", "local"] | None = Field(
+        default=None,
+        description="Where its curves were measured: network: on a client, so that they contain the link; local: on "
+        "the storage's own machine; none: not said.",
+    )
     sequential_write: ServiceCurve | None = Field(
         default=None, description="Writing new files from start to end; the curve of cache generations."
     )
@@ -213,6 +245,10 @@ class StorageProfile(InputModel):
     random_read: ServiceCurve | None = Field(
         default=None, description="Reading blocks at random; the curve of training and of mmap loads."
     )
+    ops_per_s: OptionalOpsPerSecond = Field(
+        default=None, gt=0, le=_MAX_RATE,
+        description="Reads or writes per second that it serves at most, all streams together, for example 1M.",
+    )  # fmt: skip
     small_file_s: OptionalDuration = Field(
         default=None, ge=0, le=3600, description="Seconds to create, write 4 KiB, fsync and rename one file."
     )
@@ -238,6 +274,13 @@ class StorageProfile(InputModel):
                 "has no curve: give sequential_write, sequential_read or random_read, or run cachewatch probe"
             )
         return self
+
+    @property
+    def contains_link(self) -> bool:
+        """Whether its curves were measured through a network, so that a link would be counted twice."""
+        # Profiles of before `through`: the probe wrote `shared` for what it found mounted from elsewhere.
+        older = self.basis == "measured" and self.source.startswith("cachewatch probe") and self.shared
+        return self.through == "network" or (self.through is None and older)
 
     @property
     def measured_n(self) -> int | None:

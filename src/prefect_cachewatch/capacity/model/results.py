@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Binding = Literal[
-    "slowdown", "stall", "usl_peak", "deadline", "capacity", "measured_n", "max_concurrency"
+    "slowdown", "stall", "latency", "usl_peak", "deadline", "capacity", "measured_n", "max_concurrency"
 ]  # fmt: skip
 Verdict = Literal["ok", "slower", "faster", "insufficient data"]
 
@@ -44,7 +44,7 @@ class ClassPrediction:
     slowdown: float  # (Z + R) / (Z + R alone)
     gap_p99_s: float  # 99th percentile of the silence between two growths
     job_s: float  # wall clock of one job
-    batch_s: float  # wall clock of all jobs of the batch, n at a time
+    batch_s: float  # wall clock of all jobs of the batch, n at a time, the last ones at their own rate
     utilisation: dict[str, float] = field(default_factory=dict)  # by station: link, storage, cpu
 
 
@@ -62,8 +62,9 @@ class ClassLimit:
     """How many jobs of a class may run, and how many slots of the shared limit each occupies."""
 
     name: str
-    limit: int  # alone, beside the classes that always run
-    low: int
+    limit: int  # recommended, alone, beside the classes that always run
+    most: int  # what the rules admit
+    low: int  # the band of `most`
     high: int
     occupy: int  # slots of the shared limit that one job takes
     binding: Binding
@@ -101,14 +102,19 @@ class LimitPlan:
     storage: str
     link: str
     answer: str  # the one sentence
-    limit: int  # jobs of the first class that asks
-    low: int
+    limit: int  # jobs of the first class that asks: recommended, and what plan-capacity sets
+    reason: str  # why this number and no other
+    most: int  # jobs of that class that the rules admit
+    low: int  # the band of `most`
     high: int
-    binding: Binding
+    binding: Binding  # the rule that admits no more than `most`
+    slower_n: int | None  # from here on a burst takes 10 % longer than with one job; None: not within the plan
+    doubled_n: int | None  # and twice as long
     slots: int  # value of the shared (global) concurrency limit
     classes: tuple[ClassLimit, ...]
     measured_n: int | None  # largest n measured; None: a vendor ceiling or given numbers
     derate: float
+    band: float
     knee_n: float  # N* of the first class, without the classes that always run
     bounds: dict[str, float]
     table: tuple[tuple[ClassPrediction, ...], ...]  # rows over n of the first class; all classes in each

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
-from prefect_cachewatch.capacity.model.limits import predict
+from prefect_cachewatch.capacity.model.prediction import predict
 
 __all__ = ["choose_slots"]
 

@@ -5,6 +5,7 @@ A fit describes a curve; it does not describe a workload, and it sees no cliffs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def service_rates(curve: ServiceCurve, n_max: int, side: Side = "low") -> Servic
     """The rate of one stream and alpha(n) of a curve.
 
     Inside the measured range the medians are joined by straight lines; beyond it the fit
-    continues them where it passes the gate, else the last value holds. A vendor's two numbers
+    continues them where it passes the gate, else the last value holds. A decline counts only where
+    the peak lies within the data: what still rose when it was measured is not taken to fall. A vendor's two numbers
     give a band: `low` is the Universal Scalability Law with alpha = one / all, `high` is
     min(n, all / one).
 
@@ -136,13 +138,15 @@ def service_rates(curve: ServiceCurve, n_max: int, side: Side = "low") -> Servic
     rate = np.array([0.0, *(point.throughput_bytes_per_s for point in curve.points)])
     values = np.interp(n, at, rate)
     last = curve.points[-1].n
-    fit = curve.usl or _fit_or_none(curve)
+    fit = curve.usl or _fit_or_none(tuple((point.n, point.throughput_bytes_per_s) for point in curve.points))
     peak = None
     if fit is not None and fit.rmse_over_mean <= GATE_RMSE_OVER_MEAN:
-        peak = fit.peak_n
+        peak = fit.peak_n if fit.peak_n is not None and fit.peak_n <= last else None
         beyond = n > last
         at_last, after = (m / _below(fit.alpha, fit.beta, m) for m in (np.array([float(last)]), n[beyond]))
         values[beyond] = rate[-1] * after / at_last
+        if peak is None:
+            values[beyond] = np.maximum.accumulate(np.maximum(values[beyond], rate[-1]))
     return ServiceRates(float(values[0]), values / values[0], last, peak)
 
 
@@ -151,10 +155,9 @@ def _below(alpha: float, beta: float, n: Floats) -> Floats:
     return below
 
 
-def _fit_or_none(curve: ServiceCurve) -> UslFit | None:
-    if len(curve.points) < 4:
-        return None
-    return fit_usl([point.n for point in curve.points], [point.throughput_bytes_per_s for point in curve.points])
+@functools.lru_cache(maxsize=64)  # one plan asks for the same fit dozens of times
+def _fit_or_none(points: tuple[tuple[int, float], ...]) -> UslFit | None:
+    return None if len(points) < 4 else fit_usl(*zip(*points, strict=True))
 
 
 def _checked_curve(n: Sequence[float], throughput: Sequence[float]) -> tuple[Floats, Floats]:

@@ -9,6 +9,16 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 
 __all__ = ["list_assumptions", "say_answer", "say_bottleneck"]
 
+_RULES = {
+    "slowdown": "the slowdown rule",
+    "stall": "the stall window",
+    "latency": "the latency asked for",
+    "usl_peak": "the peak of the storage's curve",
+    "deadline": "the deadline",
+    "capacity": "the free space",
+    "measured_n": "twice the measured n",
+    "max_concurrency": "max_concurrency",
+}
 _NOUNS = {"generation": "generation", "inference": "model load", "training": "training job"}
 
 
@@ -28,6 +38,7 @@ def say_bottleneck(search: ClassSearch, limit: int, where: str) -> str:
         "link": search.scenario.link.name,
         "storage": search.scenario.storage.name,
         "codec": "codec's cores",
+        "operations": f"of {search.scenario.storage.name}",
     }
     most = max(busy, key=lambda name: busy[name])
     shown = f"the {most} ({names[most]}), {busy[most]:.0%} of its capacity in use at {limit}"
@@ -36,24 +47,43 @@ def say_bottleneck(search: ClassSearch, limit: int, where: str) -> str:
     return shown
 
 
-def say_answer(workload: WorkloadClass, storage: StorageProfile, found: Found, low: int, high: int) -> str:
-    """The one sentence of a plan.
+def say_answer(
+    search: ClassSearch,
+    found: Found,
+    band: tuple[int, int],
+    slower: tuple[int | None, int | None],
+    limit: int,
+    reason: str,
+) -> str:
+    """The one sentence of a plan: from where on bursts wait, the most that is admitted, what is recommended.
 
     Args:
-        workload: the class that the answer is about.
-        storage: the storage.
-        found: its limit and reason.
-        low: lower edge of the band.
-        high: upper edge.
+        search: the search of the class that the answer is about.
+        found: what the rules admit of it.
+        band: the most that is admitted with lower and with higher rates.
+        slower: the number of jobs from which on a burst takes 10 % longer, and twice as long.
+        limit: the number recommended.
+        reason: why it is no other.
 
     Returns:
         The sentence without its full stop.
     """
+    workload, storage = search.scenario.classes[search.c], search.scenario.storage
     noun = _NOUNS[workload.kind]
-    if found.limit < 1:
+    if found.most < 1:
         return f"not even 1 {noun} of {workload.name} meets the policy on {storage.name}: {found.reason}"
-    plural = noun if found.limit == 1 else noun + "s"
-    return f"{found.limit} ({low}-{high}) {plural} at once on {storage.name}: {found.reason}"
+    ten, two = slower
+    if ten is None:
+        told = f"latency is not 10 % up at {search.top} {noun}s yet"
+    else:
+        told = f"latency is 10 % up at {ten} {noun}s, "
+        told += f"not yet doubled at {search.top}" if two is None else f"doubled at {two}"
+    rules = [_RULES[rule.rule] for rule in found.rules if rule.n == found.most]
+    verb = "admits" if len(rules) == 1 else "admit"
+    return (
+        f"{storage.name}: {told}; {found.most} ({band[0]}-{band[1]}) is the most that {' and '.join(rules)} {verb} "
+        f"({found.reason}). Recommended: {limit} at once, {reason}"
+    )
 
 
 def list_assumptions(
@@ -77,7 +107,7 @@ def list_assumptions(
     """
     said = [
         f"{storage.name}: {_origin(storage.basis, storage.source, str(storage.date or ''))}",
-        "no network between jobs and storage"
+        ("the network is in the measured curves" if storage.contains_link else "no network between jobs and storage")
         if link.bytes_per_s is None
         else f"link {link.name}: {format_bytes(link.bytes_per_s)}/s raw x {link.efficiency:g} on each of "
         f"{link.hosts} host{'s' if link.hosts > 1 else ''}",

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 import click
-from click.shell_completion import CompletionItem
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from prefect_cachewatch.cli.options.sections import option
+from prefect_cachewatch.cli.options.sections import complete_directory, option
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import quantities
+from prefect_cachewatch.config.forms import unit_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["DURATION", "SIZE", "Fields", "build_model", "explain", "split_pairs"]
+__all__ = ["DURATION", "SIZE", "Fields", "build_model", "explain", "split_command", "split_pairs"]
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,9 +35,6 @@ _STEPS = {
     "duration": {"h": 3600.0, "m": 60.0, "s": 1.0},
     "size": {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "": 1.0},
 }
-
-
-_WRITTEN: dict[str, Callable[[float], str]] = {"_s": format_duration, "_bytes": format_bytes}
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 and later only
@@ -104,9 +101,11 @@ class Fields(Generic[M]):
         info = self._model.model_fields[field]
         kind: dict[str, Any] = {"is_flag": True} if field in self._flags else _kind(info)
         if metavar == "DIR":
-            kind["shell_complete"] = _complete_directory
+            kind["shell_complete"] = complete_directory
         words = self._words(info).removeprefix(f"{self._flags.get(field)}: ")
-        further = " Repeatable." if kind.get("multiple") else "" if kind.get("is_flag") else _default(info)
+        further = (
+            " Repeatable." if {**kind, **settings}.get("multiple") else "" if kind.get("is_flag") else _default(info)
+        )
         return option(
             *names, field, **{"metavar": metavar, "default": None, "help": words + further, **kind, **settings}
         )
@@ -152,11 +151,12 @@ def explain(error: ValidationError, option: str | None = None) -> str:
     if where is None:  # an error of the fields together
         return what
     limits = first.get("ctx", {})
-    shape = next((write for end, write in _WRITTEN.items() if loc and loc[-1].endswith(end)), None)
-    if shape is not None and isinstance(first["input"], int | float):
+    # The last part names an alternative of a field that has several.
+    unit = next((found for part in reversed(loc[-2:]) if (found := unit_of(part)).ending), unit_of(""))
+    if unit.ending and isinstance(first["input"], int | float):
         for word, bound in (("at least", limits.get("ge")), ("at most", limits.get("le"))):
             if bound is not None:
-                return f"{where} {shape(float(first['input']))} is out of range: give {word} {shape(bound)}"
+                return f"{where} {unit.write(float(first['input']))} is out of range: give {word} {unit.write(bound)}"
     shown = for_terminal(repr(first["input"]), 80)
     told = first["type"] == "value_error" or first["type"].startswith("string_") or shown.strip("'\"") in what
     return f"{where}: {what if what[:3].isupper() else what[:1].lower() + what[1:]}" + (
@@ -193,8 +193,35 @@ def split_pairs(option: str, pairs: Sequence[str], form: str = "NAME=VALUE", exa
     return found
 
 
+def split_command(option: str, command: str, example: str) -> list[str]:
+    """Split a command that an option gives as one text, as a shell would.
+
+    Args:
+        option: the option.
+        command: as written.
+        example: an example, for the error message.
+
+    Returns:
+        argv.
+
+    Raises:
+        InputError: it cannot be split, or is empty.
+
+    Example:
+        >>> split_command("--before-retry", "tt-smi -r", "tt-smi -r")
+        ['tt-smi', '-r']
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InputError(f"{option} cannot be read as a command ({error}): quote it like a shell would") from None
+    if not words:
+        raise InputError(f"{option} is empty: give a command such as {option} '{example}'")
+    return words
+
+
 def _option_of(field: str) -> str:
-    return _NAMES.get(field) or "--" + re.sub(r"_(s|bytes)$", "", field).replace("_", "-")
+    return _NAMES.get(field) or "--" + field.removesuffix(unit_of(field).ending).replace("_", "-")
 
 
 def _bare(info: FieldInfo) -> Any:
@@ -230,7 +257,3 @@ def _default(info: FieldInfo) -> str:
         plain = f"{value:g}{[*steps][-1]}"
         value = next((f"{value / step:g}{unit}" for unit, step in steps.items() if value % step == 0), plain)
     return f"  [default: {value}]"
-
-
-def _complete_directory(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="dir")]

@@ -19,6 +19,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.config.container import VOLUME_PREFIX
+from prefect_cachewatch.config.policies import split_learned
 from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.watching.stall import effective_poll_s
@@ -43,12 +44,23 @@ __all__ = [
 
 RULES = Fields(
     StallPolicy,
-    "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress, churn_after_s, max_duration_s, "
-    "attribute_cache_s, adaptive =extend",
+    "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, churn_after_s, max_duration_s, "
+    "no_space_after_s, attribute_cache_s, adaptive =extend",
 )
+_PROOF = Fields(StallPolicy, "prove_after_s")
+
+
+class _Progress(click.Choice):  # type: ignore[type-arg]  # generic in click 8.2 and later only
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in ("any", "bytes"):
+            self.fail(f"{value!r} says what counts as progress: that is --progress-by {value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _JOB = Fields(
     CacheJob,
-    "cache_dirs --cache-dir DIR, allow_empty, wait_for, expected_bytes --expect, ignore GLOB, cwd DIR",
+    "cache_dirs --cache-dir DIR, allow_empty, wait_for, expected_bytes --expect, ignore GLOB, cwd DIR, on_stall, "
+    "progress_log PATTERN",
 )
 _STOP = Fields(StopPolicy, "grace_s")
 COMMAND = click.Argument(
@@ -69,10 +81,17 @@ REPORTING = [
     ),
     option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
     option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
+    option(
+        "--progress",
+        "shown",
+        type=_Progress(["live", "plain", "json", "none"]),
+        help="How to show the growth on standard error: a live view, a line each 30 s, a JSON object for each sample, or "
+        "nothing; default live in a terminal, else plain; none with --quiet.",
+    ),
 ]
-SHARED_OUTPUT = "--quiet --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
+SHARED_OUTPUT = "--quiet --progress --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
 _BASICS = [
-    *_JOB.options("ignore"),
+    *_JOB.options("ignore", "on_stall", "progress_log"),
     *PROFILE_OPTIONS,
     option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
     option("--env", multiple=True, metavar="NAME=VALUE", help="Variable for the generator; repeatable."),
@@ -100,15 +119,24 @@ _OUTPUT = [
 ]
 
 
-def stall_section(ignore: click.Option) -> Section:
-    """List the options that say when silence is a stall; `ignore` belongs to the job."""
+def stall_section(*of_job: click.Option, common: str = "") -> Section:
+    """List the options that say when silence is a stall; those given here belong to the job."""
     counted = option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
-    common = "--stall-after --first-write-within --max-duration --grace"
-    return Section("When it is a stall", common, [*RULES.options(), ignore, counted, *_STOP.options()], shared="*")
+    common = f"--stall-after --first-write-within --max-duration --grace {common}"
+    unproven = option("--no-proof", is_flag=True, help="The same as --prove-after off.")
+    return Section(
+        "When it is a stall",
+        common,
+        [*RULES.options(), *_PROOF.options(), unproven, *of_job, counted, *_STOP.options()],
+        shared="*",
+    )
 
 
 def guard_sections(
-    basics: Sequence[click.Option] = (), output: Sequence[click.Option] = (), further: Sequence[Section] = ()
+    basics: Sequence[click.Option] = (),
+    output: Sequence[click.Option] = (),
+    further: Sequence[Section] = (),
+    common: str = "",
 ) -> list[Section]:
     """List the options of the guarded generation.
 
@@ -116,10 +144,11 @@ def guard_sections(
         basics: further options of the command.
         output: further output options of the command.
         further: further sections of the command.
+        common: options of the stall that `--help` shows as well.
     """
     return [
         Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
-        stall_section(_JOB["ignore"]),
+        stall_section(_JOB["on_stall"], _JOB["progress_log"], _JOB["ignore"], common=common),
         *further,
         Section("Output", "--report --log --metrics --quiet", [*_OUTPUT, *output], SHARED_OUTPUT),
         READY_SECTION,
@@ -127,13 +156,14 @@ def guard_sections(
     ]
 
 
-def job_from(name: str | None, options: dict[str, Any], published: bool = False) -> CacheJob:
+def job_from(name: str | None, options: dict[str, Any], published: bool = False, *, find: bool = False) -> CacheJob:
     """Make the job from the parsed options.
 
     Args:
         name: name of the job; default the last part of the first cache directory.
         options: those of `guard_sections`.
         published: whether it goes into a store, which gives it a directory of its own.
+        find: whether a job without a directory gets one later.
 
     Returns:
         The job; relative paths are made absolute.
@@ -148,7 +178,7 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
     if command and not command[0] and container is None:
         raise CommandError("the command's name is empty: name the program to run", exit_code=127)
-    if not options["cache_dirs"] and profile is None and not published:
+    if not options["cache_dirs"] and profile is None and not (published or find):
         raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
     env = environment_from(options["env"], inherit=container is not None)
     given, further = _JOB.given(options), {}
@@ -158,13 +188,17 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
         dirs = dirs or [str(path) for path in profile.cache_dirs]
         env = {**profile.env, **env}
         name = name or (None if named else profile.name)
-        further = {"ready": profile.ready, "markers": profile.markers}
+        further = {
+            "ready": profile.ready,
+            "markers": profile.markers,
+            "progress_log": list(profile.progress_log) or None,
+        }
     return build_model(CacheJob, **{
         **given,
         **{field: value for field, value in further.items() if value is not None},
         **({"cache_dirs": dirs} if dirs else {}),
         **({"cwd": given["cwd"].absolute()} if "cwd" in given else {}),
-        "name": name or (for_terminal(os.path.basename(dirs[0]), 200) if dirs else "") or "cache",
+        "name": name or for_terminal(os.path.basename((dirs or command[:1] or [""])[0]), 200) or "cache",
         "command": command,
         "env": env,
         "ignore": ignored(options, profile.ignore if profile is not None else ()),
@@ -199,7 +233,10 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
     """Make the stall policy from the parsed options, with the profile's values below them; raises InputError."""
     profile = profile_from(options)
     below = profile.stall if profile is not None else {}
-    return build_model(StallPolicy, **{**below, **WARMUP.given(options), **RULES.given(options)})
+    given = {**RULES.given(options), **_PROOF.given(options)}
+    if options.get("no_proof"):
+        given["prove_after_s"] = "off"
+    return build_model(StallPolicy, **{**below, **WARMUP.given(options), **split_learned(given)})
 
 
 def stop_from(options: dict[str, Any]) -> StopPolicy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -29,7 +29,8 @@ PROFILE_OPTIONS = [
         "--profile",
         metavar="NAME[,K=V...]",
         shell_complete=complete_profile,
-        help="Settings of a known generator; directories, environment and windows: see cachewatch profiles.",
+        help="Settings of a known generator; directories, environment and windows: see cachewatch profiles. "
+        "exec finds it by the command where neither this nor --cache-dir is given; none turns that off.",
     ),
     option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
 ]
@@ -39,7 +40,8 @@ def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
     """Return the job settings of the profile in `--profile` and `-P`; None if none is named.
 
     Args:
-        options: parsed; a command without these options has no profile.
+        options: parsed; a command without these options has no profile. `found_profile` has one that the command
+            line led to.
 
     Returns:
         The settings.
@@ -47,8 +49,10 @@ def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
     Raises:
         InputError: the profile or a parameter is not known or not valid.
     """
+    if (found := options.get("found_profile")) is not None:
+        return cast("ProfileSettings", found)
     values = options.get("profile_values", ())
-    if options.get("profile") is None:
+    if options.get("profile") in (None, "none"):
         if values:
             raise InputError("-P belongs to a profile: name one with --profile (see cachewatch profiles)")
         return None

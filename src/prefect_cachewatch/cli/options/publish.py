@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import Any
 
-from prefect_cachewatch.cli.options.fields import Fields, build_model
+from prefect_cachewatch.cli.options.fields import Fields, build_model, split_command
 from prefect_cachewatch.cli.options.sections import Section
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -54,15 +53,5 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
     if "store" in given:
         given["store"] = os.path.abspath(os.path.expanduser(given["store"]))
     if "check_command" in given:
-        given["check_command"] = _words(given["check_command"])
+        given["check_command"] = split_command("--check", given["check_command"], "python3 check.py {cache_dir}")
     return build_model(PublishPolicy, **given)
-
-
-def _words(command: str) -> list[str]:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise InputError(f"--check cannot be read as a command ({error}): quote it like a shell would") from None
-    if not words:
-        raise InputError("--check is empty: give a command such as --check 'python3 check.py {cache_dir}'")
-    return words

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, ReadyOnExit, ReadyOnHttp, ReadyWhen, StallPolicy
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["READY_SECTION", "WARMUP", "with_ready"]
+__all__ = ["READY_SECTION", "WARMUP", "is_ready_given", "with_ready"]
 
 _FORMS = "write exit, http=URL, tcp=HOST:PORT, file=PATH or log=PATTERN"
 _EXAMPLES = {
@@ -61,11 +61,15 @@ def with_ready(job: CacheJob, options: dict[str, Any]) -> CacheJob:
     Raises:
         InputError: an option is malformed, or is given without the option that it belongs to.
     """
-    context = click.get_current_context(silent=True)
-    asked = context is None or context.get_parameter_source("ready") is not click.core.ParameterSource.DEFAULT
-    if not asked and job.ready.kind != "exit":  # the readiness of a profile
+    if not is_ready_given() and job.ready.kind != "exit":  # the readiness of a profile
         return job.model_copy(update={"ready": _adjusted(job.ready, options)})
     return job.model_copy(update={"ready": _ready_from(options)})
+
+
+def is_ready_given() -> bool:
+    """Say whether the user has said when the job is ready, on the command line, in a file or in the environment."""
+    context = click.get_current_context(silent=True)
+    return context is None or context.get_parameter_source("ready") is not click.core.ParameterSource.DEFAULT
 
 
 def _adjusted(ready: Any, options: dict[str, Any]) -> Any:

@@ -14,11 +14,12 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Section", "SectionedCommand", "option"]
+__all__ = ["Section", "SectionedCommand", "complete_directory", "option"]
 
 _ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
 
@@ -48,6 +49,11 @@ class Section:
 def option(*declarations: str, **settings: Any) -> click.Option:
     """Make an option for a section, in the form of click's decorator."""
     return click.Option(declarations, **settings)
+
+
+def complete_directory(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete a directory."""
+    return [CompletionItem(incomplete, type="dir")]
 
 
 class SectionedCommand(click.Command):

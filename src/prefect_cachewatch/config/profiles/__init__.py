@@ -7,7 +7,7 @@ one by name. docs/profiles.md tells how to add one.
 from __future__ import annotations
 
 from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
-from prefect_cachewatch.config.profiles.compilers import OpenVino, TensorRTLLM, TorchCompile, VllmCompileCache
+from prefect_cachewatch.config.profiles.compilers import OpenVino, SGLang, TensorRTLLM, TorchCompile, VllmCompileCache
 from prefect_cachewatch.config.profiles.huggingface import HuggingFaceDownload
 from prefect_cachewatch.config.profiles.registry import (
     complete_job,
@@ -15,6 +15,7 @@ from prefect_cachewatch.config.profiles.registry import (
     find_profile,
     known_profiles,
     make_profile,
+    recognize_profile,
 )
 from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
 
@@ -23,6 +24,7 @@ __all__ = [
     "OpenVino",
     "Profile",
     "ProfileSettings",
+    "SGLang",
     "TTInferenceServer",
     "TensorRTLLM",
     "TorchCompile",
@@ -32,4 +34,5 @@ __all__ = [
     "find_profile",
     "known_profiles",
     "make_profile",
+    "recognize_profile",
 ]

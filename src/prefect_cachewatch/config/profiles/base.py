@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from prefect_cachewatch.config import (
     CACHE_DIR_PLACEHOLDER,
@@ -22,9 +22,10 @@ from prefect_cachewatch.config import (
     MarkerFiles,
     StallPolicy,
 )
-from prefect_cachewatch.config.ready import ReadyWhen
+from prefect_cachewatch.config.profiles.commandline import CommandLine
+from prefect_cachewatch.config.ready import ReadyOnHttp, ReadyWhen
 
-__all__ = ["AbsolutePath", "Profile", "ProfileSettings"]
+__all__ = ["AbsolutePath", "Host", "Port", "Profile", "ProfileSettings", "named_after", "ready_by_health"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class ProfileSettings:
         command: the generator's argv, if the profile knows it.
         ready: when the job is done, if that is not its exit.
         markers: files to write for other programs.
+        progress_log: patterns of the lines of progress that the generator prints.
         hints: what the profile cannot do for the user, a sentence each.
     """
 
@@ -51,7 +53,19 @@ class ProfileSettings:
     command: tuple[str, ...] = ()
     ready: ReadyWhen | None = None
     markers: MarkerFiles | None = None
+    progress_log: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+
+    def replaceable(self) -> dict[str, Any]:
+        """Return the fields of a job that it sets as a whole, and that the job's own replace as a whole."""
+        fields: dict[str, Any] = {"ignore": list(self.ignore)}
+        if self.ready is not None:
+            fields["ready"] = self.ready
+        if self.markers is not None:
+            fields["markers"] = self.markers
+        if self.progress_log:
+            fields["progress_log"] = list(self.progress_log)
+        return fields
 
     def under_job(self, job: CacheJob) -> CacheJob:
         """Complete a job; its own settings stay.
@@ -66,12 +80,7 @@ class ProfileSettings:
         update: dict[str, Any] = {"env": {**self.env, **job.env}}
         if "cache_dirs" not in own or job.cache_dirs == [Path(CACHE_DIR_PLACEHOLDER)]:
             update["cache_dirs"] = list(self.cache_dirs)
-        if "ignore" not in own:
-            update["ignore"] = list(self.ignore)
-        if self.ready is not None and "ready" not in own:
-            update["ready"] = self.ready
-        if self.markers is not None and "markers" not in own:
-            update["markers"] = self.markers
+        update |= {name: value for name, value in self.replaceable().items() if name not in own}
         return job.model_copy(update=update)
 
     def under_stall(self, stall: StallPolicy) -> StallPolicy:
@@ -95,6 +104,19 @@ class Profile(InputModel, ABC):
     @abstractmethod
     def resolve(self) -> ProfileSettings:
         """Return the job settings that follow from the parameters."""
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know the generator by its command line; default never.
+
+        Args:
+            line: the command, its environment and working directory.
+
+        Returns:
+            The settings, with the directories that it writes to as it is called; none if they do not follow from the
+            command line. Environment, command and markers are left out by the caller: a run stays as it was written.
+        """
+        return None
 
     def job(self, command: Sequence[str] = (), **more: Any) -> CacheJob:
         """Make the job.
@@ -127,6 +149,22 @@ class Profile(InputModel, ABC):
         return StallPolicy(**{**self.resolve().stall, **more})
 
 
+def named_after(model: str | None, settings: ProfileSettings) -> ProfileSettings:
+    """Name the job after a model, by the last part of its name or path.
+
+    Example:
+        >>> named_after("org/Llama-3.1-8B", ProfileSettings("vllm", ())).name
+        'Llama-3.1-8B'
+    """
+    name = (model or "").rstrip("/").rpartition("/")[2]
+    return replace(settings, name=name[:200]) if name else settings
+
+
+def ready_by_health(host: str, port: int) -> ReadyOnHttp:
+    """Make the readiness of a server that answers `/health` when it is ready."""
+    return ReadyOnHttp(url=f"http://{host}:{port}/health", check_every_s=5)
+
+
 def _absolute(path: Path) -> Path:
     if not path.is_absolute() or "\0" in str(path):
         raise ValueError(f"{str(path)!r} is not an absolute path: write it from / on")
@@ -134,3 +172,5 @@ def _absolute(path: Path) -> Path:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Host = Annotated[str, Field(pattern=r"^[^\s/]+$", description="Where the server answers.")]
+Port = Annotated[int, Field(ge=1, le=65535, description="The server's port.")]

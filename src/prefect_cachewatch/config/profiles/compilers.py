@@ -1,15 +1,27 @@
-"""Profiles of compilers that cache their output: torch.compile and AOTInductor, OpenVINO, vLLM, TensorRT-LLM."""
+"""Profiles of what compiles and caches the output: torch.compile, OpenVINO, vLLM, SGLang, TensorRT-LLM."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
-from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings
-from prefect_cachewatch.config.ready import ReadyOnHttp
+from prefect_cachewatch.common.mounts import is_in
+from prefect_cachewatch.config.profiles.base import (
+    AbsolutePath,
+    Host,
+    Port,
+    Profile,
+    ProfileSettings,
+    named_after,
+    ready_by_health,
+)
+from prefect_cachewatch.config.profiles.commandline import CommandLine
+from prefect_cachewatch.config.profiles.progress_lines import SGLANG, TRTLLM_BUILD, VLLM
 
-__all__ = ["OpenVino", "TensorRTLLM", "TorchCompile", "VllmCompileCache"]
+__all__ = ["OpenVino", "SGLang", "TensorRTLLM", "TorchCompile", "VllmCompileCache"]
 
 
 class TorchCompile(Profile):
@@ -86,8 +98,8 @@ class VllmCompileCache(Profile):
     cache_root: AbsolutePath = Field(
         description="VLLM_CACHE_ROOT; compiled graphs are in torch_compile_cache below it."
     )
-    host: str = Field(default="127.0.0.1", pattern=r"^[^\s/]+$", description="Where the server answers.")
-    port: int = Field(default=8000, ge=1, le=65535, description="The server's port.")
+    host: Host = "127.0.0.1"
+    port: Port = 8000
 
     def resolve(self) -> ProfileSettings:
         """Return the job settings that follow from the parameters."""
@@ -96,8 +108,65 @@ class VllmCompileCache(Profile):
             cache_dirs=(self.cache_root / "torch_compile_cache",),
             env={"VLLM_CACHE_ROOT": str(self.cache_root)},
             stall={"first_write_within_s": 1800.0, "stall_after_s": 600.0, "warmup_within_s": 1800.0},
-            ready=ReadyOnHttp(url=f"http://{self.host}:{self.port}/health", check_every_s=5),
+            ready=ready_by_health(self.host, self.port),
+            progress_log=VLLM,
         )
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know `vllm serve` and `python -m vllm.entrypoints.openai.api_server`."""
+        serves = line.program in ("vllm", "vllm.entrypoints.cli.main") and line.operand(0) == "serve"
+        if not serves and line.program != "vllm.entrypoints.openai.api_server":
+            return None
+        root = line.place(line.env.get("VLLM_CACHE_ROOT")) or line.cache_home("vllm")
+        model = (line.operand(1) if serves else None) or line.option("--model")
+        settings = cls(cache_root=Path(root), **line.address(8000)).resolve()
+        return named_after(model, _asked(settings, line, "--uds", "--headless"))
+
+
+class SGLang(Profile):
+    """SGLang's caches of compiled kernels and graphs, which its server fills before it answers.
+
+    Example:
+        >>> SGLang(cache_root="/mnt/sglang").resolve().env["SGLANG_DG_CACHE_DIR"]
+        '/mnt/sglang/deep_gemm'
+    """
+
+    profile_name: ClassVar[str] = "sglang"
+    summary: ClassVar[str] = "SGLang's kernel caches (SGLANG_CACHE_DIR, DeepGEMM, inductor, Triton), ready by /health."
+
+    cache_root: AbsolutePath = Field(description="Directory of all its caches; each gets one of its own below it.")
+    host: Host = "127.0.0.1"
+    port: Port = 30000
+
+    def resolve(self) -> ProfileSettings:
+        """Return the job settings that follow from the parameters."""
+        return ProfileSettings(
+            name=self.cache_root.name or "sglang",
+            cache_dirs=(self.cache_root,),
+            env={
+                "SGLANG_CACHE_DIR": str(self.cache_root / "sglang"),
+                "SGLANG_DG_CACHE_DIR": str(self.cache_root / "deep_gemm"),
+                "TORCHINDUCTOR_CACHE_DIR": str(self.cache_root / "inductor"),
+                "TRITON_CACHE_DIR": str(self.cache_root / "triton"),
+                "FLASHINFER_WORKSPACE_BASE": str(self.cache_root),
+            },
+            stall={"first_write_within_s": 1800.0, "stall_after_s": 600.0, "warmup_within_s": 1800.0},
+            ready=ready_by_health(self.host, self.port),
+            progress_log=SGLANG,
+        )
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know `sglang serve` and `python -m sglang.launch_server`: its caches are where it puts them by itself."""
+        if line.program != "sglang.launch_server" and not (line.program == "sglang" and line.operand(0) == "serve"):
+            return None
+        cache = line.place(line.env.get("SGLANG_CACHE_DIR")) or line.cache_home("sglang")
+        kernels = line.place(line.env.get("SGLANG_DG_CACHE_DIR")) or line.cache_home("deep_gemm")
+        settings = cls(cache_root=Path(cache), **line.address(30000)).resolve()
+        dirs = (cache,) if is_in(kernels, cache) else (cache, kernels)
+        model = line.option("--model-path", "--model")
+        return named_after(model, _asked(replace(settings, cache_dirs=tuple(map(Path, dirs))), line))
 
 
 class TensorRTLLM(Profile):
@@ -131,4 +200,17 @@ class TensorRTLLM(Profile):
                 "trtllm-build", "--checkpoint_dir", str(self.checkpoint_dir), "--output_dir", str(self.output_dir),
                 "--workers", str(self.workers), *timing,
             ),
+            progress_log=TRTLLM_BUILD,
         )  # fmt: skip
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know `trtllm-build`."""
+        if line.program not in ("trtllm-build", "tensorrt_llm.commands.build"):
+            return None
+        output = line.place(line.option("--output_dir") or "engine_outputs")
+        return cls(checkpoint_dir=Path(line.cwd), output_dir=Path(str(output))).resolve()
+
+
+def _asked(settings: ProfileSettings, line: CommandLine, *nowhere: str) -> ProfileSettings:
+    return settings if settings.ready is None else replace(settings, ready=line.readiness(settings.ready, *nowhere))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from prefect_cachewatch.config import DEFAULT_IGNORE
-from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings
+from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings, named_after
+from prefect_cachewatch.config.profiles.commandline import CommandLine
 
 __all__ = ["HuggingFaceDownload"]
 
@@ -62,3 +65,16 @@ class HuggingFaceDownload(Profile):
             stall={"first_write_within_s": 300.0, "stall_after_s": 120.0, "poll_s": 5.0},
             command=command,
         )
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know `hf download` and `huggingface-cli download`."""
+        if line.program not in ("hf", "huggingface-cli") or line.operand(0) != "download":
+            return None
+        home = line.place(line.env.get("HF_HOME")) or line.cache_home("huggingface")
+        caches = (line.option("--cache-dir"), line.env.get("HF_HUB_CACHE"), line.env.get("HUGGINGFACE_HUB_CACHE"))
+        hub = next((place for cache in caches if (place := line.place(cache))), f"{home}/hub")
+        target = line.place(line.option("--local-dir")) or hub
+        xet = line.place(line.env.get("HF_XET_CACHE")) or f"{home}/xet"
+        settings = replace(cls(home=Path(home)).resolve(), cache_dirs=(Path(target), Path(xet)))
+        return named_after(line.operand(1), settings)

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, StallPolicy
 from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
+from prefect_cachewatch.config.profiles.commandline import CommandLine, read_command
+from prefect_cachewatch.config.profiles.compilers import OpenVino, SGLang, TensorRTLLM, TorchCompile, VllmCompileCache
+from prefect_cachewatch.config.profiles.huggingface import HuggingFaceDownload
+from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["GROUP", "complete_job", "expand_profile", "find_profile", "known_profiles", "make_profile"]
+__all__ = [
+    "GROUP",
+    "complete_job",
+    "expand_profile",
+    "find_profile",
+    "known_profiles",
+    "make_profile",
+    "recognize_profile",
+]
 
 GROUP = "prefect_cachewatch.profiles"
-_PACKAGE = "prefect_cachewatch.config.profiles"
-# name -> module:class; imported on first use.
-_BUILT_IN = {
-    "tt-inference-server": f"{_PACKAGE}.tt_inference_server:TTInferenceServer",
-    "torch-compile": f"{_PACKAGE}.compilers:TorchCompile",
-    "openvino": f"{_PACKAGE}.compilers:OpenVino",
-    "vllm-compile-cache": f"{_PACKAGE}.compilers:VllmCompileCache",
-    "trtllm-build": f"{_PACKAGE}.compilers:TensorRTLLM",
-    "hf-download": f"{_PACKAGE}.huggingface:HuggingFaceDownload",
-}
+_KINDS: tuple[type[Profile], ...] = (
+    TTInferenceServer,
+    TorchCompile,
+    OpenVino,
+    VllmCompileCache,
+    SGLang,
+    TensorRTLLM,
+    HuggingFaceDownload,
+)
+_BUILT_IN = {kind.profile_name: kind for kind in _KINDS}
 
 
 def known_profiles() -> list[str]:
@@ -56,15 +69,12 @@ def find_profile(name: str) -> type[Profile]:
         >>> find_profile("openvino").summary
         "OpenVINO's model cache (CACHE_DIR): a blob for each compiled model."
     """
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
-        found: Any = getattr(importlib.import_module(module), attribute)
-    else:
+    found: Any = _BUILT_IN.get(name)
+    if found is None:
         other = _others().get(name)
         if other is None:
             raise InputError(
-                f"there is no profile {for_terminal(name, 60)!r}{nearest(name, known_profiles())} "
-                "(see cachewatch profiles)"
+                f"there is no profile {for_terminal(name, 60)!r}{_nearest_profile(name)} (see cachewatch profiles)"
             )
         try:
             found = other.load()
@@ -79,6 +89,47 @@ def find_profile(name: str) -> type[Profile]:
             "repair or remove the package that has it"
         )
     return found
+
+
+def recognize_profile(command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[str, ProfileSettings] | None:
+    """Find the profile that knows a command line, the built-in ones first.
+
+    Args:
+        command: argv.
+        env: the generator's environment.
+        cwd: its working directory, absolute.
+
+    Returns:
+        The profile's name, and its settings without environment, command and markers: the run stays as it was
+        written. None if no profile knows it.
+
+    Raises:
+        InputError: it is a server of which nothing says when it is ready.
+
+    Example:
+        >>> name, settings = recognize_profile(["vllm", "serve", "org/m", "--port", "9"], {"HOME": "/home/u"}, "/")
+        >>> name, settings.name, str(settings.cache_dirs[0]), settings.ready.url
+        ('vllm-compile-cache', 'm', '/home/u/.cache/vllm/torch_compile_cache', 'http://127.0.0.1:9/health')
+    """
+    line = read_command(command, env, cwd)
+    for name in known_profiles():
+        if (found := _recognized(name, line)) is not None:
+            return name, replace(found, env={}, command=(), markers=None)
+    return None
+
+
+def _recognized(name: str, line: CommandLine) -> ProfileSettings | None:
+    # A package's profile that is broken, or options that the generator itself will refuse, stop no run.
+    try:
+        kind = find_profile(name)
+    except InputError:
+        return None
+    try:
+        return kind.recognize(line)
+    except InputError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
+        return None
 
 
 def make_profile(name: str, parameters: Mapping[str, Any]) -> Profile:
@@ -138,8 +189,8 @@ def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
             its parameters.
 
     Returns:
-        The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `command`, `name` and `stall`
-        completed. Unchanged if there is no profile.
+        The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `progress_log`, `command`, `name` and
+        `stall` completed. Unchanged if there is no profile.
 
     Raises:
         InputError: as `make_profile`; or `profile` is no mapping with a name.
@@ -153,17 +204,11 @@ def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
         return dict(written)
     settings = _settings(written["profile"])
     own = {key: value for key, value in written.items() if key != "profile"}
-    fields: dict[str, Any] = {
-        "name": settings.name,
-        "cache_dirs": [str(path) for path in settings.cache_dirs],
-        "ignore": list(settings.ignore),
-    }
+    fields: dict[str, Any] = {"name": settings.name, "cache_dirs": [str(path) for path in settings.cache_dirs]}
+    for key, value in settings.replaceable().items():
+        fields[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
     if settings.command:
         fields["command"] = list(settings.command)
-    if settings.ready is not None:
-        fields["ready"] = settings.ready.model_dump(mode="json")
-    if settings.markers is not None:
-        fields["markers"] = settings.markers.model_dump(mode="json")
     merged: dict[str, Any] = {"env": dict(settings.env), "stall": dict(settings.stall)}
     for key, below in merged.items():
         above = own.get(key) or {}
@@ -175,6 +220,16 @@ def _settings(chosen: Any) -> ProfileSettings:
     if not isinstance(chosen, Mapping) or not isinstance(chosen.get("name"), str):
         raise InputError("profile is no mapping with a name: write profile: {name: tt-inference-server, model: ...}")
     return make_profile(chosen["name"], {key: value for key, value in chosen.items() if key != "name"}).resolve()
+
+
+def _nearest_profile(name: str) -> str:
+    """As `nearest`, and a name may also be like the first word of a profile's: most people know only that one."""
+    known = known_profiles()
+    if "did you mean" in (hint := nearest(name, known)):
+        return hint
+    firsts = {profile.partition("-")[0]: profile for profile in reversed(known)}
+    close = difflib.get_close_matches(name.lower(), firsts, 1, 0.6)
+    return nearest(firsts[close[0]] if close else name, known)
 
 
 def _others() -> dict[str, EntryPoint]:

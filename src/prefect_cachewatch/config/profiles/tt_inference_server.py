@@ -8,6 +8,7 @@ without.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -15,8 +16,9 @@ from pydantic import Field, field_validator, model_validator
 
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.config import DEFAULT_IGNORE, MarkerFiles
-from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
-from prefect_cachewatch.config.ready import ReadyOnHttp
+from prefect_cachewatch.config.profiles.base import Host, Port, Profile, ProfileSettings, ready_by_health
+from prefect_cachewatch.config.profiles.commandline import CommandLine
+from prefect_cachewatch.config.profiles.progress_lines import TENSTORRENT
 
 __all__ = ["MESH_NAMES", "TTInferenceServer"]
 
@@ -93,8 +95,8 @@ class TTInferenceServer(Profile):
         description="TT_METAL_CACHE: the kernel cache's directory. Default beside the tensor cache, with -kernels; with "
         "docker_volume none, since the container's own is not seen from here.",
     )
-    host: str = Field(default="127.0.0.1", pattern=r"^[^\s/]+$", description="Where the server answers.")
-    port: int = Field(default=8000, ge=1, le=65535, description="Its service port.")
+    host: Host = "127.0.0.1"
+    port: Port = Field(default=8000, description="Its service port.")
 
     @field_validator("model")
     @classmethod
@@ -178,7 +180,22 @@ class TTInferenceServer(Profile):
             # Measured in production: a first byte after 1101 s, layers of 84 s, 393 to 1688 s from the last byte to
             # /health.
             stall={"first_write_within_s": 1800.0, "stall_after_s": 300.0, "warmup_within_s": 2700.0},
-            ready=ReadyOnHttp(url=f"http://{self.host}:{self.port}/health", check_every_s=5),
+            ready=ready_by_health(self.host, self.port),
             markers=MarkerFiles(started=Path(STARTED_MARKER), completed=Path(COMPLETED_MARKER)),
+            progress_log=TENSTORRENT,
             hints=hints,
         )
+
+    @classmethod
+    def recognize(cls, line: CommandLine) -> ProfileSettings | None:
+        """Know `run.py --workflow server --local-server`; a server in Docker is no child of it."""
+        model = line.option("--model")
+        if line.program not in ("run.py", "tt-inference-server") or model is None:
+            return None
+        if line.option("--workflow") != "server" or "--local-server" not in line.words:
+            return None
+        port = line.option("--service-port") or line.env.get("SERVICE_PORT") or "8000"
+        # Its directory has the server's version in its name, which the command line does not say.
+        device = line.option("--tt-device", "--device") or "n150"
+        settings = cls(model=model, device=device, port=int(port), cache_root=Path("/")).resolve()
+        return replace(settings, name=model.rpartition("/")[2], cache_dirs=(), hints=())

@@ -108,6 +108,7 @@ class TraceRecorder:
                 touched_at_s=moment(seen.touched_age_s if seen else None),
                 scan_s=max(0.0, ended_s - state.began_s),
                 late_s=max(0.0, reading.late_s),
+                told_at_s=moment(seen.told_age_s if seen else None),
                 event=event,
             )
         )
@@ -124,7 +125,9 @@ class TraceRecorder:
         last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
         if last is not None and report is not None:
             event: Event = "exited" if report.why == "exited" else "stopped"
-            self._put(replace(last, grew_at_s=None, touched_at_s=None, scan_s=0.0, late_s=0.0, event=event))
+            self._put(
+                replace(last, grew_at_s=None, touched_at_s=None, told_at_s=None, scan_s=0.0, late_s=0.0, event=event)
+            )
         self._put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():

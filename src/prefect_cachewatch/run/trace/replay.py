@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.ledger import Growth, Ledger
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles
+from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 from prefect_cachewatch.watching.stall import Kind, Measurement, StallRule, Suspicion, Verdict, effective_poll_s
 
@@ -60,6 +62,7 @@ class Replay:
     hang_at_s: float | None
     measurements: int
     phases: tuple[PhaseChange, ...] = ()
+    silences: PastPauses = PastPauses()  # noqa: RUF009 - frozen
 
     @property
     def after_last_growth_s(self) -> float:
@@ -73,7 +76,11 @@ class Replay:
 
 
 def replay_trace(
-    trace: Trace, policy: StallPolicy, hang_at_s: float | None = None, warmup: Warmup | None = None
+    trace: Trace,
+    policy: StallPolicy,
+    hang_at_s: float | None = None,
+    warmup: Warmup | None = None,
+    learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
 ) -> Replay:
     """Watch a trace with a policy.
 
@@ -83,6 +90,7 @@ def replay_trace(
         hang_at_s: seconds after the trace's first row at which the generator freezes and never ends; None: it goes
             on to the trace's end, and has ended there.
         warmup: for the trace of a server: which silence is its warm-up.
+        learned: windows learned from other runs.
 
     Returns:
         The result. As in a real watch, a stall is reported within its window + one poll.
@@ -101,7 +109,7 @@ def replay_trace(
     start_s = trace.start_s
     until_s = math.inf if hang_at_s is None else start_s + hang_at_s
     files = TraceFiles(trace, until_s)
-    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf, warmup)
+    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf, warmup, learned)
     rule = watch.rule
     return Replay(
         status="ended" if not verdict.final else "stalled" if verdict.status == "stalled" else "deadline_exceeded",
@@ -118,6 +126,7 @@ def replay_trace(
         hang_at_s=hang_at_s,
         measurements=watch.measurements,
         phases=tuple(rule.phases.changes),
+        silences=rule.silences(),
     )
 
 
@@ -147,15 +156,14 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
     times = _progress_times(files, policy)
     ends = hang_at_s is None and trace.ending in ("exited", "unknown")
     if not times:
-        first = files.observed_s(trace.start_s, trace.end_s) if ends else None
+        first = _longest_s(files, [trace.start_s, *files.told, trace.end_s]) if ends else None
         return Enough(None, None if first is None else _rounded_up(first))
-    longest_s = 0.0
-    edges = [*times, trace.end_s] if ends else times
-    for begin_s, end_s in itertools.pairwise(edges):
-        if end_s - begin_s > longest_s:
-            longest_s = max(longest_s, files.observed_s(begin_s, end_s))
-    first_s: float | None = _rounded_up(files.observed_s(trace.start_s, times[0]))
-    stall_s: float | None = _rounded_up(longest_s)
+    # Lines of progress end pauses in every phase.
+    before = [told_s for told_s in files.told if told_s < times[0]]
+    last: list[float] = [trace.end_s] if ends else []
+    after: list[float] = sorted({*times, *files.told[len(before) :], *last})
+    first_s: float | None = _rounded_up(_longest_s(files, [trace.start_s, *before, times[0]]))
+    stall_s: float | None = _rounded_up(_longest_s(files, after))
     last_s = trace.end_s if ends else times[-1]
     free = policy.model_copy(update={"adaptive": "off", "churn_after_s": 4 * _LONGEST_S, "max_duration_s": None})
     for _ in range(_MAX_TRIES):
@@ -173,11 +181,16 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
 
 
 def _run(
-    trace: Trace, files: TraceFiles, policy: StallPolicy, end_s: float, warmup: Warmup | None = None
+    trace: Trace,
+    files: TraceFiles,
+    policy: StallPolicy,
+    end_s: float,
+    warmup: Warmup | None = None,
+    learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
 ) -> tuple[_Watch, Verdict, float]:
     """Measure until a verdict is final or the trace ends; returns the time, too."""
     now_s, verdict = trace.start_s, Verdict("growing")
-    watch = _Watch(policy, now_s, warmup)
+    watch = _Watch(policy, now_s, warmup, learned)
     watch.scan(files, now_s)
     # Where the watch itself ended the run, its last measurement belongs to it.
     last_s = end_s + _LEAST_STEP_S if trace.ending == "stopped" else math.nextafter(end_s, 0)
@@ -196,11 +209,12 @@ def _run(
 class _Watch:
     """A ledger and a rule, fed with a trace's files."""
 
-    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None) -> None:
-        self.rule = StallRule(policy, started_s, warmup)
+    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None, learned: LearnedWindows) -> None:
+        self.rule = StallRule(policy, started_s, warmup, learned)
         self.growth = Growth()
         self.measurements = 0
         self._ledger = Ledger()
+        self._told = 0  # lines of progress that the rule knows of
 
     def scan(self, files: TraceFiles, at_s: float) -> None:
         present = files.at(at_s)
@@ -223,8 +237,14 @@ class _Watch:
             _age_s(growth.newest_changed_ns, at_s),
             _age_s(growth.touched_ns, at_s),
             growth.bytes_present,
+            told_age_s=self._told_age_s(files, at_s),
         )
         return self.rule.observe(at_s, at_s, seen, late_s)
+
+    def _told_age_s(self, files: TraceFiles, at_s: float) -> float | None:
+        """The last line of progress since the measurement before."""
+        seen, self._told = self._told, bisect_right(files.told, at_s)
+        return max(0.0, at_s - files.told[self._told - 1]) if self._told > seen else None
 
 
 def _age_s(changed_ns: int | None, at_s: float) -> float | None:
@@ -264,6 +284,14 @@ def _next_progress_s(files: TraceFiles, policy: StallPolicy, after_s: float, sta
         if total.written - now.written >= least or total.written_alloc - now.written_alloc >= least:
             return total.at_s - start_s
     return None
+
+
+def _longest_s(files: TraceFiles, edges: list[float]) -> float:
+    longest_s = 0.0
+    for begin_s, end_s in itertools.pairwise(edges):
+        if end_s - begin_s > longest_s:
+            longest_s = max(longest_s, files.observed_s(begin_s, end_s))
+    return longest_s
 
 
 def _rounded_up(seconds: float) -> float | None:

@@ -38,6 +38,7 @@ class TraceRow:
     touched_at_s: float | None = None
     scan_s: float = 0.0
     late_s: float = 0.0
+    told_at_s: float | None = None
     event: Event = ""
 
 
@@ -113,6 +114,7 @@ class TraceFiles:
         self.totals = _totals_of(rows)
         self._times = [total.at_s for total in self.totals]
         self.touches = sorted(row.touched_at_s for row in rows[1:] if row.touched_at_s is not None)
+        self.told = sorted(row.told_at_s for row in rows[1:] if row.told_at_s is not None and row.told_at_s <= until_s)
         self._start_bytes = rows[0].total_bytes
         self._pieces: dict[int, list[_File]] = {}  # existing at one state and deleted at a later one
         self._staying: list[tuple[int, int, int]] = []

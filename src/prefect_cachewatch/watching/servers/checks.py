@@ -6,13 +6,9 @@ marker, since its file system may hang. `serving` decides when to look, and what
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import socket
-import struct
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -21,8 +17,7 @@ from prefect_cachewatch.common.bounded import HttpAddress, describe_failure
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.supervise.helper_client import spawn_helper
-from prefect_cachewatch.watching.servers.match_process import FOUND, LATE
+from prefect_cachewatch.watching.matcher import WINDOW, OutputLines, PatternMatcher
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import ReadyOnHttp, ReadyOnTcp, ReadyServer
@@ -31,7 +26,6 @@ __all__ = [
     "FileCheck",
     "HttpCheck",
     "LogSearch",
-    "PatternMatcher",
     "ReadyCheck",
     "TcpCheck",
     "describe_wanted",
@@ -39,127 +33,7 @@ __all__ = [
 ]
 
 _BODY_MAX = 64 << 10
-_LINE_MAX = 4096
-_WINDOW = 64 << 10
 _SHOWN_MAX = 200
-
-
-_LENGTH = struct.Struct("<I")
-# The process limits its own processor time; this is for a machine on which it gets none.
-_ANSWER_S = 10.0
-_LATE_MAX = 8
-
-
-class PatternMatcher:
-    """Searches texts for one regular expression, in a process of its own; threads may share it.
-
-    Args:
-        pattern: checked already; ^ and $ are a line's begin and end.
-
-    Example:
-        >>> matcher = PatternMatcher("ready$")
-        >>> matcher.search(b"ready"), matcher.search(b"ready or not"), matcher.problem
-        (True, False, None)
-        >>> matcher.close()
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self.problem: str | None = None
-        """Why a text was not searched to its end, in one sentence; None if all were."""
-        self._pattern = pattern
-        self._late = 0
-        self._lock = threading.Lock()
-        self._link: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the process, unless it runs: call it before a search is needed.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        with self._lock:
-            if self._link is None:
-                self._start()
-
-    def search(self, text: bytes) -> bool:
-        """Search one text.
-
-        Args:
-            text: of any encoding; bytes that are not UTF-8 match no letter.
-
-        Returns:
-            Whether it matches; false within seconds if the search takes too long.
-        """
-        with self._lock:
-            if self._late >= _LATE_MAX:
-                return False
-            try:
-                if self._link is None:
-                    self._start()
-                answer = self._ask(text)
-            except OSError:  # past the deadline, killed, or not startable
-                self._end()
-                answer = LATE
-            if answer == LATE:
-                self._late += 1
-                self._tell()
-            return answer == FOUND
-
-    def close(self) -> None:
-        """End the process; a search that is under way is cut short."""
-        if (process := self._process) is not None:
-            process.kill()
-        with self._lock:
-            self._late = _LATE_MAX
-            self._end()
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = spawn_helper(
-                "prefect_cachewatch.watching.servers.match_process",
-                theirs.fileno(),
-                [theirs.fileno()],
-                "cachewatch-matcher",
-            )
-        self._link = ours
-        ours.settimeout(_ANSWER_S)
-        self._send(self._pattern.encode("utf-8", "surrogatepass"))
-
-    def _ask(self, text: bytes) -> bytes:
-        assert self._link is not None
-        end_s = time.monotonic() + _ANSWER_S
-        self._send(text)
-        self._link.settimeout(max(0.01, end_s - time.monotonic()))
-        answer = self._link.recv(1)
-        if not answer:
-            raise ConnectionResetError
-        return answer
-
-    def _send(self, data: bytes) -> None:
-        assert self._link is not None
-        self._link.sendall(_LENGTH.pack(len(data)) + data)
-
-    def _end(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        if self._process is not None:
-            self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
-            self._process = None
-
-    def _tell(self) -> None:
-        shown = repr(for_terminal(redact(self._pattern), _SHOWN_MAX))
-        then = (
-            "it is not searched for any more" if self._late >= _LATE_MAX else "what took so long counts as not matched"
-        )
-        self.problem = (
-            f"the pattern {shown} takes too long to search for, and {then}: write it with the words that are printed and "
-            "fewer .*"
-        )
 
 
 class ReadyCheck(Protocol):
@@ -340,7 +214,7 @@ class LogSearch:
     def __init__(self, pattern: str, matcher: PatternMatcher | None = None) -> None:
         self.found = False
         self._matcher = matcher or PatternMatcher(pattern)
-        self._line = b""
+        self._lines = OutputLines()
 
     @property
     def problem(self) -> str | None:
@@ -353,20 +227,14 @@ class LogSearch:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take in output; costs one search over it by another process, no work per line."""
-        for at in range(0, len(data), _WINDOW):
+        for at in range(0, len(data), WINDOW):
             if self.found:
-                self._line = b""
                 return
-            # A progress bar that is redrawn ends its lines with this alone.
-            text = self._line + bytes(data[at : at + _WINDOW]).replace(b"\r", b"\n")
-            whole, end, last = text.rpartition(b"\n")
-            self._line = last[:_LINE_MAX]
-            if end:
-                self.found = self._is_in(whole)
+            self.found = self._is_in(self._lines.add(bytes(data[at : at + WINDOW])))
 
     def look(self) -> str | None:
         """Say whether it has been printed, even in a line that has not ended yet."""
-        self.found = self.found or self._is_in(self._line)
+        self.found = self.found or self._is_in(self._lines.rest)
         return None if self.found else self.problem or "not printed yet"
 
     def close(self) -> None:
@@ -374,11 +242,6 @@ class LogSearch:
         self._matcher.close()
 
     def _is_in(self, data: bytes) -> bool:
-        if len(data) > _LINE_MAX:
-            lines = data.split(b"\n")
-            if max(map(len, lines)) > _LINE_MAX:
-                # Some patterns take quadratic time: a megabyte without a line end is not searched.
-                data = b"\n".join(line[:_LINE_MAX] for line in lines)
         return bool(data) and self._matcher.search(data)
 
 

@@ -1,7 +1,7 @@
 """An attempt whose generator is a server: detects its readiness, and decides what follows.
 
 A `Watch` has one of these for a job that is not done when it exits. The first event decides: readiness,
-a stall's verdict or a cancellation (`ready_s` against `forestall`).
+a stall's verdict or a cancellation (`ready_s` against `claim_end`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, ReadyServer, StallPolicy
+    from prefect_cachewatch.watching.learned import LearnedWindows
     from prefect_cachewatch.watching.servers.handover import HandedOver
 
-__all__ = ["ReadyWatch", "Serving"]
+__all__ = ["ReadyWatch", "ServerReadiness"]
 
 _HAND_OVER_S = 45.0
 
@@ -216,7 +217,7 @@ class ReadyWatch:
         return self._mark_file is not None and self._mark_file.look() is None
 
 
-class Serving:
+class ServerReadiness:
     """The server's side of an attempt.
 
     Args:
@@ -229,8 +230,8 @@ class Serving:
     Example:
         >>> from prefect_cachewatch.config import CacheJob, ReadyOnLog, StallPolicy
         >>> job = CacheJob(name="x", command=["serve"], cache_dirs=["/mnt/x"], ready=ReadyOnLog(pattern="complete"))
-        >>> serving = Serving(job, StallPolicy(), "/mnt/x")
-        >>> serving.forestall(), serving.unready
+        >>> serving = ServerReadiness(job, StallPolicy(), "/mnt/x")
+        >>> serving.claim_end(), serving.unready
         (True, "a line that matches 'complete' was never printed")
     """
 
@@ -265,17 +266,18 @@ class Serving:
         what, _ = describe_wanted(self.ready)
         return f"{what} ({self.watcher.last_answer})" if self.watcher.last_answer else what
 
-    def warmup(self, present_bytes: int) -> Warmup:
+    def warmup(self, present_bytes: int, learned: LearnedWindows) -> Warmup:
         """Make the rule of its warm-up.
 
         Args:
             present_bytes: bytes in the cache directories before the start.
+            learned: the windows learned from earlier runs.
 
         Returns:
             The rule; `start` passes the job's mark to it.
         """
         return Warmup(
-            self._stall.warmup_within_s,
+            learned.shorten("warm_up", self._stall.warmup_within_s),
             marked_by_job=self.ready.warmup_begins_log is not None or self.ready.warmup_begins_file is not None,
             expected_bytes=self._job.expected_bytes,
             present_at_start=present_bytes,
@@ -291,7 +293,7 @@ class Serving:
         """
         self.watcher.start(lambda: self._became_ready(supervisor, hand_over), warmup.note_mark)
 
-    def forestall(self) -> bool:
+    def claim_end(self) -> bool:
         """Decide on another end than readiness; false if it has been ready before."""
         with self._lock:
             self._forestalled = self._forestalled or self.ready_s is None
@@ -301,7 +303,7 @@ class Serving:
 
     def cancel(self) -> None:
         """Stop looking, at the caller's request; returns at once."""
-        self.forestall()
+        self.claim_end()
         self.watcher.stop(0)
 
     def settle(self) -> None:

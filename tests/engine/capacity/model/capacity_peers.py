@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 WARM_UP = 0.1
@@ -81,11 +81,36 @@ def simpy_network(
     return [(len(mine) / (until_s - warm), sum(mine) / len(mine)) for mine in times]
 
 
-class _Sharing:
-    """A station that serves all its jobs at 1/n each; the plain way, without virtual time."""
+def simpy_batch(
+    jobs: int, slots: int, bursts: int, demand_s: float, think_s: float, alpha: Sequence[float], seed: int
+) -> float:
+    """Wall clock of a batch, by simpy: jobs wait for a slot, then think and burst so many times.
 
-    def __init__(self, env: Any) -> None:
-        self._env = env
+    Bursts are constant and pauses vary by half; one station serves n bursts at alpha(n) in all.
+    """
+    import simpy
+
+    env, draw = simpy.Environment(), random.Random(seed)
+    station, free = _Sharing(env, alpha), simpy.Resource(env, capacity=slots)
+
+    def job() -> Iterator[Any]:
+        with free.request() as slot:
+            yield slot
+            for _ in range(bursts):
+                yield env.timeout(think_s * draw.uniform(0.5, 1.5))
+                yield station.serve(demand_s)
+
+    for _ in range(jobs):
+        env.process(job())
+    env.run()
+    return float(env.now)
+
+
+class _Sharing:
+    """A station that serves its n jobs at alpha(n)/n each; the plain way, without virtual time."""
+
+    def __init__(self, env: Any, alpha: Sequence[float] = (1.0,)) -> None:
+        self._env, self._alpha = env, alpha
         self._left: dict[Any, float] = {}
         self._since = 0.0
         self._version = 0
@@ -99,14 +124,17 @@ class _Sharing:
 
     def _advance(self) -> None:
         if self._left:
-            share = (self._env.now - self._since) / len(self._left)
+            share = (self._env.now - self._since) * self._rate() / len(self._left)
             self._left = {job: left - share for job, left in self._left.items()}
         self._since = self._env.now
+
+    def _rate(self) -> float:
+        return self._alpha[min(len(self._left), len(self._alpha)) - 1]
 
     def _schedule(self) -> None:
         self._version += 1
         if self._left:
-            soonest = max(0.0, min(self._left.values())) * len(self._left)
+            soonest = max(0.0, min(self._left.values())) * len(self._left) / self._rate()
             self._env.process(self._finish(soonest, self._version))
 
     def _finish(self, after: float, version: int) -> Iterator[Any]:

@@ -12,9 +12,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.capacity.model.capacity_peers import ciw_network, simpy_network
+from tests.engine.capacity.model.capacity_peers import ciw_network, simpy_batch, simpy_network
 
-from prefect_cachewatch.capacity import erlang_b, erlang_c, simulate, solve_closed
+from prefect_cachewatch.capacity import (
+    LinkProfile,
+    Policy,
+    ServiceCurve,
+    StorageProfile,
+    WorkloadClass,
+    erlang_b,
+    erlang_c,
+    simulate,
+    solve_closed,
+)
+from prefect_cachewatch.capacity.model.demands import Scenario
+from prefect_cachewatch.capacity.model.limits import ClassSearch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -130,6 +142,19 @@ def test_random_networks_agree_with_simpy_within_confidence_intervals(seed: int)
     pytest.importorskip("simpy", reason="pip install simpy, or make test-capacity")
     network = _random_network(seed)
     _holds(network, [simpy_network(*network, until_s=6_000, seed=run) for run in range(8)])
+
+
+@pytest.mark.parametrize(("jobs", "slots"), [(40, 29), (40, 20), (40, 13), (100, 18), (7, 3)])
+def test_batches_take_as_long_as_the_plan_says(jobs: int, slots: int) -> None:
+    pytest.importorskip("simpy", reason="pip install simpy, or make test-capacity")
+    points = [(1, 180e6), (2, 330e6), (4, 560e6), (8, 760e6), (16, 800e6)]
+    curve = ServiceCurve(points=[{"n": n, "throughput_bytes_per_s": rate} for n, rate in points])
+    builds = WorkloadClass(name="builds", burst_bytes=2e9, think_s=10, bursts_per_job=80, jobs=jobs)
+    storage = StorageProfile(name="nfs", sequential_write=curve)
+    search = ClassSearch(Scenario(storage, LinkProfile(), (builds,), Policy(derate=0, max_slowdown=4)), 0)
+    demand_s, alpha = float(search.demands.demands_s[0, 0]), list(search.demands.alpha)
+    took = [simpy_batch(jobs, slots, 80, demand_s, 10, alpha, seed) for seed in range(3)]
+    assert search.mine(slots).batch_s == pytest.approx(np.mean(took), rel=0.02)
 
 
 def _holds(network: tuple, runs: list[list[tuple[float, float]]]) -> None:

@@ -264,6 +264,12 @@ def report(tmp_path_factory):
 
 def test_a_profile_written_is_the_profile_read(tmp_path, report):
     profile = profile_from_report(report, "nfs a")
+    assert (profile.through, profile.contains_link) == ("local", False)
+    mounted = replace(report, target=replace(report.target, filesystem="nfs4"))
+    assert (profile_from_report(mounted, "x").through, profile_from_report(mounted, "x").contains_link) == (
+        "network",
+        True,
+    )
     assert profile.basis == "measured"
     assert profile.measured_n == 2
     assert profile.small_file_s > 0

@@ -128,6 +128,7 @@ REQUIRED = {
     "torch-compile": {"cache_dir": "/c"},
     "openvino": {"cache_dir": "/c"},
     "vllm-compile-cache": {"cache_root": "/c"},
+    "sglang": {"cache_root": "/c"},
     "trtllm-build": {"checkpoint_dir": "/k", "output_dir": "/c"},
     "hf-download": {"home": "/c"},
 }
@@ -347,7 +348,7 @@ def test_the_command_lists_shows_and_resolves(capsys):
     status, out, _ = run(capsys)
     assert status == 0
     assert all(line == "" or len(line) < 80 for line in out.splitlines())
-    assert [line.split()[0] for line in out.splitlines() if line[:1].isalnum()][:6] == list(REQUIRED)
+    assert [line.split()[0] for line in out.splitlines() if line[:1].isalnum()][: len(REQUIRED)] == list(REQUIRED)
     status, out, _ = run(capsys, "tt-inference-server")
     assert "  device          Device: cpu, e150" in out
     assert all(len(line) < 80 for line in out.splitlines()[1:])
@@ -363,6 +364,7 @@ def test_the_command_lists_shows_and_resolves(capsys):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
+        (["vlm"], "there is no profile 'vlm': did you mean vllm-compile-cache? (see cachewatch profiles)"),
         (["openvion"], "there is no profile 'openvion': did you mean openvino? (see cachewatch profiles)"),
         (["openvino", "-P", "cachedir=/c"], "profile openvino has no parameter 'cachedir': did you mean cache_dir?"),
         (["openvino", "-P", "/c"], "'/c' is no parameter of a profile: write it like model=Llama-3.1-8B-Instruct"),

@@ -262,3 +262,21 @@ def test_windows_that_are_called_enough_stop_nothing_and_are_no_longer_than_need
     longest = max((b - a for a, b in itertools.pairwise(times[1:])), default=0)
     assert enough.stall_after_s <= max(0.2, longest + 0.1)
     assert enough.first_write_within_s == times[1] + 0.1
+
+
+def test_lines_of_progress_end_pauses_in_a_replay_and_count_for_what_would_have_been_enough():
+    rows = (
+        recorded(grown(0, 0), grown(60, MIB), grown(300, MIB, grew_at_s=None, told_at_s=290.0),
+                 grown(500, MIB, grew_at_s=None), grown(550, 2 * MIB), grown(560, 2 * MIB, grew_at_s=None, event="exited"))
+    )  # fmt: skip
+    found = replay_trace(rows, POLICY)
+    assert (found.status, found.longest_pause_s) == ("ended", 260)
+    assert find_enough(rows, POLICY).stall_after_s == 260.1
+    assert replay_trace(rows, POLICY, hang_at_s=400).at_s == 590
+    without = Trace("t", tuple(replace(row, told_at_s=None) for row in rows.rows), recorded=True)
+    assert (replay_trace(without, POLICY).at_s, find_enough(without, POLICY).stall_after_s) == (360, 490.1)
+
+
+def test_lines_of_progress_before_the_first_byte_shorten_its_window():
+    told = recorded(grown(0, 0), grown(100, 0, told_at_s=100.0), grown(150, MIB), grown(160, MIB, grew_at_s=None))
+    assert find_enough(told, POLICY).first_write_within_s == 100.1

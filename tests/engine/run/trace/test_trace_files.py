@@ -23,7 +23,7 @@ from prefect_cachewatch.run.trace.rows import TraceRow
 TRACES = Path(__file__).parents[3] / "data/traces"
 DOCS = Path(__file__).parents[4] / "docs"
 HEADER = "t_s,total_bytes,file_count"
-FULL = TraceRow(15.25, 900, 3, 4096, 1000, 900, 8192, 4096, 14.5, 14.75, 0.125, 0.5, "")
+FULL = TraceRow(15.25, 900, 3, 4096, 1000, 900, 8192, 4096, 14.5, 14.75, 0.125, 0.5, 15.0, "")
 
 
 def written(path: Path, text: str | bytes) -> Path:
@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path):
 
 numbers = st.one_of(st.just(""), st.integers(0, 2000).map(str), st.floats(0, 2000).map(lambda value: f"{value:.3f}"))
 lines = st.lists(
-    st.tuples(st.floats(0, 40), st.lists(numbers, min_size=11, max_size=11), st.sampled_from(["", "", "", "unreadable", "missing"])),
+    st.tuples(st.floats(0, 40), st.lists(numbers, min_size=12, max_size=12), st.sampled_from(["", "", "", "unreadable", "missing"])),
     min_size=1, max_size=15,
 )  # fmt: skip
 

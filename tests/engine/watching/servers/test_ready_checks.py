@@ -22,16 +22,16 @@ from prefect_cachewatch.config import CacheJob, ReadyOnFile, ReadyOnHttp, ReadyO
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.publish.health import HealthCheck, check_health
+from prefect_cachewatch.watching.matcher import PatternMatcher
 from prefect_cachewatch.watching.servers.checks import (
     FileCheck,
     HttpCheck,
     LogSearch,
-    PatternMatcher,
     TcpCheck,
     describe_wanted,
     make_check,
 )
-from prefect_cachewatch.watching.servers.serving import ReadyWatch, Serving
+from prefect_cachewatch.watching.servers.serving import ReadyWatch, ServerReadiness
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -530,31 +530,31 @@ class Supervised:
         self.stops += 1
 
 
-def serving(then: str, *answers: str | None) -> Serving:
+def serving(then: str, *answers: str | None) -> ServerReadiness:
     ready = ReadyOnTcp(port=8000, then=then)
     job = CacheJob(name="x", command=["serve"], cache_dirs=["/mnt/x"], ready=ready)
-    return Serving(job, StallPolicy(), "/mnt/x", watcher=ReadyWatch(ready, "/mnt/x", check=Scripted(*answers)))
+    return ServerReadiness(job, StallPolicy(), "/mnt/x", watcher=ReadyWatch(ready, "/mnt/x", check=Scripted(*answers)))
 
 
-def ready_now(one: Serving, supervisor: Supervised, hand_over: Any) -> None:
+def ready_now(one: ServerReadiness, supervisor: Supervised, hand_over: Any) -> None:
     one._became_ready(supervisor, hand_over)
 
 
 def test_whoever_decides_first_decides():
     stalled, ready, supervisor = serving("leave_running", None), serving("leave_running", None), Supervised()
-    assert stalled.forestall()
+    assert stalled.claim_end()
     ready_now(stalled, supervisor, lambda _: pytest.fail("it had been decided to stop it"))
     assert stalled.ready_s is None
     handed: list[str] = []
     ready_now(ready, supervisor, handed.append)
     assert handed == ["127.0.0.1:8000"]
-    assert not ready.forestall()
+    assert not ready.claim_end()
 
 
 def test_what_it_answers_while_it_is_being_stopped_is_not_its_last_answer():
     one = serving("leave_running", "answered 503", "connection reset by peer")
     one.watcher.look()
-    assert one.forestall()
+    assert one.claim_end()
     one.watcher.look()
     assert one.unready == "127.0.0.1:8000 never took a connection (last answer: answered 503)"
 
@@ -596,4 +596,4 @@ def test_a_signal_that_cancels_where_an_end_is_being_decided_does_not_wait_for_i
     waiting = serving("stop", "no")
     with waiting._lock:
         waiting.cancel()
-    assert waiting.forestall()
+    assert waiting.claim_end()

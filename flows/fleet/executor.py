@@ -1,6 +1,6 @@
 """The runners of a fleet's jobs: the interface, and the data that all runs of a fleet share.
 
-A crew starts a job as a child run of the fleet's run, reports which runs have ended, and ends them. There are two:
+An executor starts a job as a child run of the fleet's run, reports which runs have ended, and ends them. There are two:
 `processes` on the fleet's own host, and `workers` over a deployment. `loop` decides what an end means.
 """
 
@@ -22,7 +22,7 @@ from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
 
-__all__ = ["Crew", "Fleet", "make_tracking_task"]
+__all__ = ["Executor", "Fleet", "make_tracking_task"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fleet:
     files: Files
 
 
-class Crew(Protocol):
+class Executor(Protocol):
     """The interface of a runner of jobs."""
 
     #: How many jobs may run at once unless the policy sets it; None: the deployments have limits of their own.
@@ -56,7 +56,7 @@ class Crew(Protocol):
         ...
 
     def states(self) -> dict[UUID, State[Any]]:
-        """Return the states of runs that have not ended, for crews that must ask for them."""
+        """Return the states of runs that have not ended, for executors that must ask for them."""
         ...
 
     def adopt(self, run_id: UUID) -> None:

@@ -1,8 +1,9 @@
-"""The jobs of a fleet that have nothing to do: their cache is published and whole, or is still in its directory.
+"""What this host says of a fleet's jobs before the first one starts: what they need, and which have nothing to do.
 
-Prefect's record of a completed job is not enough: the cache may have been removed since.
+A job has nothing to do if its cache is published and whole, or is still in its directory. Prefect's record of a
+completed job is not enough: the cache may have been removed since.
 
-The host that runs the jobs checks this, in threads with a deadline. If a storage hangs, the fleet starts the job,
+Caches are looked at in threads with a deadline. If a storage hangs, the fleet starts the job,
 whose own checks then report the fault; other jobs are not delayed.
 """
 
@@ -15,18 +16,46 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
-from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.aside import Files
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config.container import VOLUME_PREFIX
-from prefect_cachewatch.errors import CachewatchError
+from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.run.delivery import Delivery
+from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import history_path, past_runs
 from prefect_cachewatch.watching.sections import Publication
+from prefect_cachewatch.watching.site import check_command
 
-__all__ = ["missing_caches", "whole_caches"]
+__all__ = ["check_host", "missing_caches", "whole_caches"]
+
+
+def check_host(jobs: Sequence[FleetJob]) -> None:
+    """Check that each job's program, working directory and store exist.
+
+    Args:
+        jobs: jobs of a fleet that runs on this host.
+
+    Raises:
+        InputError: one is missing; the sentence names the job.
+
+    Example:
+        >>> check_host([FleetJob(name="c", command=["sh"], cache_dirs=["/c"])])
+    """
+    stores: set[Path] = set()
+    for job in jobs:
+        try:
+            if getattr(job, "container", None) is None:  # a container's command is looked for in its image
+                check_command(job.command, dict(os.environ) | job.env, str(job.cwd) if job.cwd else None)
+            store = job.publish.store if job.publish is not None else None
+            if store is not None and store not in stores:
+                CacheStore(store)
+                stores.add(store)
+        except InputError as error:
+            raise InputError(f"job '{for_terminal(job.name, 100)}': {error.message}") from None
 
 
 def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str, Publication]:
@@ -51,7 +80,9 @@ def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str
     return dict(found)
 
 
-def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: float = 60.0) -> dict[str, str]:
+def missing_caches(
+    jobs: Sequence[FleetJob], files: Files, *, elsewhere: bool, patience_s: float = 60.0
+) -> dict[str, str]:
     """Find the caches that a run has completed and that are not there any more.
 
     A published cache has to be whole by its manifest. A directory has to exist with files in it, unless it may be
@@ -59,6 +90,7 @@ def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: flo
 
     Args:
         jobs: jobs that an earlier run completed.
+        files: measures each directory in a process of its own, since a walk changes its process's working directory.
         elsewhere: whether they run on other hosts: if neither the store nor the directory above is visible here, the
             job is not reported.
         patience_s: after this many seconds, a cache without an answer counts as missing.
@@ -67,20 +99,17 @@ def missing_caches(jobs: Sequence[FleetJob], *, elsewhere: bool, patience_s: flo
         The names of the jobs, with the fault in a few words.
 
     Example:
-        >>> missing_caches([FleetJob(name="c", command=["x"], cache_dirs=["/nowhere/c"])], elsewhere=False)
+        >>> from prefect_cachewatch.common.aside import InPlace
+        >>> missing_caches([FleetJob(name="c", command=["x"], cache_dirs=["/nowhere/c"])], InPlace(), elsewhere=False)
         {'c': '/nowhere/c is not there'}
     """
     found: dict[str, str | None] = {}
 
     def look(job: FleetJob) -> None:
-        with contextlib.suppress(TimeoutError):  # as one that has not been asked
+        with contextlib.suppress(OSError):  # as one that has not been asked
             found[job.name] = _what_is_missing(job, elsewhere, files, patience_s)
 
-    if not jobs:
-        return {}
-    # A walk changes its process's working directory, so each one gets a process.
-    with contextlib.closing(Aside.spawn([measure.__module__])) as files:
-        _ask_all(jobs, lambda job: job.storage_name or _store(job) or job.directories, look, patience_s)
+    _ask_all(jobs, lambda job: job.storage_name or _store(job) or job.directories, look, patience_s)
     slow = f"its directory did not answer within {patience_s:.0f} s"
     return {job.name: why for job in jobs if (why := found.get(job.name, slow)) is not None}
 
@@ -123,7 +152,7 @@ def _ask(job: FleetJob, found: dict[str, Publication]) -> None:
 
 
 def _find_whole(job: FleetJob, policy: PublishPolicy) -> Publication | None:
-    whole = Delivery(job.cache_job, policy).find_cached()
+    whole = PublishSession(job.cache_job, policy).find_cached()
     # A published build that is not current still has to be activated.
     return whole if whole is not None and (whole.current is not None or not policy.activate) else None
 

@@ -1,0 +1,180 @@
+"""The attempts of a run: what follows each, and what is changed before the next; the rules are in `run.retry`."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from typing import Any
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.flows.attempts import Inputs, live_view, wait_awake
+from prefect_cachewatch.postmortem.examination import PostMortem
+from prefect_cachewatch.run.preparation import new_variables, remove_locks, run_before_retry
+from prefect_cachewatch.run.remedies import Means, Step, choose_steps, find_remedy
+from prefect_cachewatch.run.retry import counted_attempts, decide_retry, describe_next, last_traceback
+from prefect_cachewatch.supervise.lockfiles import LockFile
+from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.watching.attempt import Outcome, Watch
+from prefect_cachewatch.watching.sections import NextAttempt
+from prefect_cachewatch.watching.site import CacheSite
+
+__all__ = ["Retrying"]
+
+_SURVIVORS_S = 60.0  # beyond the pause
+
+
+class Retrying:
+    """The attempts of one run, as far as they have been made.
+
+    Args:
+        policy: the user's.
+        inputs: the run's inputs; `inputs` has them as the next attempt gets them.
+        site: its directories.
+    """
+
+    def __init__(self, policy: RetryPolicy, inputs: Inputs, site: CacheSite) -> None:
+        self.policy, self.inputs = policy, inputs
+        self.outcomes: list[Outcome] = []
+        self.lasting = ""
+        """Why a later run would end as the last attempt did; empty if it may end otherwise."""
+        self._site = site
+        self._tracebacks: list[str] = []
+        self._steps: tuple[Step, ...] = ()
+        self._locks: list[LockFile] = []
+        self._due_s = 0.0
+
+    @property
+    def counted(self) -> int:
+        """How many of the policy's attempts are used up."""
+        return counted_attempts(self.outcomes)
+
+    @property
+    def most(self) -> int:
+        """How many attempts there are at most, with one that a learned window has stopped."""
+        return self.policy.attempts + len(self.outcomes) - self.counted
+
+    def decide(self, outcome: Outcome, watch: Watch, examiner: PostMortem) -> NextAttempt | None:
+        """Decide what follows an attempt, before its report is written.
+
+        Args:
+            outcome: the attempt's.
+            watch: the attempt.
+            examiner: what it found.
+
+        Returns:
+            The report's section; None for an attempt that completed or was cancelled.
+        """
+        self.outcomes.append(outcome)
+        if outcome.name in ("completed", "cancelled"):
+            return None
+        self._tracebacks.append(last_traceback(watch.output.tail().decode("utf-8", "replace")))
+        first = self.outcomes[0].samples
+        decision = decide_retry(
+            self.policy, self.outcomes, first[0].bytes_present if first else 0, self.inputs.stall.min_growth_bytes,
+            self._tracebacks,
+        )  # fmt: skip
+        self.lasting = decision.lasting
+        self._locks = [lock for lock in examiner.stale_locks if self._is_ours(lock.path)]
+        self._steps = choose_steps(decision.change, self._means()) if decision.again else ()
+        why = find_remedy(outcome.diagnosis, self.policy.by_cause)[1].why
+        chance = random.random()  # noqa: S311 - jitter, not a secret
+        section = describe_next(decision, self.policy, self.counted, why, self._steps, chance)
+        self._due_s = time.monotonic() + (section.pause_s or 0.0)
+        return section
+
+    def prepare(self, outcome: Outcome, section: NextAttempt) -> str | None:
+        """Make the changes before the next attempt, and wait for what is left of the last one.
+
+        Args:
+            outcome: of the last attempt.
+            section: what was decided.
+
+        Returns:
+            Why there is no further attempt although it was decided; None if there is one.
+
+        Raises:
+            InputError: a change cannot be made.
+        """
+        inputs, site, changes = self.inputs, self._site, {step.change for step in self._steps}
+        if (problem := _await_survivors(outcome, section.pause_s or 0.0, inputs.logger)) is not None:
+            return problem
+        if outcome.stop is not None and outcome.stop.survivors:
+            site.note_end(failed=True)  # the survivors may have written until a moment ago
+        if "clean" in changes and inputs.delivery is not None and inputs.delivery.is_staged:
+            inputs.delivery.discard()
+        elif "clean" in changes or self.policy.on_retry == "clean":
+            _log_cleaned(site.clean(), inputs.logger)
+        if inputs.delivery is not None:  # after `clean` too: it keeps files of unknown origin
+            inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
+        if "unlock" in changes:
+            for problem in remove_locks(self._locks, site.paths, inputs.files):
+                inputs.logger.warning(problem)
+        number = len(self.outcomes) + 1
+        if new := new_variables(self._steps, inputs.files, inputs.run_dir, number):
+            self.inputs = inputs.with_variables(new)
+        if "reset" in changes and self.policy.before_retry:
+            run_before_retry(
+                self.policy.before_retry,
+                env=self.inputs.env | {"CACHEWATCH_CAUSE": section.category or "", "CACHEWATCH_ATTEMPT": str(number)},
+                cwd=str(inputs.job.cwd) if inputs.job.cwd else os.getcwd(),
+                within_s=self.policy.before_retry_within_s,
+                secrets=inputs.secrets,
+                say=inputs.logger.info,
+            )
+        return None
+
+    def pause(self, outcome: Outcome, section: NextAttempt) -> None:
+        """Wait until the next attempt is due, and say why there is one."""
+        said = f"attempt {len(self.outcomes)} of {self.most} ended {outcome.name}"
+        self.inputs.logger.warning("%s: %s", said, section.sentence)
+        left_s = max(0.0, self._due_s - time.monotonic())
+        live_view.get().attempt_waits(left_s)
+        wait_awake(threading.Event(), left_s)
+
+    def _means(self) -> Means:
+        inputs, site = self.inputs, self._site
+        staged = inputs.delivery is not None and inputs.delivery.is_staged
+        return Means(
+            env=inputs.env,
+            cache_dirs=site.paths,
+            in_container=inputs.place.plan is not None,
+            before_retry=self.policy.before_retry,
+            stale_locks=[lock.path for lock in self._locks],
+            can_clean=staged or site.to_clean or site.to_record,
+        )
+
+    def _is_ours(self, path: str) -> bool:
+        return any(path.startswith(top.rstrip("/") + "/") for top in self._site.paths)
+
+
+def _await_survivors(outcome: Outcome, pause_s: float, logger: AnyLogger) -> str | None:
+    """Wait for survivors, which may still write; if they stay, say why there is no further attempt."""
+    left = still_there(outcome.stop.survivors) if outcome.stop is not None else []
+    if not left:
+        return None
+    timeout_s = pause_s + _SURVIVORS_S
+    who = describe_survivors(left)
+    logger.warning("the next attempt waits, at most %s, until these have ended: %s", format_duration(timeout_s), who)
+    if not (left := await_survivors(left, timeout_s)):
+        return None
+    return (
+        f"There is no further attempt beside what is left of this one, which may still write: {describe_survivors(left)}. "
+        "See what it waits for, or restart the machine, then run the job again."
+    )
+
+
+def _log_cleaned(cleaned: dict[str, Any], logger: AnyLogger) -> None:
+    logger.info("removed %s files (%s) of the attempt", f"{cleaned['removed']:,}", format_bytes(cleaned["freed_bytes"]))
+    if cleaned["kept"]:
+        names = ", ".join(for_terminal(path, 200) for path in cleaned["kept_paths"][:5])
+        logger.warning(
+            "%s files that came during the attempt are not known to be its own, and stay: %s%s",
+            f"{cleaned['kept']:,}",
+            names,
+            ", ..." if cleaned["kept"] > 5 else "",
+        )

@@ -1,0 +1,259 @@
+"""What `cachewatch doctor` finds out about this machine and this user. What may hang runs in a helper process."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect_cachewatch.cli.places import prefect_home, try_to_write
+from prefect_cachewatch.common.aside import AHEAD_S, Files
+from prefect_cachewatch.common.bounded import Bounded
+from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.containers.engine import EngineAddress, engine_candidates, sdk
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.proctree import read_memory
+from prefect_cachewatch.postmortem.stacks import find_py_spy
+
+__all__ = [
+    "Check",
+    "check_engine",
+    "check_home",
+    "check_kernel",
+    "check_limits",
+    "check_ptrace",
+    "check_py_spy",
+    "check_state",
+    "check_working_directory",
+    "judge_limits",
+]
+
+_ENGINE_S = 3.0
+_ROOM_BYTES = 1 << 16
+# `cachewatch exec` starts with 24 descriptors and does not with 16; its own processes are about ten.
+_FILES_LEAST, _FILES_FEW = 32, 256
+_PROCESSES_LEAST, _PROCESSES_FEW = 16, 64
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        subject: what was looked at, in a word or two.
+        state: `missing` if a run does not work without it.
+        found: what was found.
+        costs: what does not work; empty if nothing is missing.
+        advice: what to do about it.
+        facts: what was measured.
+    """
+
+    subject: str
+    state: Literal["ok", "warning", "missing"]
+    found: str
+    costs: str = ""
+    advice: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_kernel() -> Check:
+    """Check that the kernel has pidfds, which the guard waits on."""
+    release = os.uname().release
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        why = "the kernel has no pidfd_open" if error.errno == errno.ENOSYS else f"pidfd_open: {error.strerror}"
+        return Check(
+            "kernel", "missing", f"Linux {release}: {why}", "every run",
+            "use Linux 5.3 or newer, or a seccomp profile that allows pidfd_open",
+        )  # fmt: skip
+    return Check("kernel", "ok", f"Linux {release}, pidfd_open works")
+
+
+def check_ptrace(files: Files) -> Check:
+    """Check that a helper may read another process of this user: py-spy and the proof of a standstill do."""
+    try:
+        allowed = bool(files.run(read_memory, os.getpid(), id(None), 8, timeout_s=AHEAD_S))
+    except OSError:
+        allowed = False
+    scope = ""
+    with contextlib.suppress(OSError):
+        scope = Path(_YAMA).read_text().strip()
+    named = f"ptrace_scope is {scope}" if scope else "no ptrace_scope here"
+    facts = {"ptrace_scope": int(scope) if scope.isdigit() else None}
+    if allowed:
+        return Check("ptrace", "ok", f"{named}, processes of this user can be read", facts=facts)
+    return Check(
+        "ptrace", "warning", f"{named}, and a helper may not read processes of this user",
+        "Python stacks, and the proof that a tree stands still",
+        "run as root, add CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0", facts,
+    )  # fmt: skip
+
+
+def check_py_spy(files: Files) -> Check:
+    """Look for py-spy."""
+    try:
+        found = files.run(find_py_spy, timeout_s=AHEAD_S)
+    except OSError:
+        found = None
+    if found:
+        return Check("py-spy", "ok", for_terminal(found))
+    return Check(
+        "py-spy", "warning", "not installed", "Python stacks in the post-mortem",
+        "pip install 'prefect-cachewatch[stacks]'",
+    )  # fmt: skip
+
+
+def check_engine(patience_s: float = _ENGINE_S) -> Check:
+    """Look for a container engine that answers, and the SDK.
+
+    Args:
+        patience_s: the longest wait for each address.
+    """
+    costs = "generators in containers (--image)"
+    try:
+        candidates = engine_candidates(None)
+    except InputError as error:
+        return Check("engine", "warning", error.message, costs)
+    version, why = _ping_first(candidates, patience_s)
+    if version is None:
+        return Check("engine", "warning", f"none answers ({why})", costs, "start Docker or podman, or set DOCKER_HOST")
+    try:
+        sdk()
+    except InputError:
+        return Check(
+            "engine", "warning", f"{version}, without its SDK", costs, "pip install 'prefect-cachewatch[docker]'"
+        )
+    return Check("engine", "ok", version)
+
+
+def _ping_first(candidates: Sequence[EngineAddress], patience_s: float) -> tuple[str | None, str]:
+    """Return the first engine that answers, in words, or why the first one does not."""
+    reasons = []
+    for address in candidates:
+        ping = functools.partial(EngineHttp(address.url).ping, patience_s)
+        try:
+            api_version, is_podman = Bounded().call(ping, 2 * patience_s)
+        except TimeoutError:
+            reasons.append(f"{address}: no answer in time")
+        except (EngineSilent, EngineRefused) as error:
+            reasons.append(f"{address}: {error}")
+        else:
+            return f"{'podman' if is_podman else 'Docker'}, API {api_version}, at {for_terminal(str(address))}", ""
+    return None, for_terminal(reasons[0], 200)
+
+
+def check_limits(files: Files) -> Check:
+    """Check how many files and processes this user may have."""
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    processes = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    used = 0
+    if processes != resource.RLIM_INFINITY and os.geteuid() != 0:  # root has no limit of processes
+        with contextlib.suppress(OSError):
+            used = files.run(_count_tasks, os.geteuid(), timeout_s=AHEAD_S)
+        return judge_limits(open_files, max(0, processes - used))
+    return judge_limits(open_files, None)
+
+
+def judge_limits(open_files: int, processes_left: int | None) -> Check:
+    """Judge the limits.
+
+    Args:
+        open_files: a process may have; -1 for any number.
+        processes_left: how many more the user may start; None for any number.
+
+    Example:
+        >>> judge_limits(1024, None).found
+        '1,024 open files, any number of processes'
+    """
+    files_left = None if open_files == resource.RLIM_INFINITY else open_files
+    named = [
+        "any number of open files" if files_left is None else f"{files_left:,} open files",
+        "any number of processes" if processes_left is None else f"{processes_left:,} more processes",
+    ]
+    facts = {"open_files": files_left, "processes_left": processes_left}
+    rows = [
+        (files_left, _FILES_LEAST, _FILES_FEW, "-n (LimitNOFILE=)"),
+        (processes_left, _PROCESSES_LEAST, _PROCESSES_FEW, "-u (TasksMax=, LimitNPROC=)"),
+    ]
+    state: Literal["ok", "warning", "missing"] = "ok"
+    advice = []
+    for left, least, few, limit in rows:
+        if left is not None and left < few:
+            state = "missing" if left < least or state == "missing" else "warning"
+            advice.append(f"raise ulimit {limit}, to {few} or more")
+    costs = {"ok": "", "warning": "runs with many outputs or attempts", "missing": "every run"}[state]
+    return Check("limits", state, ", ".join(named), costs, "; ".join(advice), facts)
+
+
+def _count_tasks(uid: int) -> int:
+    """Count the threads of a user's processes, as the kernel does for the limit."""
+    tasks = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                tasks += len(os.listdir(f"/proc/{name}/task")) if os.stat(f"/proc/{name}").st_uid == uid else 0
+    return tasks
+
+
+def check_state(files: Files) -> Check:
+    """Check that the state directory takes files, and that no other user could have put it there."""
+    return _check_place(files, "state", state_directory(), "CACHEWATCH_STATE", "every run")
+
+
+def check_home(files: Files) -> Check:
+    """Check that Prefect's home is there, or can be made; `facts` has its path."""
+    home, unless = map(os.path.abspath, prefect_home())
+    costs = "generate, fleet and deployed flows"
+    return replace(_check_place(files, "home", home, "PREFECT_HOME", costs, unless), subject="Prefect")
+
+
+def _check_place(files: Files, what: str, path: str, variable: str, costs: str, unless: str = "") -> Check:
+    shown = for_terminal(path, 1000)
+    facts = {"path": path}
+    advice = f"set {variable} to a directory that can be written to"
+    try:
+        files.run(_try_place, path, unless, timeout_s=AHEAD_S)
+    except TimeoutError:
+        advice = f"check the mount, or set {variable} to a directory elsewhere"
+        return Check(what, "missing", f"{shown} does not answer within {AHEAD_S:.0f} s", costs, advice, facts)
+    except FileRefused as error:
+        return Check(what, "missing", f"{for_terminal(str(error.filename), 1000)}: {error}", costs, advice, facts)
+    except OSError as error:
+        return Check(what, "missing", f"{what} directory {shown}: {error.strerror}", costs, advice, facts)
+    return Check(what, "ok", f"{what} directory {shown} can be written to", facts=facts)
+
+
+def _try_place(path: str, unless: str) -> None:
+    if unless:
+        if not os.path.lexists(unless):
+            try_to_write(path, _ROOM_BYTES)
+        return
+    try_to_write(path, _ROOM_BYTES)
+    for name in ("runs", "generations"):
+        with contextlib.suppress(FileNotFoundError):
+            os.close(open_own_directory(os.path.join(path, name)))
+
+
+def check_working_directory(files: Files) -> Check | None:
+    """Check that the working directory answers; None if it does."""
+    here = ""
+    try:
+        here = os.getcwd()
+        files.run(os.path.lexists, os.path.join(here, ".cachewatch"), timeout_s=AHEAD_S)
+    except TimeoutError:
+        why, advice = f"{for_terminal(here, 1000)} does not answer within {AHEAD_S:.0f} s", "check the mount"
+    except OSError as error:
+        why, advice = f"cannot be used: {error.strerror}", "it was removed, perhaps"
+    else:
+        return None
+    return Check("here", "missing", f"the working directory {why}", "every run", f"{advice}; change to another one")

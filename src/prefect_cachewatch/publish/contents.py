@@ -1,0 +1,40 @@
+"""Inspects the files of a build, each by its format: what a manifest cannot tell, since it lists what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.publish.durable import refusing
+from prefect_cachewatch.publish.formats import Finding, inspect
+from prefect_cachewatch.publish.names import matches_any
+from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
+
+__all__ = ["inspect_build"]
+
+
+def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, Finding]]:
+    """Inspect every file of a build.
+
+    Args:
+        build_fd: descriptor of the build's directory.
+        ignore: globs of files that are not part of the cache.
+
+    Returns:
+        Path and finding of each, in order of path.
+
+    Raises:
+        StoreError: a file cannot be read or vanishes meanwhile.
+    """
+    globs = list(ignore)
+    found: list[tuple[str, Finding]] = []
+
+    def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
+        if matches_any(file.path, globs):
+            return
+        fd = open_file(directory_fd, name, file.path)
+        with open(fd, "rb") as opened, refusing("read", file.path, named=f"'{for_terminal(file.path)}'"):
+            found.append((file.path, inspect(opened, name)))
+
+    walk_build(build_fd, BuildTree(), visit)
+    return sorted(found, key=lambda each: each[0])

@@ -1,0 +1,96 @@
+"""Reads `.tensorbin` of tt-metal: the length of a flatbuffer, the flatbuffer, and the shards of one tensor."""
+
+from __future__ import annotations
+
+from prefect_cachewatch.publish.formats.flatbuffer import Table, read_root
+from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged, count_elements, require_apart
+
+__all__ = ["read_tensorbin"]
+
+_ALIGNMENT = 8  # which the loader demands; newer writers align to 64
+_MAX_GAP = 64
+_MAX_BYTES = 16 << 20
+_INLINE = 1
+# Bits of an element, by the number of the type in the schema. Block floats have shared exponents on top.
+_BITS = {0: 16, 1: 32, 2: 32, 3: 8, 4: 4, 5: 8, 6: 16, 7: 32}
+_NAMES = ("bfloat16", "float32", "uint32", "bfloat8_b", "bfloat4_b", "uint8", "uint16", "int32")
+# Versions before the flatbuffer began their files so.
+_SENTINEL = 0xFFFFFFFFFFFFFFFF
+
+
+def read_tensorbin(source: Source) -> Layout:
+    """Compare the shards that the header lists with the file's size, and with type and shape of the tensor.
+
+    Raises:
+        Broken: they contradict each other.
+        Unjudged: the file has an older layout.
+    """
+    length = int.from_bytes(source.read(0, 8, "the length of its header"), "little")
+    if length == _SENTINEL:
+        raise Unjudged("was written by an older tt-metal, in a layout that is not read here")
+    begin = 8 + length
+    if not length or begin > source.size:
+        raise Broken(
+            f"is cut off or no tensorbin: its header should have {length} bytes, and the file has {source.size}"
+        )
+    if begin % _ALIGNMENT:
+        raise Broken(f"has data from byte {begin} on, and tt-metal refuses data that is not aligned to {_ALIGNMENT}")
+    tensor = read_root(source.read(8, length, "its header", most=_MAX_BYTES))
+    if tensor.offset(1) % 4:
+        raise Unjudged("was written by an older tt-metal, in a layout that is not read here")
+    places = _list_shards(tensor)
+    ranges = [(begin + at, begin + at + size, "") for at, size in sorted(places)]
+    last = require_apart(ranges, "a shard", begin, source.size)
+    if len(places) == 1:
+        _check_size(tensor, next(iter(places))[1])
+    return Layout.of(ranges, _find_gaps(ranges, begin, last, source.size))
+
+
+def _list_shards(tensor: Table) -> set[tuple[int, int]]:
+    mesh, shards = tensor.table(1), tensor.tables(2)
+    if mesh is None or shards is None:
+        raise Broken("has a header without a mesh or without shards")
+    if not shards:
+        raise Unjudged("lists no shards")
+    if len(shards) > count_elements(mesh.numbers(0) or (), "the mesh"):
+        raise Broken(f"lists {len(shards)} shards, more than the mesh has devices")
+    # Replicated data is listed once for each device, with the same place.
+    places: set[tuple[int, int]] = set()
+    for shard in shards:
+        if shard.number(0, "<B") != _INLINE:
+            raise Unjudged("keeps data in a way that is not read here")
+        place = shard.struct(1, "<QQ")
+        if place is None:
+            raise Broken("lists a shard without a place")
+        at, size = place
+        if not size:
+            raise Broken("lists a shard of no bytes")
+        places.add((at, size))
+    return places
+
+
+def _check_size(tensor: Table, size: int) -> None:
+    spec = tensor.table(0)
+    layout = spec.table(1) if spec else None
+    if spec is None or layout is None:
+        raise Broken("has a header without type and shape")
+    kind = layout.number(0, "<B")
+    if kind not in _BITS:
+        return
+    bits, shape = _BITS[kind], spec.numbers(0) or ()
+    needed = (count_elements(shape, "its tensor") * bits + 7) // 8
+    # Padding to tiles may make it larger.
+    if size < needed or size % (bits // 8 or 1):
+        raise Broken(f"has {size} bytes for a tensor of shape {shape} and type {_NAMES[kind]}, which needs {needed}")
+
+
+def _find_gaps(ranges: list[tuple[int, int, str]], begin: int, last: int, size: int) -> tuple[str, ...]:
+    doubts: list[str] = []
+    position = begin
+    for first, behind, _ in ranges:
+        if first - position >= _MAX_GAP:
+            doubts.append(f"has {first - position} bytes before byte {first} that belong to no shard")
+        position = behind
+    if last != size:
+        doubts.append(f"has {size - last} bytes behind its last shard, which ends at byte {last}")
+    return tuple(doubts)

@@ -1,0 +1,185 @@
+"""Lock files that lock by being there, as filelock's SoftFileLock makes them: whether one still has a living holder.
+
+A run that was killed leaves such a file behind, and every later run waits for it without end. A file without a holder is
+*stale*; whatever leaves a doubt is not. Removing one is the caller's decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import signal
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.mounts import mount_of, read_mounts
+from prefect_cachewatch.common.removal import OPEN_DIRECTORY, look, open_below, remove_entry
+from prefect_cachewatch.supervise.filelocks import has_exclusive_holder
+from prefect_cachewatch.supervise.proc import read_stat
+from prefect_cachewatch.supervise.run_files import pid_namespace
+
+__all__ = ["LockFile", "find_lock_files", "look_at_lock", "remove_stale_lock"]
+
+# A holder of other kinds than filelock's does not keep the file open, but touches it now and then.
+_QUIET_S = 60.0
+_CONTENT_BYTES = 256
+_PID = re.compile(r"\A\s*(\d{1,10})\b\s*(\S{1,255})?")
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO; in any other a holder may be out of sight
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """A lock file as it was found.
+
+    Attributes:
+        path: absolute.
+        device: number of its file system.
+        inode: its number there.
+        age_s: since it was written.
+        pid: written in it; None if there is none.
+        why_held: why it is not certain that it is stale; empty for a stale one.
+        in_log: whether the log names it as waited for.
+    """
+
+    path: str
+    device: int
+    inode: int
+    age_s: float
+    pid: int | None = None
+    why_held: str = ""
+    in_log: bool = False
+
+    @property
+    def stale(self) -> bool:
+        """Whether it certainly has no living holder."""
+        return not self.why_held
+
+
+def find_lock_files(top: str, most: int = 20_000, budget_s: float = 0.2) -> Iterator[str]:
+    """Find files named *.lock with something in them below a directory, following no link.
+
+    An empty one is what a lock by flock(2) leaves behind, and stands in no way.
+
+    Args:
+        top: the directory.
+        most: how many entries are looked at.
+        budget_s: the longest time, in seconds; not a bound for a file system that hangs.
+
+    Yields:
+        Their paths.
+    """
+    end_s = time.monotonic() + budget_s
+    pending = [top]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                most -= 1
+                if most < 0 or time.monotonic() > end_s:
+                    return
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                elif (
+                    entry.name.endswith(".lock")
+                    and entry.is_file(follow_symlinks=False)
+                    and entry.stat(follow_symlinks=False).st_size
+                ):
+                    yield entry.path
+
+
+def look_at_lock(path: str) -> LockFile | None:
+    """Say whether a lock file is stale.
+
+    Args:
+        path: absolute.
+
+    Returns:
+        What was found; None if there is no such regular file.
+    """
+    try:
+        fd = os.open(path, _OPEN)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        pid, why = _read_holder(fd, path, status)
+        age_s = max(0.0, time.time() - status.st_mtime)
+        return LockFile(path, status.st_dev, status.st_ino, age_s, pid, why or _why_open(fd))
+    finally:
+        os.close(fd)
+
+
+def remove_stale_lock(lock: LockFile, tops: Sequence[str]) -> str:
+    """Remove a lock file if it is still the one that was found and still has no living holder.
+
+    Args:
+        lock: as it was found.
+        tops: directories in which it may be removed.
+
+    Returns:
+        Why it was not removed; empty if it is gone.
+    """
+    top = next((each for each in tops if lock.path.startswith(each.rstrip("/") + "/")), None)
+    if top is None:
+        return "it lies in no cache directory of the job"
+    directory, name = os.path.split(lock.path.removeprefix(top.rstrip("/") + "/"))
+    try:
+        with (
+            Opened(os.open(top, OPEN_DIRECTORY)) as top_fd,
+            Opened(open_below(top_fd, directory)) as directory_fd,
+            Opened(os.open(name, _OPEN, dir_fd=directory_fd)) as fd,
+        ):
+            entry, status = look(fd), os.fstat(fd)
+            if (entry.device, entry.inode) != (lock.device, lock.inode) or not entry.is_file or entry.links != 1:
+                return "another file has taken its place"
+            # The lease is held until the descriptor is closed: a process that opens the file meanwhile waits for that.
+            if why := _read_holder(fd, lock.path, status)[1] or _why_open(fd):
+                return why
+            return "" if remove_entry(directory_fd, name, entry) else "another file has taken its place"
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or "it cannot be removed"
+
+
+def _read_holder(fd: int, path: str, status: os.stat_result) -> tuple[int | None, str]:
+    """The pid in a lock file, and why its content or its place leave a doubt."""
+    found = _PID.match(os.pread(fd, _CONTENT_BYTES, 0).decode("ascii", "replace"))
+    pid, host = (int(found[1]), found[2]) if found else (None, None)
+    if host is not None and host != socket.gethostname():
+        return pid, "another host has written it"
+    if pid is not None and read_stat(pid) is not None:
+        return pid, f"pid {pid}, which is written in it, lives"
+    if pid is not None and host is None and pid_namespace() != _INITIAL_PID_NAMESPACE:
+        return pid, "its pid may be of another container"
+    mount = mount_of(path, read_mounts())
+    if (mount is None or mount.is_network) and (pid is None or host is None):
+        return pid, "a process of another host may hold it"
+    if time.time() - status.st_mtime < _QUIET_S:
+        return pid, "it was written a moment ago"
+    return pid, ""
+
+
+def _why_open(fd: int) -> str:
+    """Say whether a process of this host, also of another container, has the file open; a free one keeps our lease."""
+    if has_exclusive_holder(fd):
+        return "a process has locked it"
+    try:
+        # The kernel grants it only if no other descriptor of the file is open. Whoever opens it then makes the kernel send
+        # a signal to us; the usual one would end this process.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return "a process has it open"
+        return f"it cannot be told whether a process has it open ({error.strerror})"
+    return ""

@@ -1,0 +1,41 @@
+"""The labels that a failed run leaves for whoever decides later whether it is run again."""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID
+
+from prefect import get_client
+from prefect.context import FlowRunContext
+
+from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
+
+__all__ = ["CAUSE_LABEL", "LASTING_LABEL", "label_cause"]
+
+CAUSE_LABEL = "cachewatch.cause"
+LASTING_LABEL = "cachewatch.lasting"
+
+
+def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: float = 30.0) -> None:
+    """Label this flow run with the category of its cause, and with why a later run would end in the same way.
+
+    Args:
+        report: of its last attempt.
+        lasting: the reason; empty if a later run may end otherwise.
+        logger: the run's logger.
+        patience_s: seconds for which an unreachable server is tried.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    labels = {CAUSE_LABEL: report.diagnosis.category if report.diagnosis is not None else "", LASTING_LABEL: lasting}
+    run_id = context.flow_run.id
+    try_until(
+        lambda: _update(run_id, labels), "the labels of the run were not set", time.monotonic() + patience_s, logger
+    )
+
+
+def _update(run_id: UUID, labels: dict[str, str]) -> None:
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(run_id, {name: text for name, text in labels.items() if text})

@@ -1,0 +1,255 @@
+"""`cachewatch doctor`: how it judges what was seen, how it asks an API, and that its screen has 80 columns."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from prefect_cachewatch.cli.doctor import examine as doctor
+from prefect_cachewatch.cli.doctor import render
+from prefect_cachewatch.cli.doctor_checks import (
+    Check,
+    check_engine,
+    check_home,
+    check_kernel,
+    check_limits,
+    check_ptrace,
+    check_py_spy,
+    check_state,
+    judge_limits,
+)
+from prefect_cachewatch.cli.doctor_directory import PREFIX, check_directory, examine, judge
+from prefect_cachewatch.cli.doctor_prefect import check_prefect, compare_versions
+from prefect_cachewatch.common.aside import InPlace
+
+WELL = {
+    "missing": False, "filesystem": "ext4", "read_only": False, "root_bytes": 2 << 30, "is_root": False,
+    "free_bytes": 1 << 30, "total_bytes": 4 << 30, "free_inodes": 1000, "total_inodes": 2000, "block_bytes": 4096,
+    "listed": 42, "list_s": 0.001, "inodes_stay": True, "clock_ahead_s": 0.0,
+}  # fmt: skip
+
+
+class Hangs(InPlace):
+    """Every file system hangs."""
+
+    def run(self, function, *arguments, timeout_s):
+        assert 0 < timeout_s <= 10
+        raise TimeoutError
+
+
+def states(checks: list[Check]) -> list[tuple[str, str]]:
+    return [(check.subject, check.state) for check in checks]
+
+
+@pytest.mark.parametrize(
+    ("seen", "subject", "state", "word"),
+    [
+        ({}, "cache", "ok", "1.00 GiB and 1,000 inodes free; 42 names in 1 ms"),
+        ({"free_inodes": None}, "cache", "ok", "1.00 GiB free"),
+        ({"missing": True}, "cache", "ok", "is made by the run"),
+        ({"free_bytes": 0}, "cache", "missing", "is full"),
+        ({"free_inodes": 0}, "cache", "missing", "no inode is free"),
+        ({"quota_limit_bytes": 9, "quota_used_bytes": 9}, "cache", "missing", "quota"),
+        ({"read_only": True}, "cache", "missing", "read-only"),
+        ({"refused": "Permission denied"}, "cache", "missing", "Permission denied"),
+        ({"error": "Stale file handle"}, "cache", "missing", "Stale file handle"),
+        ({"list_s": 3.0}, "scans", "warning", "42 names took 3 s"),
+        ({"inodes_stay": False}, "inodes", "warning", "change under a file"),
+        ({"clock_ahead_s": 30.0}, "clock", "warning", "30 s ahead of"),
+        ({"clock_ahead_s": -30.0}, "clock", "warning", "30 s behind"),
+    ],
+)
+def test_a_directory_is_judged_by_what_was_seen_of_it(seen, subject, state, word):
+    last = judge("/mnt/c", WELL | seen)[-1]
+    assert (last.subject, last.state) == (subject, state)
+    assert word in last.found
+    assert bool(last.costs) == (state != "ok")
+
+
+def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):
+    (tmp_path / "one").touch()
+    facts = examine(str(tmp_path))
+    assert (facts["listed"], facts["inodes_stay"], facts["missing"]) == (1, True, False)
+    assert abs(facts["clock_ahead_s"]) < 1
+    assert os.listdir(tmp_path) == ["one"]
+
+
+def test_a_file_that_cannot_be_renamed_is_removed_and_said(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(
+        os, "rename", lambda *names: (_ for _ in ()).throw(PermissionError(1, "Operation not permitted"))
+    )
+    assert examine(str(tmp_path))["refused"] == "Operation not permitted"
+    assert os.listdir(tmp_path) == []
+    assert PREFIX.startswith(".cachewatch-")
+
+
+def test_what_hangs_is_said_and_nothing_waits_for_it(monkeypatch):
+    checks = [*check_directory(Hangs(), "/mnt/hung"), check_state(Hangs()), check_home(Hangs())]
+    assert states(checks) == [("cache", "missing"), ("state", "missing"), ("Prefect", "missing")]
+    assert all("does not answer within 10 s" in check.found for check in checks)
+    assert all("check the mount" in check.advice for check in checks)
+    assert check_py_spy(Hangs()).state == check_ptrace(Hangs()).state == "warning"
+    assert check_limits(Hangs()).subject == "limits"
+
+
+class Gone(InPlace):
+    """The working directory has been removed."""
+
+    def run(self, function, *arguments, timeout_s):
+        raise FileNotFoundError(2, "No such file or directory")
+
+
+def test_without_a_working_directory_nothing_relative_is_looked_at(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    checks = doctor(Gone(), ["relative"], with_prefect=True)
+    assert [check.subject for check in checks if check.state == "missing"] == ["here"]
+    assert not {"cache", "state", "Prefect"} & {check.subject for check in checks}
+
+
+def test_the_kernel_of_these_tests_will_do():
+    assert check_kernel().state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("open_files", "left", "state"),
+    [(1024, None, "ok"), (-1, 5000, "ok"), (128, None, "warning"), (1024, 40, "warning"), (16, 40, "missing"), (128, 3, "missing")],
+)  # fmt: skip
+def test_limits_are_judged(open_files, left, state):
+    check = judge_limits(open_files, left)
+    assert check.state == state
+    assert bool(check.advice) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "state"),
+    [
+        ("3.8.8", "3.8.8", "ok"),
+        ("3.8.8", "3.9.1", "ok"),
+        ("3.8.8", "3.7.5", "warning"),
+        ("3.8.8", "2.20.1", "missing"),
+        ("3.8.8", "", "ok"),
+        ("3.8.8", "a build of one's own", "ok"),
+    ],
+)
+def test_versions_are_compared(client, server, state):
+    assert compare_versions(client, server, {"url": "http://h/api"}).state == state
+
+
+@contextlib.contextmanager
+def asked(url: str) -> Iterator[None]:
+    """Configure Prefect with an address for every thread, as the environment of a process does."""
+    from prefect.context import refresh_global_settings_context
+    from prefect.settings import PREFECT_API_URL
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", url)
+        refresh_global_settings_context()
+        assert (PREFECT_API_URL.value() or "") == url
+        yield
+    refresh_global_settings_context()
+
+
+@pytest.mark.parametrize(("url", "advice"), [("127.0.0.1:4200/api", "/api"), ("127.0.0.1:4200", "/api"), ("h:1/", "")])
+def test_an_address_without_a_scheme_is_named_with_its_remedy(tmp_path, url, advice):
+    with asked(url):
+        check = check_prefect(str(tmp_path), 5.0)
+    assert (check.state, check.found) == ("missing", f"PREFECT_API_URL {url} has no scheme")
+    assert check.advice.startswith("set it to http://")
+    assert check.advice.endswith(advice)
+
+
+def test_no_address_is_a_temporary_server(tmp_path):
+    home = os.environ.get("PREFECT_HOME")
+    with asked(""):
+        check = check_prefect(str(tmp_path / "none"), 5.0)
+    assert check.state == "ok"
+    assert "a temporary server is started" in check.found
+    assert os.environ.get("PREFECT_HOME") == home
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_address_at_which_nothing_listens(tmp_path):
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # it does not listen, and nobody else can
+        with asked(url := f"http://127.0.0.1:{bound.getsockname()[1]}/api"):
+            check = check_prefect(str(tmp_path), 60.0)
+    assert check.state == "missing"
+    assert check.found.startswith(f"the Prefect API at {url} cannot be reached")
+
+
+def test_an_address_that_takes_connections_and_says_nothing(tmp_path):
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        with asked(f"http://127.0.0.1:{mute.getsockname()[1]}/api"):
+            check = check_prefect(str(tmp_path), 0.1)
+            mute.settimeout(60)
+            mute.accept()[0].close()  # the thread that asks is left behind, and has read the address by now
+    assert check.state == "missing"
+    assert "has not answered within 0.1 s" in check.found
+
+
+class Api(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = {"/api/health": "true", "/api/admin/version": '"2.1.0"'}.get(self.path, "<html>")
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_version_of_an_api_and_an_address_without_its_end(tmp_path, api):
+    with asked(f"{api}/api"):
+        check = check_prefect(str(tmp_path), 60.0)
+    assert check.state == "missing"
+    assert "answers with 2.1.0" in check.found
+    with asked(api):
+        check = check_prefect(str(tmp_path), 60.0)
+    assert "is no Prefect API" in check.found
+    assert check.advice == f"an address ends with /api: try {api}/api"
+
+
+def test_an_engine_that_is_not_there_costs_containers_only(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    check = check_engine(0.2)
+    assert (check.state, check.costs) == ("warning", "generators in containers (--image)")
+    monkeypatch.setenv("DOCKER_HOST", "ssh://somewhere")
+    assert "DOCKER_HOST is ssh://somewhere" in check_engine(0.2).found
+
+
+def test_the_screen_has_80_columns_and_at_most_24_lines():
+    well = [Check(f"well{number}", "ok", "x" * 70) for number in range(20)]
+    long = Check("cache", "missing", f"/mnt/{'d' * 300}: no", "every run there", "make it writable")
+    few, many = render([well[0], long]), render([*well, long, Check("py-spy", "warning", "no", "stacks", "pip")])
+    assert max(map(len, [*few, *many])) <= 80
+    assert len(many) <= 24
+    assert many[0].startswith("ok   ")
+    assert "well19" in "\n".join(many)
+    assert few[-1] == many[-1] == "A run would not work: cache."
+    assert render([well[0]])[-1] == "A run would work."
+    assert render([Check("py-spy", "warning", "no", "stacks", "pip")])[-1] == "A run would work, with 1 warning."
+
+
+def test_every_check_goes_into_json():
+    assert json.loads(json.dumps(asdict(judge("/c", WELL)[0]), allow_nan=False))["facts"]["free_inodes"] == 1000

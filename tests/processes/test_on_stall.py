@@ -1,0 +1,170 @@
+"""`exec --on-stall report`: real generators that hang, go on or end, and are left alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.processes.ready_bench import made_bench
+
+from support import PATIENCE_S, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, running, tagged
+
+SHADOW = (
+    "--on-stall",
+    "report",
+    "--stall-after",
+    "1s",
+    "--first-write-within",
+    "1s",
+    "--poll",
+    "0.2s",
+    "--grace",
+    "0.3s",
+)
+# Writes, waits until a file of its name is there, writes again, and ends with a code.
+GOES_ON = """
+import os, sys, time
+def write(name):
+    with open(f"{cache}/{name}", "wb") as file:
+        file.write(os.urandom(50_000))
+write("a.bin")
+for name in names:
+    while not os.path.exists(f"{cache}/../{name}"):
+        time.sleep(0.02)
+    write(name)
+raise SystemExit(code)
+"""
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+def goes_on(cache: Path, tag: str, *names: str, code: int = 0) -> list[str]:
+    return program(f"cache, names, code = {str(cache)!r}, {names!r}, {code}\n{GOES_ON}", tag)
+
+
+def test_what_stalls_is_left_alone_and_each_report_says_what_became_of_it(cache, tmp_path):
+    tag, report = new_tag(), tmp_path / "r.json"
+
+    def stalls() -> list[dict[str, object]]:
+        return json.loads(report.read_text())["would_be_stops"] if report.exists() else []
+
+    argv = exec_argv(
+        cache,
+        *SHADOW,
+        "--report",
+        report,
+        "--bundle-dir",
+        tmp_path / "b",
+        command=goes_on(cache, tag, "b.bin", "c.bin", code=3),
+    )
+    with running(argv) as watching:
+        for name in ("b.bin", "c.bin"):
+            known = len(stalls())
+            assert eventually(lambda known=known: len(stalls()) > known)
+            assert json.loads(report.read_text())["outcome"] == "stalled"
+            assert len(tagged(tag)) == 1
+            (tmp_path / name).touch()
+            assert eventually(lambda name=name: (cache / name).exists() or watching.poll() is not None)
+        _, said = watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == 3
+    final = json.loads(report.read_text())
+    assert (final["outcome"], final["exit_code"], final["stop"], final["stall"]["kind"]) == ("failed", 3, None, None)
+    told = final["would_be_stops"]
+    # There may be more: the process may get no processor for a whole window.
+    assert len(told) >= 2 and {stall["kind"] for stall in told} == {"no_growth"}
+    assert all(stall["message"].count("would have been stopped, and was left alone.") == 1 for stall in told)
+    assert all(json.loads((Path(stall["bundle"]) / "report.json").read_text())["would_be_stops"] for stall in told)
+    assert told[0]["at_s"] < told[0]["resumed_at_s"] < told[1]["at_s"]
+    assert told[0]["in_vain"] is True
+    assert said.count("The generator would have been stopped, and was left alone.") == len(told)
+    assert f"It would have been stopped {len(told)} times, " in final["message"]
+    assert said.rstrip().endswith(final["message"])
+    assert_none_left(tag)
+
+
+@pytest.mark.campaign
+def test_a_generator_that_never_grows_again_and_fails_would_have_been_stopped_rightly(cache):
+    code = f"{cache}/a.bin"
+    ran = run_exec(
+        cache, *SHADOW, "--no-bundle", "--quiet",
+        command=[sys.executable, "-c", f"import time; open({code!r}, 'wb').write(bytes(9999)); time.sleep(4); raise SystemExit(7)"],
+    )  # fmt: skip
+    assert (ran.status, ran.report["outcome"]) == (7, "failed")
+    (stall,) = ran.report["would_be_stops"]
+    assert (stall["resumed_at_s"], stall["in_vain"]) == (None, False)
+    assert "It would have been stopped once, and rightly: it never grew again." in ran.last_line
+    assert len(ran.stderr.splitlines()) == 2  # each is said, quiet or not
+
+
+def test_the_time_limit_and_an_empty_cache_are_said_and_change_no_exit_status(cache):
+    ran = run_exec(
+        cache, *SHADOW, "--max-duration", "0.5s", "--first-write-within", "5m", "--no-bundle",
+        command=[sys.executable, "-c", "import time; time.sleep(2)"],
+    )  # fmt: skip
+    assert (ran.status, ran.report["outcome"]) == (0, "completed")
+    (limit,) = ran.report["would_be_stops"]
+    assert (limit["kind"], limit["in_vain"]) == (None, True)
+    assert "exceeded its time limit in " in limit["message"]
+    assert "it was empty before as well, which would have been a failure" in ran.last_line
+
+
+def test_reported_stalls_and_lines_of_progress_are_metrics(cache, tmp_path):
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    script = f"echo x > {cache}/a; echo step 1/2; sleep 0.5; echo step 2/2; sleep 2.5"
+    ran = run_exec(
+        cache, *SHADOW, "--no-bundle", "--progress-log", r"step (?P<done>\d+)", "--metrics", f"file:{metrics}",
+        command=["sh", "-c", script],
+    )  # fmt: skip
+    assert (ran.status, ran.report["outcome"]) == (0, "completed")
+    (path,) = metrics.iterdir()
+    values = dict(line.rsplit(" ", 1) for line in path.read_text().splitlines() if line[:1] != "#")
+    (stops,) = (value for name, value in values.items() if name.startswith("cachewatch_would_be_stops_total"))
+    (lines,) = (value for name, value in values.items() if name.startswith("cachewatch_progress_lines_total"))
+    assert float(stops) == len(ran.report["would_be_stops"]) >= 1
+    assert float(lines) == ran.report["logged"]["count"] == 2
+
+
+@pytest.mark.campaign
+def test_a_server_that_would_have_been_stopped_is_handed_over_when_it_is_ready(tmp_path):
+    with made_bench(tmp_path) as bench:
+        ran = bench.exec("--on-stall", "report", "--warmup-within", "1s", "--no-bundle", warm_s=4.0)
+        assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None), ran.stderr
+        assert ran.report["ready"]["left_running"] and bench.healthy()
+        assert tagged(bench.tag) == [ran.report["ready"]["pid"]]
+    stalls = ran.report["would_be_stops"]
+    assert stalls and {stall["in_vain"] for stall in stalls} == {True}
+    assert stalls[-1]["kind"] == "never_ready"
+    assert (
+        f"stop it with `cachewatch stop --pid {ran.report['ready']['pid']}`. It would have been stopped "
+        in ran.last_line
+    )
+
+
+@pytest.mark.campaign
+def test_a_server_that_ends_before_it_is_ready_would_have_been_stopped_rightly(tmp_path):
+    with made_bench(tmp_path) as bench:
+        ran = bench.exec("--on-stall", "report", "--warmup-within", "1s", "--no-bundle", warm_s=4.0, exit_in_warmup=3)
+    assert (ran.status, ran.report["outcome"], bench.records()) == (3, "failed", [])
+    assert [(stall["kind"], stall["in_vain"]) for stall in ran.report["would_be_stops"]] == [("never_ready", False)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_tree_as_ever_and_nothing_is_claimed(cache, tmp_path, number):
+    tag, report = new_tag(), tmp_path / "r.json"
+    argv = exec_argv(cache, *SHADOW, "--no-bundle", "--report", report, command=goes_on(cache, tag, "never"))
+    with running(argv) as watching:
+        assert eventually(report.exists)
+        watching.send_signal(number)
+        watching.communicate(timeout=PATIENCE_S)
+    assert watching.returncode == 128 + number
+    final = json.loads(report.read_text())
+    assert final["outcome"] == "cancelled"
+    assert [stall["in_vain"] for stall in final["would_be_stops"]] == [None]
+    assert_none_left(tag)
