@@ -89,6 +89,13 @@ def eventually(look: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
     return seen
 
 
+def signal_each(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """Send a signal to each process; one that has ended meanwhile, as after its parent or child, is what was wanted."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def ended_pid() -> int:
     """Return the pid of a process that has ended."""
     ended = subprocess.Popen(["true"])

@@ -28,10 +28,15 @@ class Api:
         self.url = url
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
-        for _ in range(5):
-            answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=60)
-            if answer.status_code != 503:  # SQLite under load
-                break
+        for last in (False, False, False, False, True):
+            try:
+                answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=60)
+            except httpx.TimeoutException:  # what only reads may be asked again
+                if last or not (method == "GET" or path.endswith("/filter")):
+                    raise
+            else:
+                if answer.status_code != 503:  # SQLite under load
+                    break
             time.sleep(1)
         answer.raise_for_status()
         return answer.json() if answer.content else None

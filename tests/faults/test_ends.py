@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults.conftest import Fault
 from tests.faults.harness import SHAPES, SLACK_S, Sandbox, guards_of, living, slack_s, until, wait_ready
-from tests.support import unavailable
+from tests.support import signal_each, unavailable
 
 GRACE_S = 0.5
 SECTION = "1 Ends of the process"
@@ -99,10 +99,8 @@ def test_a_killed_guard_leaves_nobody(which: str, shape: str, sandbox: Sandbox, 
         time.sleep(1.5)  # a process that has wiped its environment is known once it stands in the state file
     outer, inner = guards_of(process.pid)
     pids = {"outer": [outer], "inner": [inner], "both": [outer, inner]}[which]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # so that neither acts on the death of the other
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    signal_each(pids, signal.SIGSTOP)  # so that neither acts on the death of the other
+    signal_each(pids)
     took = until(lambda: not living(tag), GRACE_S + slack_s(), f"the {shape} tree is gone")
     assert process.wait(20) == 125
     report = sandbox.report()

@@ -20,7 +20,7 @@ from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, guards_of, living, new_tag, until, wait_ready
 from tests.faults.test_janitor import header, identity, put
 from tests.faults.test_watch import WAYS, HangingMount
-from tests.support import unavailable
+from tests.support import signal_each, unavailable
 
 SECTION = "9 What holds up a stop"
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
@@ -446,8 +446,7 @@ def freezer(sandbox: Sandbox) -> Iterator[Freezer]:
     group = Freezer()
     yield group
     for tag in sandbox.tags:
-        for pid in living(tag):
-            os.kill(pid, signal.SIGKILL)
+        signal_each(living(tag))
     group.end()
 
 

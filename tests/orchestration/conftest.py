@@ -57,11 +57,18 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def request(self, method: str, path: str, **body: Any) -> Any:
-        # A server whose SQLite file is busy asks to come again, as Prefect's own client does.
+        # A server that is busy asks to come again, or does not answer in time: what only reads is asked again, as
+        # Prefect's own client does.
+        reads = method == "GET" or path.endswith("/filter")
         for pause_s in (1, 2, 4, 0):
-            answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
-            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                break
+            try:
+                answer = httpx.request(method, f"{self.url}{path}", json=body or None, timeout=30)
+            except httpx.TransportError:
+                if not (reads and pause_s and self.process.poll() is None):
+                    raise
+            else:
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    break
             time.sleep(pause_s)
         answer.raise_for_status()
         return answer.json() if answer.content else None

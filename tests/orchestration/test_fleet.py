@@ -23,6 +23,7 @@ import httpx
 import pytest
 import yaml
 from tests.orchestration.conftest import BIN, Server, alive, end, wait_until_gone
+from tests.support import signal_each
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(400)]
 
@@ -281,10 +282,17 @@ def test_one_job_of_a_fleet_can_be_cancelled_in_the_ui(workers: Server, tmp_path
     wait_until_gone(tag)
 
 
+def environ_of(pid: int) -> bytes:
+    """The environment of a process; nothing of one that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
 def fleet_process(tag: str) -> int:
     """The process of the fleet's own flow run: the parent of its jobs' processes."""
     for pid in alive("prefect.engine"):
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        environ = environ_of(pid)
         if b"CACHEWATCH_FLEET_PID=" in environ and tag.encode() in environ:
             return int(environ.partition(b"CACHEWATCH_FLEET_PID=")[2].partition(b"\0")[0])
     return 0
@@ -348,8 +356,7 @@ def test_a_fleet_over_workers_that_is_killed_finds_its_jobs_again(workers: Serve
     path = write_jobs(tmp_path, tag, [job("slow", tag, tmp_path, GROWS + waits)])
     run_id = start_fleet(workers, path, deployment="generate-cache/one")
     until((tmp_path / "slow" / "layer2.bin").exists)
-    for pid in processes_of(run_id):
-        os.kill(pid, signal.SIGKILL)
+    signal_each(processes_of(run_id))
     workers.wait_for_crash(run_id)
     workers.set_state(run_id, "SCHEDULED", "AwaitingRetry")
     workers.wait_for_state(run_id, "RUNNING")
@@ -457,8 +464,7 @@ def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tm
     until((tmp_path / "killed" / "layer3.bin").exists)
     assert workers.request("GET", f"/v2/concurrency_limits/{tag}")["active_slots"] == 1
     child = children(workers, run_id)["killed"]
-    for pid in processes_of(child["id"]):
-        os.kill(pid, signal.SIGKILL)
+    signal_each(processes_of(child["id"]))
     wait_until_gone(str(tmp_path / "killed"), 60)  # long before its lease: its guard sees to that
     run = workers.wait_for_state(run_id, "COMPLETED", "FAILED", timeout_s=200)
     assert run["state_name"] == "PartlyFailed", run["state"]["message"]
@@ -471,7 +477,7 @@ def test_the_slot_and_the_generator_of_a_killed_job_both_end(workers: Server, tm
 
 def processes_of(run_id: str) -> list[int]:
     """The processes of a flow run on a worker: Prefect's, not the generator."""
-    found = [pid for pid in alive("prefect") if run_id.encode() in Path(f"/proc/{pid}/environ").read_bytes()]
+    found = [pid for pid in alive("prefect") if run_id.encode() in environ_of(pid)]
     assert found
     return found
 

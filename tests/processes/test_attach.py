@@ -34,6 +34,7 @@ from support import (
     program,
     run,
     running,
+    signal_each,
     tagged,
 )
 
@@ -410,8 +411,7 @@ time.sleep({LIFE_S})
     assert eventually(lambda: len(tagged(tag)) == 3)
     assert sorted(tree.look()) == sorted(tagged(tag))
     assert os.getpid() not in tree.look()
-    for pid in tagged(tag):
-        os.kill(pid, signal.SIGKILL)
+    signal_each(tagged(tag))
 
 
 def test_a_pid_that_is_another_processs_by_now_is_no_member(started):

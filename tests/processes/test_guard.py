@@ -26,7 +26,7 @@ from prefect_cachewatch.supervise.proc import (
 )
 from prefect_cachewatch.supervise.reading import find_by_cookie
 from prefect_cachewatch.supervise.supervisor import Launch
-from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, tagged
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, signal_each, tagged
 
 # Nothing outlives a test by more than this, should the guard fail.
 LIFE_S = 100
@@ -180,8 +180,7 @@ def test_the_death_of_both_guards_leaves_nobody_that_carries_the_cookie():
     tag = new_tag()
     with guarded(program(SESSIONS, tag)) as guard:
         assert eventually(lambda: len(tagged(tag)) >= 201)
-        for pid in guard.root_pids:
-            os.kill(pid, signal.SIGKILL)
+        signal_each(guard.root_pids)
         assert_none_left(tag)
         report = gone(guard)
     assert (report.why, report.survivors) == ("guards_died", [])

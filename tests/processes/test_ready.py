@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -13,7 +12,18 @@ import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
 from prefect_cachewatch.supervise.proc import read_stat
-from support import Ran, assert_none_left, eventually, exec_argv, mostly_apart, program, run_exec, running, tagged
+from support import (
+    Ran,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    mostly_apart,
+    program,
+    run_exec,
+    running,
+    signal_each,
+    tagged,
+)
 
 
 @pytest.fixture
@@ -245,8 +255,7 @@ def test_where_all_three_are_killed_at_once_the_next_run_finds_the_server_and_ki
         assert eventually(lambda: tagged(bench.tag) and bench.run_files())
         (server,) = tagged(bench.tag)
         inner = read_stat(server).parent
-        for pid in (process.pid, read_stat(inner).parent, inner):
-            os.kill(pid, signal.SIGKILL)
+        signal_each([process.pid, read_stat(inner).parent, inner])
         process.wait(30)
     assert run_exec(bench.root / "other", "--allow-empty", command=["true"], env=bench.env).status == 0
     assert_none_left(bench.tag)

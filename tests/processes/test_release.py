@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer
 from prefect_cachewatch.watching.servers.records import list_servers, make_record, remove_record, write_record
 from prefect_cachewatch.watching.servers.stopping import stop_server
-from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, tagged
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, signal_each, tagged
 
 LIFE_S = 100
 PLAIN = f"import time; time.sleep({LIFE_S})"
@@ -59,8 +58,7 @@ def guarded(source: str, *, wait_for: str = "tree") -> Iterator[tuple[GuardClien
     finally:
         guard.close()
         os.close(null)
-        for pid in tagged(tag):
-            os.kill(pid, signal.SIGKILL)
+        signal_each(tagged(tag))
 
 
 def runs(pid: int) -> bool:

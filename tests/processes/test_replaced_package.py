@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from tests.installation import Installation, await_copy
 
 from prefect_cachewatch.common import sources
-from support import assert_none_left, eventually, mostly_apart, new_tag, program, running
+from support import assert_none_left, eventually, mostly_apart, new_tag, program, running, signal_each
 
 GROWS_THEN_HANGS = """
     import os, time
@@ -41,8 +40,7 @@ def test_a_stall_after_an_upgrade_has_its_cause_its_bundle_and_its_report(tmp_pa
         await_copy(process.pid)
         getattr(installed, how)()
         # The next scan process is started after the upgrade too.
-        for pid in scanners(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        signal_each(scanners(process.pid))
         go.touch()
         _, told = process.communicate(timeout=120)
     assert process.returncode == 124, told

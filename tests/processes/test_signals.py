@@ -28,6 +28,7 @@ from support import (
     program,
     run_exec,
     running,
+    signal_each,
     tagged,
 )
 
@@ -407,8 +408,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_helper(tmp_path, name):
         helpers = [int(pid) for pid in subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(run.process.pid)], capture_output=True, text=True, check=True
         ).stdout.split()]  # fmt: skip
-        for pid in {*helpers, *guards(run.process.pid)}:
-            os.kill(pid, number)
+        signal_each({*helpers, *guards(run.process.pid)}, number)
         time.sleep(0.5)
         assert run.end() == 0
         assert run.told()["notes"] == []

@@ -18,7 +18,7 @@ from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import is_alive, living_thread, read_stat, send_signal
 from prefect_cachewatch.supervise.reading import find_by_cookie, is_stuck, read_each
-from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, tagged
+from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, signal_each, tagged
 
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
 
@@ -151,8 +151,7 @@ def test_the_janitor_has_guards_go_on_that_were_stopped_after_the_death_of_their
         process.kill()
         assert eventually(lambda: state_of(process.pid) in "Zgone")
         time.sleep(0.3)
-        for pid in guards:
-            os.kill(pid, signal.SIGSTOP)
+        signal_each(guards, signal.SIGSTOP)
         assert eventually(lambda: all(state_of(pid) == "T" for pid in guards))
         time.sleep(3.5)
         assert tagged(tag), "nobody acts while both guards are stopped and their flow is dead"
