@@ -34,6 +34,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit
+from prefect_cachewatch.tasks.prefect_api.logs import say_end
 
 __all__ = ["check_capacity", "plan_capacity"]
 
@@ -267,5 +268,4 @@ def _checked(inputs: PlanInput, records: list[RunRecord], start_s: float, end_s:
 
 
 def _refused(error: CachewatchError) -> State[Any]:
-    get_run_logger().error(error.message)
-    return Failed(name="Refused", message=error.message)
+    return say_end(Failed(name="Refused", message=error.message))

@@ -23,7 +23,7 @@ from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.exposure import check_exposure
-from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
@@ -58,6 +58,7 @@ def deploy_cache(
         metrics: Prometheus metrics of the generation; an endpoint lingers before the cache is made current.
     """
     outlive_readers()
+    tidy_run_logs()
     if publish.mode != "staged" or publish.store is None:
         return final_state(Failed(name="Refused", message=_NOT_STAGED))
     env = dict(os.environ) | job.env

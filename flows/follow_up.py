@@ -21,6 +21,7 @@ from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import Rerun, decide_follow_up
 from prefect_cachewatch.tasks.follow_up import FailedRun, read_failed_run, start_again
+from prefect_cachewatch.tasks.prefect_api.logs import say_end
 
 __all__ = ["follow_up_stall"]
 
@@ -52,8 +53,7 @@ def follow_up_stall(
     try:
         failed = read_failed_run(flow_run_id, window_s)
     except InputError as error:
-        logger.error(error.message)
-        return Failed(name="Refused", message=error.message)
+        return say_end(Failed(name="Refused", message=error.message))
     decision = decide_follow_up(failed.ends, rerun if failed.deployment_id is not None else "never")
     started = start_again(failed, delay_s) if decision.run_again else None
     logger.warning("%s: %s", for_terminal(failed.job), decision.sentence)

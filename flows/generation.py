@@ -48,7 +48,7 @@ from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
-from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, say_end, tidy_run_logs
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.tasks.publication import deliver_build, find_cached
 from prefect_cachewatch.watching.attempt import Outcome
@@ -119,7 +119,7 @@ def generate_cache(
     """
     logger = get_run_logger()
     note_work()
-    drop_empty_tracebacks()
+    tidy_run_logs()
     outlive_readers()
     admission = StorageSlots(storage, job.name)
     run_metrics = FlowMetrics(metrics, job, logger)
@@ -171,7 +171,7 @@ def generate_cache(
 
 
 def final_state(state: State[Any]) -> State[Any]:
-    """Return a state to Prefect in the form that its own flow retries need.
+    """Return a state to Prefect in the form that its own flow retries need, and log its message once.
 
     Args:
         state: the final state of the run.
@@ -182,6 +182,7 @@ def final_state(state: State[Any]) -> State[Any]:
     Raises:
         CacheGenerationError: the run failed, and Prefect is to run the flow again.
     """
+    say_end(state)
     # Prefect never retries a returned Failed state (in a worker it even crashes the run). If the user has asked for
     # flow retries, all runs but the last must raise.
     context = FlowRunContext.get()

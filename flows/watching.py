@@ -29,7 +29,7 @@ from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
-from prefect_cachewatch.tasks.prefect_api.logs import drop_empty_tracebacks, outlive_readers
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
 from prefect_cachewatch.tasks.watching import Observation, watch_process
 from prefect_cachewatch.watching.outcomes import ending_of, is_failure, is_verdict
@@ -73,7 +73,7 @@ def watch_cache(
     """
     logger = get_run_logger()
     outlive_readers()
-    drop_empty_tracebacks()
+    tidy_run_logs()
     context = FlowRunContext.get()
     run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
     try:

@@ -24,6 +24,7 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import holds_nothing
+from prefect_cachewatch.watching.headline import how_long
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothing, describe_stall, ending_of
@@ -124,12 +125,11 @@ def monitor_growth(attempt: Attempt) -> State[Any]:
         )
     if verdict is None:
         return Completed(message=redact(f"{summary}; no stall.", attempt.secrets))
-    unready = watch.serving.unready if watch.serving is not None else ""
-    message = describe_stall(
-        verdict, watch.site.paths, summary, problem=watch.state.problem, unready=unready, told=watch.describe_told()
-    )
     name = "StallDetected" if verdict.status == "stalled" else "DeadlineExceeded"
-    return Failed(name=name, message=redact(message, attempt.secrets))
+    # The flow's message has the whole sentence.
+    lasted = how_long(verdict.kind, verdict.pause_s) if verdict.status == "stalled" else "The time limit is over"
+    why = f", and {watch.serving.unready}" if watch.serving is not None and verdict.kind == "never_ready" else ""
+    return Failed(name=name, message=redact(f"{lasted}{why}; {summary}.", attempt.secrets))
 
 
 @task(name="monitor-cache", cache_policy=NO_CACHE, persist_result=False)

@@ -19,6 +19,7 @@ from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.attached import AttachedRun
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.headline import headline_of
 from prefect_cachewatch.watching.outcomes import ending_of, is_failure
 
 __all__ = ["Observation", "watch_process"]
@@ -78,7 +79,7 @@ def watch_process(observation: Observation) -> State[Any]:
     assert outcome is not None
     if is_failure(outcome.name):
         name = "StallDetected" if outcome.name == "stalled" else ending_of(outcome.name).state
-        return Failed(name=name, message=outcome.message)
+        return Failed(name=name, message=headline_of(outcome.message))
     if watch.stalls:
-        return Failed(name="StallDetected", message=watch.stalls[-1].message)
+        return Failed(name="StallDetected", message=headline_of(watch.stalls[-1].message))
     return Completed(message=outcome.message)

@@ -40,7 +40,7 @@ from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
-from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 
 __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
 
@@ -109,6 +109,7 @@ def generate_fleet(
     """
     logger = get_run_logger()
     outlive_readers()
+    tidy_run_logs()
     try:
         if isinstance(jobs, Path):
             given = policy.model_dump(exclude_unset=True) if policy is not None else {}

@@ -93,6 +93,10 @@ class Server:
         A process worker reports such a run as Crashed twice, about 2 s apart; a retry in between is undone by the second.
         """
         self.wait_for_state(run_id, "CRASHED")
+        self.wait_for_process(run_id)
+
+    def wait_for_process(self, run_id: str) -> None:
+        """Wait until the worker says that the process of a run has ended; its log lines have arrived by then."""
         ended = {
             "event": {"name": ["prefect.worker.executed-flow-run"]},
             "related": {"id": [f"prefect.flow-run.{run_id}"]},
@@ -116,6 +120,19 @@ class Server:
     def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
         found = self.request("POST", "/artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
         return {artifact["key"]: artifact for artifact in found}
+
+    def log_lines(self, run_id: str, *until: str, timeout_s: float = 30) -> list[dict[str, Any]]:
+        """The log of a flow run and its tasks, oldest first; waits until a line has each of these texts."""
+        asked: dict[str, Any] = {"logs": {"flow_run_id": {"any_": [run_id]}}, "sort": "TIMESTAMP_ASC", "limit": 200}
+        deadline = time.monotonic() + timeout_s
+        while True:
+            lines: list[dict[str, Any]] = self.request("POST", "/logs/filter", **asked)
+            while len(page := self.request("POST", "/logs/filter", **asked, offset=len(lines)) if lines else []):
+                lines += page
+            if all(any(text in line["message"] for line in lines) for text in until):
+                return lines
+            assert time.monotonic() < deadline, [line["message"] for line in lines]
+            time.sleep(0.3)
 
     def start_run(self, deployment: str, parameters: dict[str, Any], **more: Any) -> str:
         flow_name, name = deployment.split("/")

@@ -105,6 +105,35 @@ def test_a_stall_on_a_worker_is_failed_named_stalled_and_leaves_nothing(deployed
     assert (run["state_name"], run["run_count"]) == ("Stalled", 2)
 
 
+@pytest.mark.parametrize(
+    ("command", "state", "sentence"),
+    [
+        ([sys.executable, "-c", HANGS, "{cache}", "2", "{tag}"], "Stalled", "no disk write activity detected for 2 s"),
+        ([sys.executable, "-c", "raise SystemExit('no such layer 4')"], "GeneratorFailed", "no such layer 4"),
+        (["no-such-program-of-ours"], "Refused", "command 'no-such-program-of-ours' not found in PATH"),
+    ],
+    ids=["stalled", "failed", "refused"],
+)
+def test_the_log_of_a_run_that_failed_says_why_once_and_has_no_traceback_of_prefects_own(
+    deployed: Server, tmp_path: Path, command: list[str], state: str, sentence: str
+) -> None:
+    tag = f"told-{uuid.uuid4().hex[:8]}"
+    asked = parameters(tmp_path / "cache", HANGS, tag)
+    asked["job"]["command"] = [
+        word.format(cache=tmp_path / "cache", tag=tag) if "{" in word[:1] else word for word in command
+    ]
+    run_id = deployed.start_run(NIGHTLY, asked)
+    assert deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")["state_name"] == state
+    deployed.wait_for_process(run_id)
+    lines = deployed.log_lines(run_id, "Finished in state")
+    told = [line["message"] for line in lines]
+    assert not any("Traceback" in line or "NoneType" in line or "unexpected exception" in line for line in told), told
+    assert [line["level"] for line in lines if sentence in line["message"] and "output" not in line["name"]] == [40], (
+        told
+    )
+    assert f"Finished in state {state}" in told
+
+
 def test_a_healthy_run_on_a_worker_is_completed(deployed: Server, tmp_path: Path) -> None:
     tag = f"healthy-{uuid.uuid4().hex[:8]}"
     run_id = deployed.start_run(NIGHTLY, parameters(tmp_path / "cache", GROWS, tag))
