@@ -19,6 +19,7 @@ from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.postmortem.chart import draw_growth
+from prefect_cachewatch.postmortem.listing_table import listing_rows
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.history import PastRun, enough_window_s
 from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
@@ -29,7 +30,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 __all__ = [
     "PATIENCE_S",
     "completion_markdown",
-    "listing_rows",
     "publish_completion",
     "publish_failure",
     "report_markdown",
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 PATIENCE_S = 120.0
-ROWS_MAX = 1000
 AnyLogger = Logger | LoggerAdapter[Any]
 
 
@@ -70,7 +69,9 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     slug = slugify(report.name)
     makers: dict[str, Callable[[str], Any]] = {
         f"cachewatch-{slug}-listing": lambda key: create_table_artifact(
-            listing_rows(report), key=key, description=f"Files of {for_markdown(report.name)}, what grew last first"
+            listing_rows(report),
+            key=key,
+            description=f"Files of {for_markdown(report.name)}: what may be cut first, then what grew last",
         ),
         f"cachewatch-{slug}-report": lambda key: create_markdown_artifact(
             report_markdown(report), key=key, description=_description(report)
@@ -133,56 +134,6 @@ def try_until(ask: Callable[[], Any], problem: str, deadline_s: float, logger: A
                 return None
             time.sleep(min(pause_s, max(left_s, 0)))
             pause_s = min(pause_s * 2, 15)
-
-
-def listing_rows(report: Report) -> list[dict[str, Any]]:
-    """Write the listing as rows of a table artifact: at most 1,000 files, then totals.
-
-    Args:
-        report: the attempt's report.
-
-    Returns:
-        One row per file, then one per directory for the files that were cut, then the total.
-    """
-    listing = report.listing
-    if listing is None:
-        return [
-            {
-                "file": "no listing",
-                "size": "",
-                "on disk": "",
-                "modified": "",
-                "age": "",
-                "flags": "; ".join(report.notes),
-            }
-        ]
-    rows = [
-        {
-            "file": _shown(entry.path, report),
-            "size": format_bytes(entry.size_bytes),
-            "on disk": format_bytes(entry.allocated_bytes),
-            "modified": entry.modified_at,
-            "age": format_duration(max(0.0, entry.age_s)),
-            "flags": ", ".join(entry.flags),
-        }
-        for entry in listing.entries[:ROWS_MAX]
-    ]
-    for total in listing.rest[:100]:
-        rows.append(
-            {
-                "file": f"{_shown(total.path, report)} ({total.files:,} more files)",
-                "size": format_bytes(total.bytes),
-                "on disk": "", "modified": "", "age": "", "flags": "",
-            }
-        )  # fmt: skip
-    rows.append(
-        {
-            "file": f"total: {listing.total_files:,} files",
-            "size": format_bytes(listing.total_bytes),
-            "on disk": "", "modified": "", "age": "", "flags": "truncated" if listing.truncated else "",
-        }
-    )  # fmt: skip
-    return rows
 
 
 def report_markdown(report: Report) -> str:
@@ -346,10 +297,3 @@ def _ended(report: Report) -> str:
     if report.exit_code is not None:
         return f"exit code {report.exit_code}"
     return f"signal {report.signal}" if report.signal is not None else "unknown"
-
-
-def _shown(path: str, report: Report) -> str:
-    for root in report.cache_dirs:
-        if len(report.cache_dirs) == 1 and path.startswith(root.rstrip("/") + "/"):
-            path = path[len(root.rstrip("/")) + 1 :] or "."
-    return for_terminal(path)

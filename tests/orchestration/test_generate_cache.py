@@ -131,8 +131,9 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
     found = artifacts(state)
     assert sorted(found) == ["cachewatch-llama-3-70b-listing", "cachewatch-llama-3-70b-report"]
     rows = json.loads(found["cachewatch-llama-3-70b-listing"].data)
-    assert rows[0]["file"] == hostile.replace("/", "_")
-    assert rows[-1]["file"] == "total: 4 files"
+    assert list(rows[0]) == ["file", "flags", "age", "size", "on disk"]
+    assert rows[0]["file"] == "total: 4 files in 1 directory"
+    assert rows[1]["file"] == hostile.replace("/", "_").replace("<", "\\<")
     markdown = found["cachewatch-llama-3-70b-report"].data
     assert markdown.startswith("## Llama 3/70B: Stalled\n\n**Cause")
     assert "no disk write activity detected for 1.5 s" in markdown

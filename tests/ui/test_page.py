@@ -128,13 +128,13 @@ def test_the_verdict_the_cause_and_the_next_step_stand_above_the_fold(browser, p
 
 def test_the_listing_sorts_and_filters(browser, page):
     browser.open(page)
-    sizes = "[...document.querySelectorAll('#files tbody tr:not([hidden]) td:nth-child(2) span')].map((s) => +s.dataset.value)"
-    browser.evaluate("document.querySelectorAll('#files th')[1].click()")
+    sizes = "[...document.querySelectorAll('#files tbody tr:not([hidden]) td:nth-child(4) span')].map((s) => +s.dataset.value)"
+    browser.evaluate("document.querySelectorAll('#files th')[3].click()")
     ascending = browser.evaluate(sizes)
     assert len(ascending) == len(HOSTILE) and ascending == sorted(ascending)
-    browser.evaluate("document.querySelectorAll('#files th')[1].click()")
+    browser.evaluate("document.querySelectorAll('#files th')[3].click()")
     assert browser.evaluate(sizes) == sorted(ascending, reverse=True)
-    assert browser.evaluate("document.querySelectorAll('#files th')[1].getAttribute('aria-sort')") == "descending"
+    assert browser.evaluate("document.querySelectorAll('#files th')[3].getAttribute('aria-sort')") == "descending"
     browser.evaluate(
         "{ const f = document.getElementById('filter'); f.value = 'ZERO'; f.dispatchEvent(new Event('input')); 0 }"
     )

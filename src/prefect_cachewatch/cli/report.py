@@ -105,7 +105,7 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
     if entries:
         yield ""
         total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
-        yield f"{total}; what grew last first:"
+        yield f"{total}; what may be cut first, then what grew last:"
         for entry in entries[:_MAX_FILES]:
             flags = " ".join(map(str, entry.get("flags") or ()))
             age = format_duration(max(0.0, float(entry["age_s"])))

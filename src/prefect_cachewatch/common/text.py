@@ -11,7 +11,17 @@ import unicodedata
 
 from prefect_cachewatch.common.secrets import redact, redact_argv
 
-__all__ = ["file_stem", "for_html", "for_markdown", "for_terminal", "markdown_code", "redact", "redact_argv", "slugify"]
+__all__ = [
+    "file_stem",
+    "for_cell",
+    "for_html",
+    "for_markdown",
+    "for_terminal",
+    "markdown_code",
+    "redact",
+    "redact_argv",
+    "slugify",
+]
 
 
 def for_terminal(name: str, limit: int = 255) -> str:
@@ -67,6 +77,21 @@ def for_markdown(name: str, limit: int = 255) -> str:
     shown = re.sub(r"([\\`*_{}\[\]#|~!@])", r"\\\1", shown)
     shown = re.sub(r"(?i)(www)\.|(:)//", lambda m: f"{m[1]}\\." if m[1] else ":\\/\\/", shown)  # no autolink
     return shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def for_cell(name: str, limit: int = 255) -> str:
+    """Write a name for a cell of a table artifact, which one of Prefect's UIs reads as Markdown, the other as plain text.
+
+    Only what would make a link or an element is escaped, since the other one shows the escapes.
+
+    Example:
+        >>> for_cell("layers[0].bin"), for_cell("[x](javascript:1)")
+        ('layers[0].bin', '[x]\\\\(javascript:1)')
+    """
+    shown = for_terminal(name, limit)
+    if "<" not in shown and "](" not in shown:
+        return shown
+    return shown.replace("\\", "\\\\").replace("<", "\\<").replace("](", "]\\(")
 
 
 def markdown_code(name: str, limit: int = 255) -> str:

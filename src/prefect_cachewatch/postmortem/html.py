@@ -67,7 +67,7 @@ details{margin:.3em 0}summary{cursor:pointer;overflow-wrap:anywhere}details .scr
 padding:5px 10px;width:min(320px,100%)}
 footer{font-size:.82rem;padding:0 4px 24px;overflow-wrap:anywhere}
 @media (max-width:600px){main{padding:8px}header,section{padding:12px;border-radius:8px}
-#files th:nth-child(3),#files td:nth-child(3){display:none}td.path{min-width:160px}th,td{padding:4px 6px}}
+#files th:nth-child(5),#files td:nth-child(5){display:none}td.path{min-width:160px}th,td{padding:4px 6px}}
 @media print{body{background:#fff;color:#000}header,section{border:0;border-bottom:1px solid #999;border-radius:0;
 break-inside:auto;padding:8px 0}.scroll,pre{max-height:none;overflow:visible}pre{white-space:pre-wrap}
 .controls{display:none}thead th{position:static}tr{break-inside:avoid}}
@@ -269,15 +269,15 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
     rows = (
         (
             f"<bdi>{for_html(str(entry['path']), 1000)}</bdi>",
+            " ".join(f'<span class="tag quiet">{for_html(str(flag))}</span>' for flag in entry.get("flags") or ()),
+            f'<span data-value="{float(entry["age_s"])}">{format_duration(max(0.0, entry["age_s"]))}</span>',
             f'<span data-value="{int(entry["size_bytes"])}">{format_bytes(entry["size_bytes"])}</span>',
             f'<span data-value="{int(entry["allocated_bytes"])}">{format_bytes(entry["allocated_bytes"])}</span>',
-            f'<span data-value="{float(entry["age_s"])}">{format_duration(max(0.0, entry["age_s"]))}</span>',
-            " ".join(f'<span class="tag quiet">{for_html(str(flag))}</span>' for flag in entry.get("flags") or ()),
         )
         for entry in entries[:_MAX_ROWS]
     )
     table = _table(
-        (("Path", "path"), ("Size", "number"), ("On disk", "number"), ("Age", "number"), ("Flags", "")),
+        (("File", "path"), ("Flags", ""), ("Age", "number"), ("Size", "number"), ("On disk", "number")),
         rows,
         'id="files"',
     )
@@ -297,7 +297,7 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
         'placeholder="part of a path or a flag"></label> <output id="matches"></output></p>'
     )
     return (
-        f"<section><h2>Files</h2><p>{total}{shown}; what grew last first. A click on a column's head sorts.</p>"
+        f"<section><h2>Files</h2><p>{total}{shown}; what may be cut first, then what grew last. A click on a column's head sorts.</p>"
         f"{controls}{table}{more}</section>"
     )
 

@@ -1,4 +1,4 @@
-"""The listing of a cache directory in a report: files that grew last come first; bounded, flagged. Pure."""
+"""The listing of a cache directory in a report: suspects first, then what grew last; bounded, flagged. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DirectoryTotal:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of the cache directories: those that grew last first, then those that changed last."""
+    """The files of the cache directories: those that may be cut first; within each part what grew last, then what changed last."""
 
     #: All files, listed or not; a hard-linked file once.
     total_files: int
@@ -110,6 +110,8 @@ def build_listing(
                 flags=flags,
             )
         )
+    # Of the suspects, too, what grew last stays first.
+    entries.sort(key=lambda entry: "suspect_partial" not in entry.flags)
     rest = [DirectoryTotal(path=path, files=files, bytes=size) for path, files, size in raw["rest"]]
     return Listing(
         total_files=raw["total_files"],

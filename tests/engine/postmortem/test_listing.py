@@ -49,7 +49,7 @@ def test_temporary_files_are_known_by_their_names(name, temporary):
 
 def test_what_grew_in_the_last_scan_that_saw_growth_may_be_cut_in_the_middle():
     older, last, start = entry("/c/a", grown_scan=4), entry("/c/b", grown_scan=7), entry("/c/s", grown_scan=-1)
-    assert flags(older, last, start) == [[], ["suspect_partial"], []]
+    assert flags(older, last, start) == [["suspect_partial"], [], []]
 
 
 def test_after_a_success_nothing_is_suspected_of_being_partial():
@@ -69,13 +69,18 @@ def test_empty_and_sparse_files_are_flagged():
 
 def test_files_that_grew_within_the_window_are_flagged():
     assert flags(entry("/c/a", grown_scan=4), entry("/c/b", grown_scan=5), entry("/c/z", grown_scan=9),
-                 grown_since_scan=5) == [[], ["grew_in_window"], ["suspect_partial", "grew_in_window"]]  # fmt: skip
+                 grown_since_scan=5) == [["suspect_partial", "grew_in_window"], [], ["grew_in_window"]]  # fmt: skip
     assert flags(entry(grown_scan=-1), grown_since_scan=0) == [[]]
 
 
 def test_any_time_stamp_can_be_listed():
     shown = listing(entry(age_s=-1e15), entry(age_s=NOW_S + 1e14), entry(age_s=NOW_S)).entries
     assert [e.modified_at for e in shown] == ["1000001700000000", "-100000000000000", "1970-01-01T00:00:00.000+00:00"]
+
+
+def test_what_may_be_cut_stands_on_top_in_the_order_of_growth():
+    shown = listing(entry("/c/new", grown_scan=3), entry("/c/a.tmp"), entry("/c/last", grown_scan=9), entry("/c/b.tmp"))
+    assert [e.path for e in shown.entries] == ["/c/a.tmp", "/c/last", "/c/b.tmp", "/c/new"]
 
 
 def test_the_rest_is_given_in_totals():

@@ -1,0 +1,85 @@
+"""The listing as rows for people: a table of a bounded size, the totals in its first row. Pure."""
+
+from __future__ import annotations
+
+from os.path import dirname
+
+from prefect_cachewatch.common.text import for_cell
+from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.postmortem.listing import Listing, ListingEntry
+from prefect_cachewatch.postmortem.report import Report
+
+__all__ = ["FILES_MAX", "listing_rows"]
+
+#: Prefect's UI at `/` draws each cell of each row as Markdown: a thousand files took it many seconds.
+FILES_MAX = 200
+_DIRECTORIES_MAX = 20
+
+
+def listing_rows(report: Report) -> list[dict[str, str]]:
+    """Write the listing as rows of a table.
+
+    Args:
+        report: the attempt's report.
+
+    Returns:
+        The totals, then at most 200 files in the order of the listing, then by directory at most 20 totals of the files
+        that have no row. No cell has control characters or makes a link.
+    """
+    listing = report.listing
+    if listing is None:
+        return [_row("no listing", flags="; ".join(for_cell(note, 300) for note in report.notes))]
+    rows = [_row(_total(listing), flags=_suspects(listing), size=format_bytes(listing.total_bytes))]
+    rows += [_file(entry, report) for entry in listing.entries[:FILES_MAX]]
+    left = sorted(_left_out(listing).items(), key=lambda item: -item[1][1])
+    for path, (files, size) in left[:_DIRECTORIES_MAX]:
+        rows.append(_row(f"{_files(files)} more in {_shown(path, report)}", size=format_bytes(size)))
+    if others := left[_DIRECTORIES_MAX:]:
+        files, size = (sum(counts[index] for _, counts in others) for index in (0, 1))
+        rows.append(_row(f"{_files(files)} more in {len(others):,} other directories", size=format_bytes(size)))
+    return rows
+
+
+def _row(file: str, *, flags: str = "", age: str = "", size: str = "", on_disk: str = "") -> dict[str, str]:
+    return {"file": file, "flags": flags, "age": age, "size": size, "on disk": on_disk}
+
+
+def _file(entry: ListingEntry, report: Report) -> dict[str, str]:
+    return _row(
+        _shown(entry.path, report),
+        flags=", ".join(entry.flags),
+        age=format_duration(max(0.0, entry.age_s)),
+        size=format_bytes(entry.size_bytes),
+        on_disk=format_bytes(entry.allocated_bytes),
+    )
+
+
+def _total(listing: Listing) -> str:
+    directories = {dirname(entry.path) for entry in listing.entries} | {each.path.rstrip("/") for each in listing.rest}
+    count = f"{len(directories):,} director{'y' if len(directories) == 1 else 'ies'}"
+    return f"total: {_files(listing.total_files)} in {count}"
+
+
+def _suspects(listing: Listing) -> str:
+    found = sum("suspect_partial" in entry.flags for entry in listing.entries)
+    return f"{found:,} suspect_partial" if found else ""
+
+
+def _left_out(listing: Listing) -> dict[str, tuple[int, int]]:
+    """Return files and bytes of what has no row of its own, by directory."""
+    left = {total.path.rstrip("/") + "/": (total.files, total.bytes) for total in listing.rest}
+    for entry in listing.entries[FILES_MAX:]:
+        directory = dirname(entry.path).rstrip("/") + "/"
+        files, size = left.get(directory, (0, 0))
+        left[directory] = files + 1, size + entry.size_bytes
+    return left
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def _shown(path: str, report: Report) -> str:
+    if len(report.cache_dirs) == 1:
+        path = path.removeprefix(report.cache_dirs[0].rstrip("/") + "/") or "."
+    return for_cell(path)
