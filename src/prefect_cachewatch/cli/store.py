@@ -111,13 +111,32 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
     return NOT_WHOLE if broken else 0
 
 
+@command.command("report-bad")
+@_where
+@click.argument("build_id", required=False)
+@click.option("--why", required=True, help="What is wrong with it, in one sentence.")
+@_as_json
+def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_json: bool) -> None:
+    """Note that the content of BUILD_ID (default: the active build) is bad, as a consumer has found.
+
+    It is never called Cached again, and passed over by roll-backs; `current` stays as it is: roll back, or generate.
+    """
+    store = CacheStore(root)
+    build_id = build_id or store.active_id(name)
+    status = store.report_bad(name, build_id, why=why)
+    if as_json:
+        print(json.dumps({"build_id": build_id, **asdict(status)}, indent=1))
+        return
+    print(f"{build_id} is {for_terminal(status.sentence(), 1000)}")
+
+
 @command.command("activate")
 @_where
 @click.argument("build_id", required=False)
 @_deep
 @_as_json
 def activate_command(root: str, name: str, build_id: str | None, full: bool, as_json: bool) -> None:
-    """Make BUILD_ID current; default: the last published build that was not unhealthy or rolled back from."""
+    """Make BUILD_ID current; default: the last published build that nothing is known against."""
     _say(CacheStore(root).activate(name, build_id, verify="full" if full else "quick"), "active", as_json)
 
 
@@ -187,9 +206,7 @@ def _say_content(findings: Sequence[tuple[str, Finding]]) -> None:
     for line in _told(findings, "broken"):
         print(f"cachewatch: {line}", file=sys.stderr)
     if count["broken"]:
-        print(
-            "cachewatch: broken files agree with the manifest: generate the cache again with --force", file=sys.stderr
-        )
+        print("cachewatch: broken files agree with the manifest: generate the cache again", file=sys.stderr)
 
 
 def _line(build: BuildInfo) -> str:

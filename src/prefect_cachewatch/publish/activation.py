@@ -16,13 +16,28 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.builds import clear_status, mark_build, read_statuses, read_unfinished, require_whole
+from prefect_cachewatch.publish.builds import (
+    open_build,
+    read_own_manifest,
+    read_unfinished,
+    require_whole,
+)
 from prefect_cachewatch.publish.durable import read_record, refusing, switch_link, write_durably
 from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold_switch, read_current
 from prefect_cachewatch.publish.manifest import Manifest
+from prefect_cachewatch.publish.statuses import BuildStatus, clear_status, drop_damage, mark_build, read_statuses
 from prefect_cachewatch.publish.verification import Verdict
 
-__all__ = ["Activation", "History", "activate_build", "read_history", "roll_back", "rollback_order", "verify_build"]
+__all__ = [
+    "Activation",
+    "History",
+    "activate_build",
+    "doubt_build",
+    "read_history",
+    "roll_back",
+    "rollback_order",
+    "verify_build",
+]
 
 _HISTORY = ".activations.json"
 _LIMIT_BYTES = 1 << 20
@@ -213,8 +228,30 @@ def verify_build(
         raise
     if depth == "full" and (known := read_statuses(folder).get(build_id)) and known.status == "damaged":
         with contextlib.suppress(OSError, StoreError), hold_switch(folder, "note a build that is whole"):
-            clear_status(folder, build_id)
+            drop_damage(folder, build_id)
     return found
+
+
+def doubt_build(folder: CacheFolder, build_id: str, why: str, now: Callable[[], float] = time.time) -> BuildStatus:
+    """Record that the content of a published build is doubted, whatever its digests say.
+
+    Args:
+        folder: the open cache.
+        build_id: which build.
+        why: the reason, in one sentence.
+        now: wall seconds.
+
+    Returns:
+        The resulting status: a worse one that was recorded before stays.
+
+    Raises:
+        BuildDamaged: it was never published, or its manifest was cut or edited.
+        StoreError: there is no such build, or the record cannot be written.
+    """
+    with hold_switch(folder, "note a doubtful build"), refusing("write the record of builds of", folder.path):
+        with open_build(folder, build_id) as fd:
+            read_own_manifest(folder, build_id, fd)
+        return mark_build(folder, build_id, "doubtful", why, now())
 
 
 def _decode(body: Any) -> History:

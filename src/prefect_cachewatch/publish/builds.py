@@ -6,21 +6,20 @@ It only reads, except for the record of build statuses; `staging`, `activation` 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Literal, cast, get_args
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, read_record, read_small_file, write_durably
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, read_small_file
 from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirectory, read_current
 from prefect_cachewatch.publish.locks import HeldLock, hold_shared, is_locked
 from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id
+from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
 from prefect_cachewatch.publish.verification import Verdict, verify_files
 
 __all__ = [
@@ -28,20 +27,14 @@ __all__ = [
     "PIN",
     "UNFINISHED",
     "BuildInfo",
-    "BuildStatus",
-    "Status",
-    "clear_status",
     "has_own_manifest",
     "is_pinned",
     "list_builds",
-    "mark_build",
-    "merge_status",
     "open_build",
     "pin_build",
     "quarantined_builds",
     "read_manifest",
     "read_own_manifest",
-    "read_statuses",
     "read_unfinished",
     "require_whole",
 ]
@@ -55,20 +48,11 @@ UNFINISHED = ".unfinished.json"
 _MAX_MANIFEST_BYTES = 1 << 30
 
 
-#: From the mildest to the worst.
-Status = Literal["rolled_back", "unhealthy", "damaged"]
-
-_RECORD = ".status.json"
-_LIMIT_BYTES = 1 << 22
-_ORDER = get_args(Status)
-_WHY_MAX = 500
-
-
 @dataclass(frozen=True)
 class BuildInfo:
     """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined.
 
-    `status` is the defect of a published build: damaged, unhealthy or rolled_back, with `why` and `since`.
+    `status` is the defect of a published build: damaged, doubtful, unhealthy or rolled_back, with `why` and `since`.
     """
 
     build_id: str
@@ -357,111 +341,3 @@ def _has_manifest(build_fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-@dataclass(frozen=True)
-class BuildStatus:
-    """The defect of a build, from one small file of the store that is changed under the switch's lock."""
-
-    #: damaged, unhealthy or rolled_back.
-    status: Status
-    #: The reason, in one sentence.
-    why: str
-    #: When it was found, in ISO 8601, UTC.
-    at: str
-
-    def sentence(self) -> str:
-        """Describe it for a list or a message.
-
-        Example:
-            >>> BuildStatus("rolled_back", "by hand", "2026-01-31T23:59:59+00:00").sentence()
-            'rolled back at 2026-01-31T23:59:59+00:00: by hand'
-        """
-        return f"{self.status.replace('_', ' ')} at {self.at}: {self.why}"
-
-
-def merge_status(known: BuildStatus | None, found: BuildStatus) -> BuildStatus:
-    """Join a known status with a new one: the worse one stays; of two equal ones, the earlier.
-
-    Example:
-        >>> damaged, back = BuildStatus("damaged", "x", "t"), BuildStatus("rolled_back", "y", "u")
-        >>> merge_status(damaged, back).status, merge_status(back, damaged).status, merge_status(None, back).status
-        ('damaged', 'damaged', 'rolled_back')
-    """
-    return found if known is None or _ORDER.index(found.status) > _ORDER.index(known.status) else known
-
-
-def read_statuses(folder: CacheFolder) -> dict[str, BuildStatus]:
-    """Read the statuses of a cache's builds.
-
-    Args:
-        folder: the open cache.
-
-    Returns:
-        Statuses by build id; builds in order have none.
-
-    Raises:
-        StoreError: the file was cut or edited; a damaged build must not pass for a good one because of that.
-    """
-    lost = "(what was known against builds is lost then), and verify the builds with cachewatch store verify"
-    return read_record(folder.fd, _RECORD, _LIMIT_BYTES, _decode_all, path=folder.path, lost=lost) or {}
-
-
-def mark_build(folder: CacheFolder, build_id: str, status: Status, why: str, now_s: float) -> BuildStatus:
-    """Record a build's status; the caller holds the switch's lock.
-
-    Args:
-        folder: the open cache.
-        build_id: which build.
-        status: the new status.
-        why: the reason, in one sentence.
-        now_s: wall seconds.
-
-    Returns:
-        The resulting status: a worse one that was recorded before stays.
-
-    Raises:
-        StoreError: the record cannot be read.
-        OSError: it cannot be written.
-    """
-    known = read_statuses(folder)
-    at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
-    # It is escaped when it is shown. A lone surrogate from a file name must not stop the writing.
-    found = merge_status(known.get(build_id), BuildStatus(status, redact(why)[:_WHY_MAX], at))
-    if known.get(build_id) != found:
-        _write(folder, known | {build_id: found})
-    return found
-
-
-def clear_status(folder: CacheFolder, build_id: str) -> None:
-    """Clear a build's status; the caller holds the switch's lock.
-
-    Args:
-        folder: the open cache.
-        build_id: a build that was verified again, or chosen by a person.
-
-    Raises:
-        StoreError: the record cannot be read.
-        OSError: it cannot be written.
-    """
-    known = read_statuses(folder)
-    if known.pop(build_id, None) is not None:
-        _write(folder, known)
-
-
-def _write(folder: CacheFolder, statuses: Mapping[str, BuildStatus]) -> None:
-    # Removed builds are dropped here, so that the record does not grow over the years.
-    there = set(os.listdir(folder.builds_fd))
-    builds = {build: asdict(status) for build, status in sorted(statuses.items()) if build in there}
-    body = {"schema_version": 1, "builds": builds}
-    write_durably(folder.fd, _RECORD, json.dumps(body, indent=1).encode("ascii") + b"\n")
-
-
-def _decode_all(body: Any) -> dict[str, BuildStatus]:
-    return {str(build): _decode(entry) for build, entry in body["builds"].items()}
-
-
-def _decode(entry: Mapping[str, Any]) -> BuildStatus:
-    if entry["status"] not in _ORDER:
-        raise ValueError(entry["status"])
-    return BuildStatus(cast("Status", entry["status"]), str(entry["why"]), str(entry["at"]))

@@ -11,14 +11,28 @@ from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.publish.formats import Finding as Content
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 
-__all__ = ["Finding", "Suspect", "check_tree", "find_suspects", "refusals", "spare_others", "summarize_findings"]
+__all__ = [
+    "Finding",
+    "Suspect",
+    "check_content",
+    "check_tree",
+    "find_suspects",
+    "refusals",
+    "spare_others",
+    "summarize_findings",
+]
 
 _NAMED = 3
-_LEFT = {"temporary_file": "a temporary file", "empty_file": "an empty file"}
+_LEFT = {
+    "temporary_file": "a temporary file was left behind",
+    "empty_file": "an empty file was left behind",
+    "broken_content": "a file contradicts its own format",
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +81,9 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     if unreadable:
         found.append(_finding("unreadable", f"cannot be read ({unreadable[0][1]})", [path for path, _ in unreadable]))
     if temporary:
-        found.append(_finding("temporary_file", f"{_LEFT['temporary_file']} was left behind", temporary))
+        found.append(_finding("temporary_file", _LEFT["temporary_file"], temporary))
     if empty:
-        found.append(_finding("empty_file", f"{_LEFT['empty_file']} was left behind", empty))
+        found.append(_finding("empty_file", _LEFT["empty_file"], empty))
     if not counted:
         found.append(
             Finding(
@@ -86,13 +100,40 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     return sorted(found, key=lambda finding: finding.severity != "refuse")
 
 
+def check_content(
+    contents: Sequence[tuple[str, Content]], broken: Literal["refuse", "warn"] = "refuse"
+) -> list[Finding]:
+    """Judge what the files' contents show.
+
+    Args:
+        contents: path and finding of each file, as `contents.inspect_build` returns them.
+        broken: severity of files that contradict their own format.
+
+    Returns:
+        At most two findings: `broken_content`, and `suspicious_content`, which never forbids publication.
+
+    Example:
+        >>> check_content([("a.npy", Content("broken", "is cut off"))])[0].message
+        'a.npy is cut off'
+    """
+    found: list[Finding] = []
+    levels: dict[str, Literal["refuse", "warn"]] = {"broken": broken, "suspicious": "warn"}
+    for verdict, severity in levels.items():
+        told = [(path, content.message) for path, content in contents if content.verdict == verdict]
+        if told:
+            said = "; ".join(f"{for_terminal(path, 120)} {message}" for path, message in told[:_NAMED])
+            more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+            found.append(Finding(f"{verdict}_content", said + more, severity, tuple(path for path, _ in told)))
+    return found
+
+
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
     """Keep the findings that forbid publication."""
     return [finding for finding in findings if finding.severity == "refuse"]
 
 
 def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Finding]:
-    """Downgrade refusals about temporary and empty files to warnings if no run is known to have made the files.
+    """Downgrade refusals about temporary, empty and broken files to warnings if no run is known to have made the files.
 
     Args:
         findings: from `check_tree`.
@@ -104,13 +145,13 @@ def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Find
     kept: list[Finding] = []
     for finding in findings:
         what = _LEFT.get(finding.category)
-        if what is None:
+        if what is None or all(path in made for path in finding.paths):
             kept.append(finding)
             continue
         if ours := [path for path in finding.paths if path in made]:
-            kept.append(_finding(finding.category, f"{what} was left behind", ours))
+            kept.append(replace(_finding(finding.category, what, ours), severity=finding.severity))
         if theirs := [path for path in finding.paths if path not in made]:
-            told = _finding(finding.category, f"{what} is there that no run is known to have made", theirs)
+            told = _finding(finding.category, f"{what}, and no run is known to have made it", theirs)
             kept.append(replace(told, severity="warn"))
     return kept
 
@@ -170,7 +211,7 @@ def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A file that may be cut, and why: temporary, empty, reported, changed_in_window or unprovable."""
+    """A file that may be cut, and why: temporary, empty, broken, reported, changed_in_window or unprovable."""
 
     path: str
     reason: str
@@ -185,6 +226,7 @@ def find_suspects(
     grew_after_ns: int | None = None,
     window_s: float = 0,
     reported: Collection[str] = (),
+    broken: Collection[str] = (),
 ) -> list[Suspect]:
     """Find the files that a killed attempt may have left incomplete.
 
@@ -203,6 +245,8 @@ def find_suspects(
             that is unknown, or if change times prove nothing, as after a copy: then every file is suspect.
         window_s: a file that changed within this time before that moment is suspect.
         reported: paths that the watch saw growing, or open for writing, at the end.
+        broken: paths of files that contradict their own format. The reverse proves nothing: a file may have its full size
+            before its bytes.
 
     Returns:
         The suspects in order of path, each with the first reason that applies.
@@ -223,6 +267,8 @@ def find_suspects(
             reason = "temporary"
         elif file.size_bytes == 0 and not matches_any(file.path, allow_empty):
             reason = "empty"
+        elif file.path in broken:
+            reason = "broken"
         elif grew_after_ns is None:
             reason = "unprovable"
         elif file.path in reported:

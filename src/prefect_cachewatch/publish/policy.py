@@ -32,6 +32,7 @@ class PublishPolicy(InputModel):
         "min_size_ratio",
         "max_size_ratio",
         "on_size_change",
+        "on_broken_content",
         "check_timeout_s",
         "verify",
         "suspects",
@@ -98,6 +99,11 @@ class PublishPolicy(InputModel):
     on_size_change: Literal["warn", "refuse", "ignore"] = Field(
         default="warn",
         description="What becomes of a build whose size leaves the band around the last published one.",
+    )
+    on_broken_content: Literal["refuse", "warn", "ignore"] = Field(
+        default="refuse",
+        description="What becomes of a build with a file that contradicts its own format (safetensors, .tensorbin, GGUF, zip, "
+        "npy, ELF, OpenVINO): cut, or with offsets outside of it.",
     )
     check_command: list[str] | None = Field(
         default=None,

@@ -22,7 +22,14 @@ from typing import Any, Literal
 from prefect_cachewatch.common.closing import Closing, Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
-from prefect_cachewatch.publish.activation import Activation, activate_build, read_history, roll_back, verify_build
+from prefect_cachewatch.publish.activation import (
+    Activation,
+    activate_build,
+    doubt_build,
+    read_history,
+    roll_back,
+    verify_build,
+)
 from prefect_cachewatch.publish.builds import (
     BuildInfo,
     has_own_manifest,
@@ -55,6 +62,7 @@ from prefect_cachewatch.publish.staging import (
     read_free_space,
     require_space,
 )
+from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
 
@@ -72,6 +80,8 @@ class PinnedBuild(Closing):
     path: str
     manifest: Manifest
     _lock: HeldLock
+    #: What is known against the build, in one sentence; None if nothing is. It stays current until another one is made.
+    warning: str | None = None
 
     def fileno(self) -> int:
         """Return the descriptor that pins the build; a child that inherits it (`pass_fds`) pins it too."""
@@ -112,6 +122,15 @@ class CacheStore:
     def current_path(self, name: str) -> str:
         """The path for plain readers: the link that is switched in one step."""
         return f"{self.root}/{name}/{CURRENT}"
+
+    def active_id(self, name: str) -> str:
+        """Return the id of the current build.
+
+        Raises:
+            StoreError: nothing was ever activated, or the store was tampered with.
+        """
+        with open_folder(self.root, name) as folder:
+            return _active(folder)
 
     def begin(
         self,
@@ -183,7 +202,7 @@ class CacheStore:
 
         It takes the current build, else the newest one that was published and never current: its publisher died before
         the switch, or was told not to switch. A former current build is not taken, since it is old or was rolled back
-        from; nor is one that was once found damaged or unhealthy. Damage that is found here is recorded.
+        from; nor is one that was once found damaged, doubtful or unhealthy. Damage that is found here is recorded.
 
         Args:
             name: the cache; it need not exist.
@@ -239,7 +258,8 @@ class CacheStore:
     def inspect(self, name: str, build_id: str | None = None) -> list[tuple[str, Finding]]:
         """Inspect the files of one build, each by its format: whether its sizes and offsets can be right.
 
-        It finds a file that was published with wrong content, which agrees with its manifest. Nothing is recorded.
+        It finds a file that was published with wrong content, which agrees with its manifest. A build with a broken file
+        is recorded as doubtful.
 
         Args:
             name: the cache.
@@ -255,7 +275,33 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             build_id = build_id or _active(folder)
             with open_build(folder, build_id) as fd:
-                return inspect_build(fd, read_own_manifest(folder, build_id, fd).ignore)
+                found = inspect_build(fd, read_own_manifest(folder, build_id, fd).ignore)
+            broken = [f"{path} {finding.message}" for path, finding in found if finding.verdict == "broken"]
+            if broken:
+                with contextlib.suppress(OSError, StoreError):
+                    doubt_build(folder, build_id, broken[0])
+            return found
+
+    def report_bad(self, name: str, build_id: str | None = None, *, why: str) -> BuildStatus:
+        """Record that the content of a build is bad, as a consumer of the cache has found.
+
+        It is not called `Cached` any more, passed over by roll-backs and by `activate` without an id, and shown by
+        `list`; `current` stays as it is.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the active one.
+            why: what is wrong with it, in one sentence.
+
+        Returns:
+            The status that it has now: a worse one stays.
+
+        Raises:
+            BuildDamaged: it was never published, or its manifest was cut or edited.
+            StoreError: there is no such build.
+        """
+        with open_folder(self.root, name, change=True) as folder:
+            return doubt_build(folder, build_id or _active(folder), why)
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"
@@ -264,15 +310,15 @@ class CacheStore:
 
         Args:
             name: the cache.
-            build_id: which build; default the last published one. The default passes over builds that were unhealthy or
-                rolled back from, and the result names them; a damaged one is refused.
+            build_id: which build; default the last published one. The default passes over builds that are doubtful, were
+                unhealthy or rolled back from, and the result names them; a damaged one is refused.
             verify: depth of the verification before the switch.
         """
         with open_folder(self.root, name, change=True) as folder:
             skipped: list[str] = []
             if build_id is None:
                 builds = list_builds(folder, _writing(folder))
-                bad = [build for build in builds if build.status in ("unhealthy", "rolled_back")]
+                bad = [build for build in builds if build.status in ("doubtful", "unhealthy", "rolled_back")]
                 # A build that was found damaged is read in full: it is refused with that reason, or was restored.
                 last = _newest(build for build in builds if build.in_order or (build.status == "damaged" and build.key))
                 passed = [build for build in bad if last is None or _age(build) > _age(last)]
@@ -348,7 +394,8 @@ class CacheStore:
                         # Clean-up may have moved it between reading the link and pinning; then another build is
                         # current.
                         if _is_at(folder, build_id, fd):
-                            return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock)
+                            warning = _known_against(folder, build_id)
+                            return PinnedBuild(build_id, folder.build_path(build_id), manifest, lock, warning)
                         lock.release()
                 except StoreBusy:
                     continue
@@ -391,6 +438,14 @@ def _active(folder: CacheFolder) -> str:
             f"'{for_terminal(folder.name)}' has no active build: activate one with cachewatch store activate"
         )
     return build_id
+
+
+def _known_against(folder: CacheFolder, build_id: str) -> str | None:
+    try:
+        status = read_statuses(folder).get(build_id)
+    except StoreError as error:
+        return error.message  # a reader goes on with what is current
+    return f"the build {build_id} is {status.sentence()}" if status else None
 
 
 def _is_at(folder: CacheFolder, build_id: str, build_fd: int) -> bool:

@@ -25,7 +25,8 @@ from prefect_cachewatch.common.text import for_terminal, redact, redact_argv
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
-from prefect_cachewatch.publish.checks import Finding, Suspect, check_tree, find_suspects
+from prefect_cachewatch.publish.checks import Finding, Suspect, check_content, check_tree, find_suspects
+from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import (
     entry_exists,
     holds_change_times,
@@ -150,6 +151,7 @@ class BuildTarget(Closing, ABC):
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
                 reported={*reported, *self._read_reported(record_fd)},
+                broken=self._broken(fd, policy),
             )
             if suspects and isinstance(known, str):
                 self.notes.append(
@@ -159,6 +161,12 @@ class BuildTarget(Closing, ABC):
                 remove_below(fd, suspect.path, entries[suspect.path] if entries is not None else None)
         self.note_growth()
         return suspects
+
+    def _broken(self, build_fd: int, policy: PublishPolicy) -> set[str]:
+        try:
+            return {path for path, found in inspect_build(build_fd, policy.ignore) if found.verdict == "broken"}
+        except StoreError:
+            return set()  # a file cannot be read: the other rules decide
 
     @property
     def growth_mark(self) -> str:
@@ -212,7 +220,7 @@ class BuildTarget(Closing, ABC):
         return read_note(record_fd, REPORTED, 1 << 24, lambda found: [str(path) for path in found["paths"]]) or []
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
-        """Check the generator's output; changes nothing.
+        """Check the generator's output: names, sizes, and whether each file can be what its format demands.
 
         Args:
             policy: the rules.
@@ -225,6 +233,8 @@ class BuildTarget(Closing, ABC):
         with self._open() as fd:
             self._checked = scan_build(fd)
             found = [*self._check_meta(fd), *check_tree(self._checked, policy, self._last_bytes), *extra]
+            if policy.on_broken_content != "ignore" and not self._checked.unreadable:
+                found += check_content(inspect_build(fd, policy.ignore), policy.on_broken_content)
         return sorted(found, key=lambda finding: finding.severity != "refuse")
 
     def publish(

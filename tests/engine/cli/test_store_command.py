@@ -58,7 +58,7 @@ def publish(tmp_path):
     """Publishes and activates a build of these files."""
 
     def publish(**files):
-        policy = PublishPolicy(store=tmp_path, ignore=["*.log"])
+        policy = PublishPolicy(store=tmp_path, ignore=["*.log"], on_broken_content="ignore")
         with CacheStore(tmp_path).begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
             for name, data in files.items():
                 path = Path(build.path, name.replace("_", "/", 1).replace("_", "."))
@@ -87,7 +87,9 @@ def test_verify_content_names_what_was_published_broken_and_exits_1(tmp_path, pu
     assert done.stdout == "content: 1 whole, 1 broken, 0 suspicious, 0 unknown\n"
     first, *others = done.stderr.splitlines()
     assert first.startswith("cachewatch: a/x.safetensors is cut off: the tensor 't' should end at byte ")
-    assert others == ["cachewatch: broken files agree with the manifest: generate the cache again with --force"]
+    assert others == ["cachewatch: broken files agree with the manifest: generate the cache again"]
+    [build] = CacheStore(tmp_path).list_builds("c")
+    assert build.status == "doubtful" and build.why.startswith("a/x.safetensors is cut off")
     body = json.loads(cachewatch("verify", tmp_path, "c", "--content", "--json").stdout)
     assert body["whole"] is False and len(body["problems"]) == 1
     assert [(each["path"], each["verdict"]) for each in body["content"]] == [
@@ -138,3 +140,17 @@ def test_a_hostile_name_in_the_store_obeys_nothing_in_the_terminal(tmp_path, bui
     os.mkdir(tmp_path / "c/builds/\x1b[2Jx")
     done = cachewatch("list", tmp_path, "c")
     assert done.returncode == 0 and "\x1b" not in done.stdout and "damaged" in done.stdout
+
+
+def test_report_bad_marks_a_build_and_says_so(tmp_path, publish):
+    publish(a_x_bin=b"abc")
+    [build] = CacheStore(tmp_path).list_builds("c")
+    assert cachewatch("report-bad", tmp_path, "c").returncode != 0
+    done = cachewatch("report-bad", tmp_path, "c", "--why", "layer 7 gives \x1b[31mNaN")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{build.build_id} is doubtful at ") and "\x1b" not in done.stdout
+    assert "layer 7 gives" in cachewatch("list", tmp_path, "c").stdout
+    body = json.loads(cachewatch("report-bad", tmp_path, "c", build.build_id, "--why", "again", "--json").stdout)
+    assert (body["build_id"], body["status"]) == (build.build_id, "doubtful") and "layer 7" in body["why"]
+    wrong = cachewatch("report-bad", tmp_path, "c", "20260101T000000.000Z-00000000", "--why", "x")
+    assert wrong.returncode != 0 and "there is no build" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -47,6 +47,44 @@ def cachewatch(*words):
 # -- what is known
 
 
+def test_a_doubtful_build_is_passed_over_whatever_its_digests_say(store):
+    first, second = publish(store, "one"), publish(store, "two")
+    status = store.report_bad("c", why="layer 7 gives NaN")
+    assert (status.status, status.why) == ("doubtful", "layer 7 gives NaN")
+    assert store.find_whole("c", recipe_of(store).key) is None
+    assert store.verify("c", second.build_id).whole and listed(store)[second.build_id].status == "doubtful"
+    with store.open_current("c") as held:
+        assert held.build_id == second.build_id and "layer 7 gives NaN" in held.warning
+    third = publish(store, "three")
+    switched = store.rollback("c")
+    assert switched.build_id == first.build_id and "doubtful" in switched.skipped[0]
+    assert third.build_id != switched.build_id
+    with store.open_current("c") as held:
+        assert held.warning is None
+    assert store.activate("c", second.build_id).build_id == second.build_id
+    assert listed(store)[second.build_id].status is None, "a person has chosen it"
+
+
+def test_doubt_comes_back_when_damage_is_mended(store):
+    build = publish(store)
+    store.report_bad("c", why="layer 7 gives NaN")
+    Path(build.path, "a.bin").write_text("xyz")
+    with pytest.raises(BuildDamaged):
+        store.verify("c", build.build_id)
+    assert listed(store)[build.build_id].status == "damaged"
+    store.report_bad("c", why="layer 8 too")
+    Path(build.path, "a.bin").write_text("abc")
+    assert store.verify("c", build.build_id).whole
+    found = listed(store)[build.build_id]
+    assert (found.status, found.why) == ("doubtful", "layer 7 gives NaN")
+
+
+def test_a_build_that_was_never_published_cannot_be_doubted(store):
+    publish(store)
+    with store.begin("c", recipe_of(store, "other")) as build, pytest.raises(BuildDamaged, match="never finished"):
+        store.report_bad("c", build.build_id, why="x")
+
+
 def test_a_build_that_verify_found_damaged_is_not_cached_again_though_names_and_sizes_agree(store):
     build = publish(store)
     key = recipe_of(store).key
