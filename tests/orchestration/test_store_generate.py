@@ -48,6 +48,11 @@ def test_published_then_cached_then_refused(server: Server, tmp_path: Path) -> N
     assert Path(report["publication"]["quarantine"], "w.partial").exists()
     assert not (tmp_path / "store/llama/current/w.partial").exists()
 
+    command[3] = WRITES + "; pathlib.Path(sys.argv[1], 'w.safetensors').write_bytes(b'\\x08' + bytes(7) + b'{}')"
+    status, report, said = generate(tmp_path, *where, "--key", "dtype=bf4", *command, env=server.env)
+    assert (status, report["outcome"]) == (1, "verification_failed"), said
+    assert "w.safetensors is cut off" in said and "on_broken_content: warn" in said
+
 
 @pytest.mark.parametrize(
     ("words", "sentence"),

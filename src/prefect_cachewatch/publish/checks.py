@@ -114,7 +114,7 @@ def check_content(
 
     Example:
         >>> check_content([("a.npy", Content("broken", "is cut off"))])[0].message
-        'a.npy is cut off'
+        'a.npy is cut off; on_broken_content: warn publishes it all the same'
     """
     found: list[Finding] = []
     levels: dict[str, Literal["refuse", "warn"]] = {"broken": broken, "suspicious": "warn"}
@@ -123,6 +123,8 @@ def check_content(
         if told:
             said = "; ".join(f"{for_terminal(path, 120)} {message}" for path, message in told[:_NAMED])
             more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+            if severity == "refuse":
+                more += "; on_broken_content: warn publishes it all the same"
             found.append(Finding(f"{verdict}_content", said + more, severity, tuple(path for path, _ in told)))
     return found
 

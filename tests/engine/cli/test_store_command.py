@@ -152,5 +152,5 @@ def test_report_bad_marks_a_build_and_says_so(tmp_path, publish):
     assert "layer 7 gives" in cachewatch("list", tmp_path, "c").stdout
     body = json.loads(cachewatch("report-bad", tmp_path, "c", build.build_id, "--why", "again", "--json").stdout)
     assert (body["build_id"], body["status"]) == (build.build_id, "doubtful") and "layer 7" in body["why"]
-    wrong = cachewatch("report-bad", tmp_path, "c", "20260101T000000.000Z-00000000", "--why", "x")
+    wrong = cachewatch("report-bad", tmp_path, "c", "20260101T000000000Z-00000000", "--why", "x")
     assert wrong.returncode != 0 and "there is no build" in wrong.stderr and "Traceback" not in wrong.stderr

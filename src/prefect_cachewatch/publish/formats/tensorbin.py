@@ -28,6 +28,8 @@ def read_tensorbin(source: Source) -> Layout:
     length = int.from_bytes(source.read(0, 8, "the length of its header"), "little")
     if length == _SENTINEL:
         raise Unjudged("was written by an older tt-metal, in a layout that is not read here")
+    if length > _MAX_BYTES:
+        raise Unjudged("does not begin like a tensorbin, as its name suggests")
     begin = 8 + length
     if not length or begin > source.size:
         raise Broken(

@@ -187,6 +187,7 @@ def test_what_a_damaged_file_is_told():
     assert refused(tensor + b"\0", "a.safetensors").startswith("has 1 bytes behind its last tensor")
     assert refused(b"", "a.pt") == "is empty, and is named like zip"
     assert refused(bytes(5000), "a.pt") == "begins with zeros, and is named like zip"
+    assert inspect(io.BytesIO(b"x" * 5000), "a.tensorbin").verdict == "unknown"
     assert refused(bytes(5000), "a.tensorbin").startswith("is cut off or no tensorbin: its header should have 0 bytes")
     assert refused(b"not numpy", "a.npy") == "does not begin like npy, as its name says"
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
