@@ -26,7 +26,7 @@ from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.examination import LATE_MODULES, PostMortem
@@ -35,11 +35,19 @@ from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.run.learning import Learning
 from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.past import JobRun, last_runs
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
+from prefect_cachewatch.run.regression import slower_than_before
 from prefect_cachewatch.run.remedies import check_causes
 from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
-from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, publish_completion, publish_failure
+from prefect_cachewatch.tasks.prefect_api.artifacts import (
+    PATIENCE_S,
+    AnyLogger,
+    publish_completion,
+    publish_failure,
+    publish_history,
+)
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
 from prefect_cachewatch.watching.attempt import Outcome, Watch
@@ -70,6 +78,7 @@ ASIDE_MODULES = (
     "prefect_cachewatch.common.statedir",
     "prefect_cachewatch.run.history",
     "prefect_cachewatch.run.learning",
+    "prefect_cachewatch.run.past",
 )
 _HISTORY_S = 5.0
 Decide = Callable[[Outcome, Watch, PostMortem], NextAttempt | None]
@@ -350,10 +359,26 @@ def _report(
         path = _history(inputs, outcome.paths)
         with contextlib.suppress(OSError):  # losing it loses only estimates
             inputs.files.run(remember_run, path, report, timeout_s=_HISTORY_S)
-        publish_completion(report, _past_runs(inputs, path), inputs.stall, inputs.logger)
+        runs = _last_runs(inputs, report)
+        slower = slower_than_before(runs)
+        if slower is not None:
+            inputs.logger.warning(slower.sentence())
+        publish_completion(report, _past_runs(inputs, path), inputs.stall, inputs.logger, slower=slower)
     else:
         publish_failure(report, inputs.logger, patience_s)
+        runs = [] if outcome.name == "cancelled" or (retry is not None and retry.again) else _last_runs(inputs, report)
+    if runs:
+        publish_history(report.name, runs, inputs.logger)
     return report
+
+
+def _last_runs(inputs: Inputs, report: Report) -> list[JobRun]:
+    """Return the last runs of the job, this one first; none if this one's report cannot be read."""
+    try:
+        runs: list[JobRun] = inputs.files.run(last_runs, report.name, timeout_s=_HISTORY_S)
+    except (OSError, CachewatchError):
+        return []
+    return runs if runs and runs[0].started_at[:19] == report.started_at[:19] else []
 
 
 def _history(inputs: Inputs, paths: Sequence[str]) -> Path:

@@ -46,7 +46,7 @@ __all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_f
 
 # What runs aside: a module of this room would bring Prefect into each call, which takes seconds.
 _ASIDE_MODULES = tuple(
-    f"prefect_cachewatch.{name}" for name in ("common.statedir", "fleet.status", "measure.scan_process")
+    f"prefect_cachewatch.{name}" for name in ("common.statedir", "fleet.status", "measure.scan_process", "run.history")
 )
 # What shows the fleet in a terminal while it runs; set by the command.
 fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)

@@ -22,6 +22,9 @@ from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.listing_table import listing_rows
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.history import PastRun, enough_window_s
+from prefect_cachewatch.run.history_page import describe_runs, history_markdown
+from prefect_cachewatch.run.past import JobRun
+from prefect_cachewatch.run.regression import Regression
 from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_last, ending_of
@@ -32,6 +35,7 @@ __all__ = [
     "completion_markdown",
     "publish_completion",
     "publish_failure",
+    "publish_history",
     "report_markdown",
     "tell_failure",
     "try_until",
@@ -82,7 +86,13 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
 
 
 def publish_completion(
-    report: Report, history: Sequence[PastRun], stall: StallPolicy, logger: AnyLogger, patience_s: float = 10.0
+    report: Report,
+    history: Sequence[PastRun],
+    stall: StallPolicy,
+    logger: AnyLogger,
+    patience_s: float = 10.0,
+    *,
+    slower: Regression | None = None,
 ) -> list[str]:
     """Publish the short summary of an attempt that completed.
 
@@ -92,18 +102,35 @@ def publish_completion(
         stall: the policy of the attempt.
         logger: the run's logger.
         patience_s: seconds for which an unreachable server is tried; a completed run does not wait.
+        slower: what is said of a run that was slower than those before.
 
     Returns:
         The keys that were published.
     """
     key = f"cachewatch-{slugify(report.name)}-report"
-    text = completion_markdown(report, history, stall)
-    description = _description(report)
+    text = completion_markdown(report, history, stall, slower)
+    description = _description(report) + (f" {slower.sentence()}" if slower is not None else "")
     made = _publish(
         lambda key: create_markdown_artifact(text, key=key, description=description),
         key, time.monotonic() + patience_s, logger,
     )  # fmt: skip
     return [key] if made is not None else []
+
+
+def publish_history(name: str, runs: Sequence[JobRun], logger: AnyLogger, patience_s: float = 10.0) -> None:
+    """Publish the last runs of a job: a table and a chart, one artifact per job with a version per run.
+
+    Args:
+        name: of the job.
+        runs: the newest first.
+        logger: the run's logger.
+        patience_s: seconds for which an unreachable server is tried.
+    """
+    text, description = history_markdown(name, runs), describe_runs(name, runs)
+    _publish(
+        lambda key: create_markdown_artifact(text, key=key, description=description),
+        f"cachewatch-{slugify(name)}-history", time.monotonic() + patience_s, logger,
+    )  # fmt: skip
 
 
 def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: AnyLogger) -> UUID | None:
@@ -203,13 +230,16 @@ def report_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def completion_markdown(report: Report, history: Sequence[PastRun], stall: StallPolicy) -> str:
+def completion_markdown(
+    report: Report, history: Sequence[PastRun], stall: StallPolicy, slower: Regression | None = None
+) -> str:
     """Write the short summary of an attempt that completed.
 
     Args:
         report: the attempt's report.
         history: completed runs of this cache, this one first.
         stall: the policy of the attempt.
+        slower: what is said of a run that was slower than those before.
 
     Returns:
         Markdown; text from outside is escaped.
@@ -236,7 +266,10 @@ def completion_markdown(report: Report, history: Sequence[PastRun], stall: Stall
         rows.append(
             ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
         )
-    lines = [_heading(report), "", for_markdown(report.message, 2000), "", _chart(report), "", "| | |", "|---|---|"]
+    lines = [_heading(report), ""]
+    if slower is not None:
+        lines += [f"**{slower.sentence()}**", ""]
+    lines += [for_markdown(report.message, 2000), "", _chart(report), "", "| | |", "|---|---|"]
     lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
     return "\n".join([*lines, *_remarks(report)]) + "\n"
 

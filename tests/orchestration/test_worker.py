@@ -95,7 +95,9 @@ def test_a_stall_on_a_worker_is_failed_named_stalled_and_leaves_nothing(deployed
     assert "no disk write activity detected for 2 s" in run["state"]["message"]
     wait_until_gone(tag, 1)
     assert deployed.task_states(run_id) == {"generate-1": "Terminated", "monitor-1": "StallDetected"}
-    assert sorted(deployed.artifacts(run_id)) == [f"cachewatch-{tag}-listing", f"cachewatch-{tag}-report"]
+    assert sorted(deployed.artifacts(run_id)) == [
+        f"cachewatch-{tag}-{what}" for what in ("history", "listing", "report")
+    ]
     # Retry, as the button in the UI does it: a new process, the second run of the same flow run.
     deployed.set_state(run_id, "SCHEDULED", "AwaitingRetry")
     deadline = time.monotonic() + 60

@@ -13,21 +13,19 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.live import sparkline
-from prefect_cachewatch.cli.tables import aligned, short_moment, with_last
+from prefect_cachewatch.cli.tables import aligned, with_last
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_duration, short_moment
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.run.history_page import RUN_HEADS, run_cells
 from prefect_cachewatch.run.past import JobRun, PastRuns, job_key, read_past_runs
-from prefect_cachewatch.run.regression import Regression, find_regression
+from prefect_cachewatch.run.regression import measured_durations, slower_than_before
 
-__all__ = ["command", "render_history", "slower_than_before"]
+__all__ = ["command", "render_history"]
 
-_HEADS = ["WHEN (UTC)", "OUTCOME", "SIZE", "DURATION", "PAUSE", "STALLS"]
 _RIGHT = {2, 3, 4, 5}
-# The words of an outcome in the table, where its own name is too long for it.
-_SHORT = {"deadline_exceeded": "over deadline", "verification_failed": "not verified"}
 
 
 def _complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -69,20 +67,6 @@ def command(name: str | None, last: int, as_json: bool) -> None:
     _tell_unread(found)
 
 
-def slower_than_before(runs: Sequence[JobRun]) -> Regression | None:
-    """Say whether the last run was slower than the completed ones before it.
-
-    Args:
-        runs: of one job, the newest first.
-
-    Returns:
-        The regression; None also if the last run did not complete, or wrote nothing.
-    """
-    if not runs or not _is_measure(runs[0]):
-        return None
-    return find_regression(_durations(runs))
-
-
 def render_history(runs: Sequence[JobRun], width: int = 80, *, blocks: bool = False) -> Iterator[str]:
     """Lay runs out as a table.
 
@@ -95,33 +79,12 @@ def render_history(runs: Sequence[JobRun], width: int = 80, *, blocks: bool = Fa
         Lines, safe for a terminal.
     """
     causes = [for_terminal(run.cause or "", 60) for run in runs]
-    yield from with_last([_HEADS, *map(_cells, runs)], ["CAUSE", *causes], _RIGHT, width, label="cause: ")
-    durations = _durations(runs)
+    yield from with_last([RUN_HEADS, *map(run_cells, runs)], ["CAUSE", *causes], _RIGHT, width, label="cause: ")
+    durations = measured_durations(runs)
     if blocks and len(durations) > 1:
         low, high = (format_duration(each) for each in (min(durations), max(durations)))
         yield ""
         yield f"{sparkline(durations, width - 40)}  {low} to {high}"
-
-
-def _durations(runs: Sequence[JobRun]) -> list[float]:
-    """Return the durations of the runs that are compared, the oldest first."""
-    return [run.duration_s or 0.0 for run in reversed(runs) if _is_measure(run)]
-
-
-def _is_measure(run: JobRun) -> bool:
-    return run.outcome == "completed" and bool(run.bytes_written) and run.duration_s is not None
-
-
-def _cells(run: JobRun) -> list[str]:
-    outcome = _SHORT.get(run.outcome, run.outcome.replace("_", " "))
-    return [
-        short_moment(run.started_at),
-        for_terminal(outcome, 15),
-        "-" if run.bytes_present is None else format_bytes(run.bytes_present),
-        "-" if run.duration_s is None else format_duration(run.duration_s),
-        "-" if run.longest_pause_s is None else format_duration(run.longest_pause_s),
-        "-" if run.stalls is None else str(run.stalls),
-    ]
 
 
 def _list(found: PastRuns, as_json: bool) -> None:

@@ -7,9 +7,9 @@ import json
 import os
 from dataclasses import asdict, dataclass
 
-from prefect_cachewatch.cli.tables import aligned, short_moment
+from prefect_cachewatch.cli.tables import aligned
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, short_moment
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.store import CacheStore
 

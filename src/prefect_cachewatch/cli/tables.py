@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from datetime import UTC, datetime
 
-__all__ = ["aligned", "short_moment", "with_last"]
+__all__ = ["aligned", "with_last"]
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int = 80) -> Iterator[str]:
@@ -73,17 +72,3 @@ def with_last(
         yield f"{line:<{column}}{cell}".rstrip() if beside and any(last[1:]) else line
         if number and cell and not beside:
             yield f"{'':{indent}}{label}{cell}"
-
-
-def short_moment(text: object) -> str:
-    """Write a moment of a report to the minute, in UTC; `-` for what is no moment.
-
-    Example:
-        >>> short_moment("2026-01-31T23:59:59.120+00:00"), short_moment("2026-01-31T23:59:59+02:00"), short_moment(None)
-        ('2026-01-31 23:59', '2026-01-31 21:59', '-')
-    """
-    try:
-        moment = datetime.fromisoformat(str(text))
-        return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
-    except (ValueError, OverflowError):
-        return "-"

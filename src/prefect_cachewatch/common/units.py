@@ -15,6 +15,7 @@ __all__ = [
     "format_moment",
     "parse_bytes",
     "parse_duration",
+    "short_moment",
 ]
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -153,6 +154,22 @@ def format_moment(seconds: float) -> str:
         >>> format_moment(1700000000.25)
         '2023-11-14T22:13:20.250+00:00'
     """
-    from datetime import UTC, datetime  # noqa: PLC0415 - noqa: PLC0415 - a quarter of a megabyte, needed at the end
+    from datetime import UTC, datetime  # noqa: PLC0415 - a quarter of a megabyte, needed at the end
 
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def short_moment(text: object) -> str:
+    """Write a moment of a report to the minute, in UTC; `-` for what is no moment.
+
+    Example:
+        >>> short_moment("2026-01-31T23:59:59.120+00:00"), short_moment("2026-01-31T23:59:59+02:00"), short_moment(None)
+        ('2026-01-31 23:59', '2026-01-31 21:59', '-')
+    """
+    from datetime import UTC, datetime  # noqa: PLC0415 - as in `format_moment`
+
+    try:
+        moment = datetime.fromisoformat(str(text))
+        return f"{moment.astimezone(UTC) if moment.tzinfo else moment:%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError):
+        return "-"

@@ -26,7 +26,7 @@ from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.delivery import PublishSession
-from prefect_cachewatch.run.history import history_path, past_runs
+from prefect_cachewatch.run.history import last_run
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import check_command
 
@@ -170,9 +170,9 @@ def _what_is_missing(job: FleetJob, elsewhere: bool, files: Files, patience_s: f
         if not there["files"] and not job.allow_empty:
             return f"{directory} is empty"
         total += there["bytes"]
-    last = past_runs(history_path(job.name, [os.path.realpath(path) for path in job.directories]), 1)
-    if last and total < last[0].bytes_present:
-        return f"it has {format_bytes(total)} of the {format_bytes(last[0].bytes_present)} that its run left"
+    last = files.run(last_run, job.name, list(map(str, job.directories)), timeout_s=patience_s)
+    if last is not None and total < last.bytes_present:
+        return f"it has {format_bytes(total)} of the {format_bytes(last.bytes_present)} that its run left"
     return None
 
 

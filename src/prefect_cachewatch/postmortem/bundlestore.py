@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +120,10 @@ def load_report(bundle: Path) -> dict[str, Any]:
     """
     path = bundle / "report.json" if bundle.is_dir() else bundle
     try:
-        with path.open("rb") as file:
+        # Without waiting: a pipe may lie there.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError(f"{path} is not a report: it is no regular file")
             raw = file.read(_REPORT_BYTES + 1)
         if len(raw) > _REPORT_BYTES:
             raise InputError(f"{path} is not a report: it is larger than {_REPORT_BYTES >> 20} MiB")

@@ -15,15 +15,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prefect_cachewatch.common.directories import make_own_directory
+from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import make_own_directory, open_own_directory
 from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
+from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.publish.durable import read_small_file
 
-__all__ = ["PastRun", "enough_window_s", "history_path", "parse_history", "past_runs", "remember_run"]
+__all__ = [
+    "HISTORY_BYTES",
+    "PastRun",
+    "enough_window_s",
+    "history_path",
+    "last_run",
+    "parse_history",
+    "past_runs",
+    "remember_run",
+]
 
 KEEP_RUNS = 50
+#: A larger file is none of ours.
+HISTORY_BYTES = 1 << 20
 _SAFETY = 2.0
 
 
@@ -59,10 +73,15 @@ def past_runs(path: Path, limit: int = 10) -> list[PastRun]:
         >>> past_runs(Path("/nowhere"))
         []
     """
-    runs: list[PastRun] = []
-    with contextlib.suppress(OSError, ValueError):
-        runs = parse_history(path.read_text(encoding="utf-8"))
-    return [run for run in reversed(runs) if run.bytes_written > 0][:limit]
+    text = ""
+    with contextlib.suppress(OSError, StoreError), Opened(open_own_directory(path.parent)) as here:
+        text = _read(here, path.name)
+    return [run for run in reversed(parse_history(text)) if run.bytes_written > 0][:limit]
+
+
+def last_run(name: str, cache_dirs: Sequence[str]) -> PastRun | None:
+    """Return the last completed run of a cache that wrote something; None if none is known."""
+    return next(iter(past_runs(history_path(name, [os.path.realpath(path) for path in cache_dirs]), 1)), None)
 
 
 def parse_history(text: str) -> list[PastRun]:
@@ -95,14 +114,18 @@ def remember_run(path: Path, report: Report) -> None:
         growth.first_write_s,
         growth.longest_pause_s,
     )
-    with contextlib.suppress(OSError):
-        here = make_own_directory(path.parent)
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
-            write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
-        finally:
-            os.close(here)
+    with contextlib.suppress(OSError, StoreError), Opened(make_own_directory(path.parent)) as here:
+        lines = _read(here, path.name).splitlines()
+        lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
+        write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
+
+
+def _read(here: int, name: str) -> str:
+    """Read a history that is a regular file of a bounded size, so that no pipe in its place is waited for."""
+    try:
+        return read_small_file(here, name, HISTORY_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
 
 
 def enough_window_s(runs: Sequence[PastRun], poll_s: float) -> float | None:

@@ -23,11 +23,11 @@ from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError, StoreError
 from prefect_cachewatch.publish.durable import read_small_file
-from prefect_cachewatch.run.history import parse_history
+from prefect_cachewatch.run.history import HISTORY_BYTES, parse_history
 
-__all__ = ["JobRun", "PastRuns", "job_key", "read_past_runs", "read_report_in"]
+__all__ = ["JobRun", "PastRuns", "job_key", "last_runs", "read_past_runs", "read_report_in"]
 
-_REPORT_BYTES, _HISTORY_BYTES = 64 << 20, 1 << 20
+_REPORT_BYTES = 64 << 20
 _REPORT = re.compile(r"report(?:-[0-9]{1,6})?\.json")
 _HISTORY = re.compile(r"(.+)-[0-9a-f]{12}\.jsonl")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -109,6 +109,22 @@ def read_past_runs(name: str | None = None) -> PastRuns:
     return found
 
 
+def last_runs(name: str, limit: int = 50) -> list[JobRun]:
+    """Read the last runs of one job, the newest first; see `read_past_runs`.
+
+    Args:
+        name: of the job.
+        limit: the most runs to return.
+
+    Returns:
+        The runs.
+
+    Raises:
+        InputError: see `read_past_runs`.
+    """
+    return read_past_runs(name).runs.get(job_key(name), [])[:limit]
+
+
 def read_report_in(directory_fd: int, name: str = "report.json") -> dict[str, Any]:
     """Read a report by descriptor; waits for no pipe, follows no link, and reads no more than 64 MiB.
 
@@ -179,7 +195,7 @@ def _add_reports(found: PastRuns, attempts: set[tuple[str, float]], reports: lis
 
 def _add_remembered(found: PastRuns, attempts: set[tuple[str, float]], here: int, entry: str, key: str) -> None:
     try:
-        text = read_small_file(here, entry, _HISTORY_BYTES).decode()
+        text = read_small_file(here, entry, HISTORY_BYTES).decode()
     except (OSError, ValueError, StoreError):
         found.unread += 1
         return

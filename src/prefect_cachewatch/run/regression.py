@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.run.past import JobRun
 
-__all__ = ["COMPARED_RUNS", "LEAST_EARLIER_RUNS", "Regression", "find_regression"]
+__all__ = [
+    "COMPARED_RUNS",
+    "LEAST_EARLIER_RUNS",
+    "Regression",
+    "find_regression",
+    "measured_durations",
+    "slower_than_before",
+]
 
 #: The most earlier runs that a run is compared with, and the fewest.
 COMPARED_RUNS, LEAST_EARLIER_RUNS = 10, 5
@@ -69,3 +77,33 @@ def find_regression(durations_s: Sequence[float]) -> Regression | None:
     if median_s <= 0 or last_s - median_s < margin_s or last_s - median_s <= _SPREADS * spread_s:
         return None
     return Regression(last_s, median_s, len(earlier))
+
+
+def slower_than_before(runs: Sequence[JobRun]) -> Regression | None:
+    """Say whether the last run was slower than the completed ones before it.
+
+    Args:
+        runs: of one job, the newest first.
+
+    Returns:
+        The regression; None also if the last run did not complete, or wrote nothing.
+    """
+    if not runs or not _is_measure(runs[0]):
+        return None
+    return find_regression(measured_durations(runs))
+
+
+def measured_durations(runs: Sequence[JobRun]) -> list[float]:
+    """Return the durations of the runs that are compared, the oldest first.
+
+    Args:
+        runs: of one job, the newest first.
+
+    Returns:
+        Seconds.
+    """
+    return [run.duration_s or 0.0 for run in reversed(runs) if _is_measure(run)]
+
+
+def _is_measure(run: JobRun) -> bool:
+    return run.outcome == "completed" and bool(run.bytes_written) and run.duration_s is not None

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from prefect_cachewatch.cli.history import render_history, slower_than_before
+from prefect_cachewatch.cli.history import render_history
 from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.postmortem.report import GrowthReport, Report, StallReport
 from prefect_cachewatch.run.history import history_path, remember_run
 from prefect_cachewatch.run.past import JobRun, read_past_runs
+from prefect_cachewatch.run.regression import slower_than_before
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_damaged_line_costs_that_line_only(tmp_path: Path) -> None:
     path.write_text("{broken\n[1]\n" + path.read_text())
     remember_run(path, report(6))
     assert [run.bytes_written for run in past_runs(path)] == [6, 5]
+
+
+def test_a_pipe_or_a_link_in_the_place_of_a_history_is_not_waited_for_nor_followed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    remember_run(tmp_path / "real.jsonl", report(5))
+    (tmp_path / "link.jsonl").symlink_to("real.jsonl")
+    for name in ("pipe.jsonl", "link.jsonl"):
+        assert past_runs(tmp_path / name) == []
+        remember_run(tmp_path / name, report(6))
+    assert [run.bytes_written for run in past_runs(tmp_path / "real.jsonl")] == [5]
 
 
 def test_a_state_directory_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:

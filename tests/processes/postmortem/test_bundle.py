@@ -260,12 +260,14 @@ def test_the_command_shows_lists_and_opens_bundles(tmp_path, cache, monkeypatch)
 def test_what_is_not_a_bundle_gets_one_sentence(tmp_path):
     (tmp_path / "report.json").write_text("{")
     (tmp_path / "deep").write_text("[" * 100_000)
+    os.mkfifo(tmp_path / "pipe")
     for path, words in (
         (tmp_path, "no JSON"),
         (tmp_path / "deep", "no JSON"),
         (tmp_path / "nowhere", "is missing"),
         (Path("/etc"), "is missing"),
-        (Path("/dev/zero"), "larger than 64 MiB"),
+        (Path("/dev/zero"), "no regular file"),
+        (tmp_path / "pipe", "no regular file"),
     ):
         with pytest.raises(InputError, match=words):
             load_report(path)
