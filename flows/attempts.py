@@ -49,6 +49,7 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     publish_history,
 )
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
@@ -281,7 +282,8 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
     )  # fmt: skip
     note_work(watch)
     attempt = Attempt(watch, inputs.secrets)
-    reporter = Reporter(watch, inputs.logger, inputs.secrets, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls)
+    output = OutputLog(watch.output, inputs.secrets, inputs.outputs.stream_output, is_shown=show_output.get())
+    reporter = Reporter(watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output)
     futures: list[PrefectFuture[Any]] = []
 
     def end() -> None:
@@ -310,12 +312,13 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
         # A cancellation arrives here as a TerminationSignal. The flow process waits until the tree has gone, and for a
         # bounded time if the tree does not go.
         end()
-        _leave_cancelled(inputs, watch, runner, number)
+        _leave_cancelled(inputs, watch, runner, number, output)
         raise
     end()
     if (failure := attempt.failure or watch.error) is not None:
         raise failure
     outcome = runner.conclude(watch, watch.finish())
+    output.end(failed=outcome.name != "completed")
     if inputs.learning is not None:
         inputs.learning.note(outcome)
     return outcome, _report(inputs, watch, outcome, runner, number, retry=decide(outcome, watch, runner.examiner))
@@ -327,12 +330,14 @@ def _ended(future: PrefectFuture[Any]) -> threading.Event:
     return ended
 
 
-def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int) -> None:
+def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int, output: OutputLog) -> None:
     """Write the report and the event of an attempt that was broken off, before the worker's grace period is over."""
     if watch.monitor_state is None:
         return  # the attempt had not begun
     try:
-        _report(inputs, watch, runner.conclude(watch, watch.finish()), runner, number, _CANCELLED_PATIENCE_S)
+        outcome = runner.conclude(watch, watch.finish())
+        output.end(failed=True)
+        _report(inputs, watch, outcome, runner, number, _CANCELLED_PATIENCE_S)
     except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
 

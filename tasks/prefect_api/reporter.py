@@ -9,19 +9,18 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from prefect_cachewatch.common.secrets import LineRedactor
-from prefect_cachewatch.common.text import for_markdown, for_terminal, slugify
+from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.watching.attempt import Watch
 
 __all__ = ["ExpectedSize", "Reporter"]
@@ -33,7 +32,6 @@ PROGRESS_EVERY_S = 30.0
 EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
 _FIRST_PROGRESS_S = 5.0
-_LINES_MAX = 20
 _STALL_PATIENCE_S = 10.0
 
 
@@ -51,31 +49,31 @@ class Reporter:
     Args:
         watch: the attempt.
         logger: the run's logger.
-        secrets: values that must not be logged.
         log_every_s: time between two log lines.
         attempt: number of the attempt.
         expected: the expected size, if it is known.
         stalls: reports of stalls that stop nothing, as they come.
+        output: logs the generator's output.
     """
 
     def __init__(
         self,
         watch: Watch,
         logger: AnyLogger,
-        secrets: Sequence[str] = (),
         log_every_s: float = LOG_EVERY_S,
         attempt: int = 1,
         expected: ExpectedSize | None = None,
         stalls: queue.SimpleQueue[Report] | None = None,
+        output: OutputLog | None = None,
     ) -> None:
         self._stalls = stalls if stalls is not None else queue.SimpleQueue[Report]()
         self._attempt = attempt
         self._expected_bytes = expected.size_bytes if expected else None
         self._expected_from = expected.source if expected else ""
-        self._watch, self._logger, self._redactor = watch, logger, LineRedactor(secrets)
+        self._watch, self._logger = watch, logger
         self._log_every_s = log_every_s
         self._stop = threading.Event()
-        self._output_seen = 0
+        self._output = output
         self._suspicions_seen = self._phases_seen = 0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it gets those of the calling thread.
@@ -168,7 +166,8 @@ class Reporter:
     def _log(self) -> None:
         state = self._watch.state
         rule, growth = state.rule, state.growth
-        self._log_output()
+        if self._output is not None:
+            self._output.tell()
         warming_up = self._watch.serving is not None and rule.phases.now == "warm_up"
         self._logger.info(
             "%s in %s files, %s %s of %s%s",
@@ -181,16 +180,6 @@ class Reporter:
             if self._watch.serving is not None and warming_up
             else "",
         )
-
-    def _log_output(self) -> None:
-        output = self._watch.output
-        seen = self._output_seen
-        lines, self._output_seen = output.lines_since(seen)
-        if not lines:
-            return
-        new_bytes = self._output_seen - seen
-        shown = "\n".join(for_terminal(line, 300) for line in self._redactor.lines(lines)[-_LINES_MAX:])
-        self._logger.info("generator's output, last lines of %s:\n%s", format_bytes(new_bytes), shown)
 
     def _progress(self) -> None:
         percent, text = self._share()

@@ -233,17 +233,42 @@ def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
     assert not [thread for thread in threading.enumerate() if thread.name == "cachewatch-output"]
 
 
+def test_a_bar_that_is_painted_again_and_again_is_one_line_as_it_stood_at_its_end():
+    pump = OutputPump(tail_bytes=200)
+    try:
+        pump._take(memoryview(b"loading\r\n" + b"\r 10% |#   |\r 20% |##  |"), 1)
+        new = pump.lines_since(0)
+        assert (new.lines, new.lost_bytes) == (["loading"], 0)
+        for percent in range(21, 100):  # more than is kept
+            pump._take(memoryview(b"\r %d%% |##  |" % percent), 1)
+        new = pump.lines_since(new.position)
+        assert new.lines == []
+        assert new.lost_bytes > 0
+        pump._take(memoryview(b"\r100% |####|\nsaved\npainting before\r"), 1)
+        new = pump.lines_since(new.position)
+        assert new.lines == ["100% |####|", "saved"]
+        pump._take(memoryview(b"painted\r"), 1)
+        pump._take(memoryview(b"\n"), 1)
+        new = pump.lines_since(new.position)
+        assert new.lines == ["painted"]
+        pump._take(memoryview(b"\rthe last\rword"), 1)
+        assert pump.lines_since(new.position).lines == []
+        assert pump.lines_since(new.position, ended=True).lines == ["word"]
+    finally:
+        pump.finish()
+
+
 def test_half_a_line_is_shown_in_neither_half():
     pump = OutputPump(tail_bytes=64)
     try:
         pump._take(memoryview(b"first\nusing ghp_0123"), 1)
         assert pump.tail_lines(5) == ["first", "using ghp_0123"]  # all there is
-        lines, seen = pump.lines_since(0)
+        lines, seen, _ = pump.lines_since(0)
         assert lines == ["first"]
         pump._take(memoryview(b"456789abcdef\nsecond\nthi"), 1)
-        lines, seen = pump.lines_since(seen)
+        lines, seen, _ = pump.lines_since(seen)
         assert lines == ["using ghp_0123456789abcdef", "second"]
-        assert pump.lines_since(seen) == ([], seen)
+        assert pump.lines_since(seen) == ([], seen, 0)
         pump._take(memoryview(b"rd\n" + b"x" * 10 + b"\n"), 1)
         assert pump.lines_since(seen)[0] == ["third", "x" * 10]
         pump._take(memoryview(b"token=" + b"s" * 60 + b"\nlast\n"), 1)

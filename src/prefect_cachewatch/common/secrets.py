@@ -571,9 +571,9 @@ def whole_lines(tail: bytes, wanted: int) -> bytes:
     piece = tail[len(tail) - wanted :] if wanted < len(tail) else tail
     if wanted < len(tail) and tail[len(tail) - wanted - 1 : len(tail) - wanted] in (b"\n", b"\r"):
         return piece
-    for end in (b"\n", b"\r", b" "):  # one long line: start at a word's beginning
-        if end in piece:
-            return piece[piece.index(end) + 1 :]
+    for ends in (b"\n\r", b" "):  # one long line: start at a word's beginning
+        if found := re.search(b"[" + ends + b"]", piece):
+            return piece[found.end() :]
     return piece[1024:]  # longer than any secret, and without a blank
 
 

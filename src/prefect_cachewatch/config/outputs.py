@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
 from prefect_cachewatch.config.quantities import InputModel, Shorthand
 
-__all__ = ["Outputs", "Storage", "WatchOutputs"]
+__all__ = ["Outputs", "Storage", "StreamOutput", "WatchOutputs"]
+
+StreamOutput = Literal["auto", "always", "never"]
 
 
 class WatchOutputs(InputModel):
@@ -35,6 +37,11 @@ class Outputs(WatchOutputs):
     record: Path | None = Field(
         default=None,
         description="File for a trace of the growth, for cachewatch replay, or a directory that gets one a run.",
+    )
+    stream_output: StreamOutput = Field(
+        default="auto",
+        description="Whether the generator's output is logged by the flow run while it runs: auto means in the run of a "
+        "deployment. At most 50 lines every 20 s after a burst of 200. A failure logs the last 50 lines in any case.",
     )
 
 

@@ -16,19 +16,30 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect_cachewatch.common.aside import AsideFile, Files, InPlace
 from prefect_cachewatch.common.files import is_special, open_for_writing, write_within
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["OutputPump", "Screen"]
+__all__ = ["NewLines", "OutputPump", "Screen"]
 
 _CHUNK = 1 << 20
 _LINE_MAX = 2000
 _WORD_MAX = 600
 _LOG_OPEN_S = 10.0
 _LOG_READER_S = 1.0  # the longest that a pipe's reader may delay the draining; then it gets what it takes at once
+
+
+class NewLines(NamedTuple):
+    """Lines of the output since a position."""
+
+    lines: list[str]
+    #: The position for the next call.
+    position: int
+    #: How many bytes came and went since then without being kept.
+    lost_bytes: int
 
 
 class Screen:
@@ -181,24 +192,27 @@ class OutputPump:
         text = tail.decode("utf-8", "surrogateescape")
         return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()][-count:]
 
-    def lines_since(self, seen: int) -> tuple[list[str], int]:
-        """Return the lines completed since a byte position, as `tail_lines`; an unfinished one waits for the next call.
+    def lines_since(self, seen: int, *, ended: bool = False) -> NewLines:
+        """Return the lines finished since a byte position, as `tail_lines`; an unfinished one waits for the next call.
+
+        A line that was painted again and again, as a progress bar is, counts once, as it stood at its end.
 
         Args:
             seen: bytes of the output handled so far; 0 at first.
-
-        Returns:
-            The lines that are still kept, and the position for the next call.
+            ended: whether the output has ended, so that its last line is finished without a newline.
         """
         with self._lock:
             total, tail = self.total_bytes, bytes(self._tail[-self._tail_bytes :])
         new = total - seen
         piece = tail if new >= total and len(tail) == total else whole_lines(tail, new)
-        rest = len(piece) - 1 - max(piece.rfind(b"\n"), piece.rfind(b"\r"))
-        if 0 < rest <= _LINE_MAX:
-            piece, total = piece[:-rest], total - rest
-        text = piece.decode("utf-8", "surrogateescape")
-        return [_shortened(line) for line in text.replace("\r", "\n").split("\n") if line.strip()], total
+        rest = piece[piece.rfind(b"\n") + 1 :]
+        bar = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # as it stands now; what it was before is done with
+        if rest and len(bar) <= _LINE_MAX and not ended:
+            piece, total = piece[: -len(rest)], total - len(bar)
+        painted = (
+            line.rstrip("\r").rpartition("\r")[2] for line in piece.decode("utf-8", "surrogateescape").split("\n")
+        )
+        return NewLines([_shortened(line) for line in painted if line.strip()], total, max(0, new - len(tail)))
 
     def _drain(self) -> None:
         # Copying to a terminal in which another job is in the foreground must not stop the supervising process.

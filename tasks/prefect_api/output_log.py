@@ -1,0 +1,66 @@
+"""The generator's output as log lines of its flow run, by the logger `cachewatch.output`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from prefect.context import FlowRunContext
+from prefect.logging import get_logger
+from prefect.logging.handlers import APILogHandler
+
+from prefect_cachewatch.config.outputs import StreamOutput
+from prefect_cachewatch.run.output_lines import LAST_LINES, OutputLines
+from prefect_cachewatch.supervise.output import OutputPump
+
+__all__ = ["OUTPUT_LOGGER", "OutputLog"]
+
+OUTPUT_LOGGER = "cachewatch.output"
+
+
+class OutputLog:
+    """Logs the output of one attempt; whoever calls it waits for no server.
+
+    Prefect's handler puts the lines into a queue, and sends what is in it every 2 s. So the reporter calls `tell` where it
+    logs anyway: the output costs no further request. While a server is away, no more than 50 lines every 20 s wait for it.
+
+    Args:
+        output: reads the generator's output.
+        secrets: values that must not be logged.
+        stream: when the lines are logged while the generator runs; `auto` means in the run of a deployment.
+        is_shown: whether a command copies the output to its terminal; then nothing of it is logged there.
+    """
+
+    def __init__(self, output: OutputPump, secrets: Sequence[str], stream: StreamOutput, *, is_shown: bool) -> None:
+        self._lines = OutputLines(output, secrets)
+        self._on = stream == "always" or (stream == "auto" and _is_deployed() and not is_shown)
+        self._is_shown = is_shown
+
+    def tell(self) -> None:
+        """Log what has come since the last call."""
+        if self._on:
+            self._log(self._lines.look())
+
+    def end(self, *, failed: bool) -> None:
+        """Log the rest of an output that has ended; at least its last 50 lines, if the attempt failed."""
+        if self._on or failed:
+            self._log(self._lines.look(ended=True, most=None if self._on else LAST_LINES))
+
+    def _log(self, lines: Sequence[str]) -> None:
+        logger = _logger(to_console=not self._is_shown)
+        for line in lines:
+            logger.info("%s", line)
+
+
+def _logger(*, to_console: bool) -> logging.Logger:
+    logger = logging.getLogger(OUTPUT_LOGGER)
+    if not logger.handlers:
+        logger.addHandler(APILogHandler())
+    logger.setLevel(get_logger().getEffectiveLevel())
+    logger.propagate = to_console
+    return logger
+
+
+def _is_deployed() -> bool:
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
