@@ -134,6 +134,8 @@ def test_the_log_of_a_run_that_failed_says_why_once_and_has_no_traceback_of_pref
         told
     )
     assert f"Finished in state {state}" in told
+    output = [line["message"] for line in lines if line["name"] == "cachewatch.output"]
+    assert output == ([sentence] if state == "GeneratorFailed" else [])
 
 
 def test_a_healthy_run_on_a_worker_is_completed(deployed: Server, tmp_path: Path) -> None:
