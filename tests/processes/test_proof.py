@@ -18,6 +18,7 @@ from tests.support import (
     program,
     run_exec,
     running,
+    signal_each,
     tagged,
 )  # fmt: skip
 
@@ -140,3 +141,63 @@ def test_a_watched_process_that_lives_is_left_alone(tmp_path: Path) -> None:
             os.kill(roots["live"], 0)
             watch.terminate()
             watch.wait(60)
+
+
+SERVES = """
+    import sys, threading, time
+    open(sys.argv[2] + '/a.bin', 'wb').write(bytes(99999))
+    time.sleep(1)
+    SAY
+    lock = threading.Lock()
+    lock.acquire()
+    threading.Thread(target=lock.acquire).start()
+    lock.acquire()
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("ready", "say"),
+    [
+        ("log=startup complete", "print('startup complete', flush=True)"),
+        # Nothing looks for the marker again before the proof: it is looked for before the stop.
+        ("file=MARK", "open('MARK', 'w').close()"),
+    ],
+)
+def test_a_server_that_is_ready_is_not_stopped_though_each_of_its_threads_waits_for_ever(
+    tmp_path: Path, ready: str, say: str
+) -> None:
+    tag, cache, mark, state = new_tag(), tmp_path / "c", str(tmp_path / "mark"), tmp_path / "state"
+    command = [*program(SERVES.replace("SAY", say.replace("MARK", mark)), tag), str(cache)]
+    env = {**os.environ, "CACHEWATCH_STATE": str(state)}
+    options = [
+        "--ready",
+        ready.replace("MARK", mark),
+        "--ready-every",
+        "60s",
+        "--prove-after",
+        "0.5s",
+        "--poll",
+        "0.5s",
+    ]
+    try:
+        ran = run_exec(cache, *options, "--no-bundle", command=command, env=env)
+        assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None)
+        (pid,) = tagged(tag)
+        assert ran.report["ready"]["pid"] == pid
+        # Who watches it from now on reports the proof, once, and leaves it alone.
+        report = tmp_path / "watch.json"
+        argv = [*CACHEWATCH, "watch", "--pid", str(pid), "--cache-dir", str(cache), "--on-stall", "report"]
+        more = ["--prove-after", "0.5s", "--poll", "0.5s", "--report", str(report), "--no-bundle"]
+        with running([*argv, *more], env=env) as watch:
+            stalls = eventually(
+                lambda: report.exists() and json.loads(report.read_text())["attached"]["stalls"], timeout_s=60
+            )
+            assert [stall["kind"] for stall in stalls] == ["deadlocked"]
+            eventually(lambda: False, 3.0)
+            assert tagged(tag) == [pid]
+            watch.terminate()
+            watch.wait(60)
+    finally:
+        signal_each(tagged(tag))
+    assert_none_left(tag)

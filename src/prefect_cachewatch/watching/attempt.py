@@ -300,6 +300,8 @@ class Watch:
                 verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
                 if not verdict.final or supervisor.gone.is_set() or not self.look_elsewhere(verdict):
                     break
+            if self.serving is not None and verdict.waits:
+                self.serving.look_again()
             ready = self.serving is not None and verdict.final and not self.serving.claim_end()
             if verdict.final and not supervisor.gone.is_set() and not ready:
                 self.stop_for(verdict)
