@@ -47,6 +47,7 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
+from prefect_cachewatch.tasks.prefect_api.handover import earlier_attempts
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, say_end, tidy_run_logs
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
@@ -194,9 +195,10 @@ def final_state(state: State[Any]) -> State[Any]:
 
 
 def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
-    logger, retrying = inputs.logger, Retrying(retry, inputs, site)
+    logger, retrying = inputs.logger, Retrying(retry, inputs, site, earlier_attempts())
+    admission.earlier = retrying.earlier.made
     while True:
-        number = len(retrying.outcomes) + 1
+        number = retrying.made + 1
         # A learned window may still stop one attempt, which then is one more.
         extra = inputs.stall.learned and retrying.most == retry.attempts
         note_work(attempts_left=retrying.most - number + (1 if extra else 0))
@@ -248,7 +250,7 @@ def _deliver(inputs: Inputs, delivery: PublishSession, outcomes: list[Outcome], 
     if state.is_failed():
         return state
     inputs.remember(outcomes[-1])
-    return Completed(message=state.message, data=_summary(inputs, len(outcomes), report))
+    return Completed(message=state.message, data=_summary(inputs, report.attempt, report))
 
 
 def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary:

@@ -101,7 +101,7 @@ def deliver_build(
     logger = get_run_logger()
     state: Any = verify_build(delivery, env, secrets, return_state=True)
     if state.is_completed():
-        growth = growth_summary(outcomes[-1], len(outcomes))
+        growth = growth_summary(outcomes[-1], report.attempt)
         state = publisher_of(delivery)(delivery, growth, return_state=True)
     left_alone = describe_left_alone(report.would_be_stops)
     message = " ".join(filter(None, (state.message or "The build was not published.", left_alone)))

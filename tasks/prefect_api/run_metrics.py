@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.text import for_terminal
@@ -90,11 +91,11 @@ class FlowMetrics:
         return state
 
     def abandon(self, error: BaseException) -> None:
-        """Close at once: the run was cancelled, or cachewatch itself has failed.
+        """Close at once: the run was cancelled or goes on in another process, or cachewatch itself has failed.
 
         Args:
             error: the exception that ends it; a cancellation arrives as an exception that is no `Exception`.
         """
         if self.exporter is not None:
-            self.exporter.run_ended("failed" if isinstance(error, Exception) else "cancelled")
+            self.exporter.run_ended("failed" if isinstance(error, (Exception, Pause)) else "cancelled")
             self.exporter.close()

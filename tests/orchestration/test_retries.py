@@ -222,3 +222,46 @@ def test_partial_files_are_removed_where_the_cause_asks_for_it(tmp_path: Path) -
     assert (cache / "a.bin").stat().st_size == 50_000  # without it the second attempt would have appended
     assert (cache / "old.bin").exists()
     assert reports(state)[0]["retry"]["change"] == ["clean"]
+
+
+def test_without_a_worker_the_next_attempt_is_made_here_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        WRITES + "if not os.path.exists('MARK'): open('MARK', 'w'); raise OSError(5, 'Input/output error', sys.argv[1])"
+    )
+    retry = RetryPolicy(**AGAIN, another_worker=True)
+    state = run(job(tmp_path / "cache", code.replace("MARK", str(tmp_path / "mark"))), retry=retry)
+    assert (state.type, state.result().attempts) == ("COMPLETED", 2), state.message
+    assert "the next attempt is made here, and not by another worker: it is no run of a deployment" in caplog.text
+    assert reports(state)[0]["retry"]["sentence"] == "again at once, because the storage may answer"
+
+
+def test_a_run_that_prefect_does_not_take_back_goes_on_here(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise ConnectionError("no server")
+
+    monkeypatch.setattr("prefect_cachewatch.flows.retrying.why_not_elsewhere", lambda: "")
+    monkeypatch.setattr("prefect_cachewatch.tasks.prefect_api.handover._ask", unreachable)
+    monkeypatch.setattr("prefect_cachewatch.tasks.prefect_api.handover._PATIENCE_S", 0.1)
+    monkeypatch.setattr("prefect_cachewatch.run.retry.LEAST_PAUSE_S", 0.1)
+    code = FAILS_ONCE.replace("MARK", str(tmp_path / "mark"))
+    changes: dict[str, Any] = {"generator_failed": {"change": ["another_worker", "no_xet"]}}
+    state = run(job(tmp_path / "cache", code), retry=RetryPolicy(**AGAIN, by_cause=changes))
+    assert (state.type, state.result().attempts) == ("COMPLETED", 2), state.message
+    assert "the run could not be handed to another worker, and goes on here: ConnectionError" in caplog.text
+    assert "by any free worker of the pool, with HF_HUB_DISABLE_XET=1" in reports(state)[0]["retry"]["sentence"]
+
+
+def test_a_device_that_cannot_be_reset_is_left_to_another_worker_or_ends_the_attempts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prefect_cachewatch.flows.retrying.why_not_elsewhere", lambda: "")
+    monkeypatch.setattr("prefect_cachewatch.flows.retrying.hand_over", lambda *_: None)  # refused
+    changes: dict[str, Any] = {"generator_failed": {"change": ["another_worker", "reset"]}}
+    retry = RetryPolicy(**AGAIN, by_cause=changes, before_retry=["sh", "-c", "exit 7"])
+    state = run(job(tmp_path / "cache", WRITES + "sys.exit(3)"), retry=retry)
+    assert (state.name, sorted(task_states(state))) == ("GeneratorFailed", ["generate-1", "monitor-1"])
+    assert "ended with exit code 7: another worker may do better" in caplog.text

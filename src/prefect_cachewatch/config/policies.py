@@ -21,7 +21,7 @@ from prefect_cachewatch.config.quantities import (
 __all__ = ["CauseRetry", "Change", "RetryPolicy", "StallPolicy", "StopPolicy", "split_learned"]
 
 # What may be changed before the next attempt; docs/retries.md has what each does.
-Change = Literal["kernel_cache", "no_xet", "unlock", "clean", "reset"]
+Change = Literal["another_worker", "kernel_cache", "no_xet", "unlock", "clean", "reset"]
 
 _LEARNED, _MOST = "learned", "learned:"
 
@@ -182,7 +182,7 @@ class CauseRetry(InputModel):
     pause_s: OptionalDuration = Field(default=None, ge=0, le=86400, description="The pause before the next attempt.")
     change: list[Change] | None = Field(
         default=None,
-        description="What is changed before it: kernel_cache, no_xet, unlock, clean, reset; [] for nothing.",
+        description="What is changed before it: another_worker, kernel_cache, no_xet, unlock, clean, reset; [] for nothing.",
     )
 
 
@@ -231,6 +231,11 @@ class RetryPolicy(InputModel):
     )
     before_retry_within_s: Duration = Field(
         default=300, ge=0.1, le=86400, description="The longest time of before_retry; then its whole tree is stopped."
+    )
+    another_worker: bool = Field(
+        default=False,
+        description="Whether an attempt is made again by any free worker of the pool if its cause may lie in the machine; "
+        "other workers must see the same cache directories.",
     )
     by_cause: dict[Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")], CauseRetry] = Field(
         default={},

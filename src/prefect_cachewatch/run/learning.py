@@ -151,7 +151,11 @@ class Learning:
     def note(self, outcome: Outcome) -> None:
         """Take in how an attempt ended: after a stop by a learned window the configured ones hold."""
         if outcome.learned_stop is not None:
-            self._note = "a learned window has stopped the attempt before: the configured ones hold"
+            self.forgo()
+
+    def forgo(self) -> None:
+        """Have the configured windows hold from now on, since a learned one has stopped an attempt of this run."""
+        self._note = "a learned window has stopped the attempt before: the configured ones hold"
 
     def remember(self, outcome: Outcome) -> None:
         """Add the run to the history: its last attempt has completed, and its cache is published if it was to be."""

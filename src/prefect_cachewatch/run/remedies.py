@@ -80,7 +80,7 @@ _COMPILED = "what it has compiled may be broken"
 
 #: The stalls in the order of `postmortem.diagnosis`, then what else a crash may be.
 REMEDIES: Mapping[str, Remedy] = {
-    "oom_killed": _outside("other programs may leave it more memory"),
+    "oom_killed": _outside("other programs may leave it more memory", "another_worker"),
     "filesystem_unresponsive": _never("the file system does not answer"),
     "cache_directory_missing": _never("its directory is gone"),
     "stopped_by_signal": _outside("something stopped it, and may not do so again"),
@@ -92,8 +92,8 @@ REMEDIES: Mapping[str, Remedy] = {
     "still_writing": _again("it was writing, and goes on with what is there"),
     "stale_lock": _outside("the lock that it waited for has no living holder", "unlock", pause_s=0),
     "waiting_for_lock": _outside("the holder of the lock may have ended"),
-    "memory_pressure": _outside("other programs may leave it more memory"),
-    "waiting_for_device": _outside("a device that hung may answer", "reset", "kernel_cache"),
+    "memory_pressure": _outside("other programs may leave it more memory", "another_worker"),
+    "waiting_for_device": _outside("a device that hung may answer", "reset", "kernel_cache", "another_worker"),
     "waiting_for_input": _never("no person answers its prompt the next time either"),
     "blocked_on_output_pipe": _again("which process waits first is a matter of chance"),
     "churning": _again("the step that failed may succeed", "clean"),
@@ -101,7 +101,7 @@ REMEDIES: Mapping[str, Remedy] = {
     "writing_elsewhere": _again("nothing shows that it is done there"),
     "reading_checkpoint": _again("its input is read faster a second time"),
     "compute_bound": _again("it may have been slow", "reset"),
-    "blocked_on_io": _outside("the storage may answer"),
+    "blocked_on_io": _outside("the storage may answer", "another_worker"),
     "waiting_for_network": _outside("its peer may answer", "no_xet"),
     "deadlocked": _again("a deadlock is a matter of chance", "reset"),
     "waiting_for_child": _again("its child may end", "reset"),
@@ -109,19 +109,19 @@ REMEDIES: Mapping[str, Remedy] = {
     "never_started": _again("nothing shows what it waited for", "reset"),
     "never_ready": _again("nothing shows what it waited for", "reset"),
     "unknown": _again("the cause is not known", "reset"),
-    "gpu_out_of_memory": _outside("another program may leave it more of the device's memory", "reset", pause_s=60),
-    "host_out_of_memory": _outside("other programs may leave it more memory"),
-    "device_fault": _outside("a device that failed may work after a reset", "reset", "kernel_cache"),
+    "gpu_out_of_memory": _outside("another program may leave it more of the device's memory", "reset", "another_worker", pause_s=60),
+    "host_out_of_memory": _outside("other programs may leave it more memory", "another_worker"),
+    "device_fault": _outside("a device that failed may work after a reset", "reset", "kernel_cache", "another_worker"),
     "collective_timeout": _outside("its peers may answer", "reset"),
-    "io_error": _outside("the storage may answer"),
-    "stale_handle": _outside("the file may be found again"),
+    "io_error": _outside("the storage may answer", "another_worker"),
+    "stale_handle": _outside("the file may be found again", "another_worker"),
     "killed": _outside("something killed it, and may not do so again"),
     "segmentation_fault": _again(_COMPILED, "reset", "kernel_cache"),
     "missing_module": _never("a module that is missing is not installed meanwhile"),
     "missing_file": _never("a file that is missing does not come by itself"),
     "access_denied_hub": _never("the hub refuses it until its token or its rights change"),
     "download_error": _outside("the download may succeed", "no_xet"),
-    "port_in_use": _outside("the port may be free then", pause_s=60),
+    "port_in_use": _outside("the port may be free then", "another_worker", pause_s=60),
     "wrong_architecture": _never("the device is the same"),
     "compile_error": _again(_COMPILED, "kernel_cache", pause_s=0),
     "assertion": _again("what it asserts may hold", "reset"),
@@ -184,6 +184,7 @@ class Means:
         before_retry: the command that resets a device, if there is one.
         stale_locks: lock files in the cache directories that no living process holds.
         can_clean: whether it is known what the attempt has made.
+        other_workers: whether the run may be handed back to its work pool.
     """
 
     env: Mapping[str, str]
@@ -192,6 +193,7 @@ class Means:
     before_retry: Sequence[str] | None = None
     stale_locks: Sequence[str] = ()
     can_clean: bool = False
+    other_workers: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,8 @@ def choose_steps(wanted: Sequence[Change], means: Means) -> tuple[Step, ...]:
     """
     found: list[Step] = []
     locks = tuple(means.stale_locks)
+    if "another_worker" in wanted and means.other_workers:
+        found.append(Step("another_worker", "by any free worker of the pool"))
     if "unlock" in wanted and locks:
         shown = ", ".join(for_terminal(path, _SHOWN) for path in locks[:3]) + (", ..." if len(locks) > 3 else "")
         found.append(Step("unlock", f"without the stale lock {shown}", locks))

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import Change, RetryPolicy
+from prefect_cachewatch.run.handover import LEAST_PAUSE_S, Earlier
 from prefect_cachewatch.run.remedies import Remedy, Step, find_remedy
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.sections import NextAttempt
 
-__all__ = ["RetryDecision", "counted_attempts", "decide_retry", "describe_next", "last_traceback"]
+__all__ = ["RetryDecision", "decide_retry", "describe_next", "last_traceback"]
 
 _NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
 _TRACEBACK = "Traceback (most recent call last):"
@@ -50,20 +51,23 @@ def decide_retry(
     start_bytes: int,
     min_growth_bytes: int,
     tracebacks: Sequence[str] = (),
+    earlier: Earlier = Earlier(),  # noqa: B008 - frozen
 ) -> RetryDecision:
     """Decide after an attempt whether to make another.
 
     Args:
         policy: the user's policy.
-        outcomes: outcomes of the attempts so far, the last one included.
-        start_bytes: bytes that were in the directories before the first attempt.
+        outcomes: outcomes of this process's attempts so far, the last one included.
+        start_bytes: bytes that were in the directories before the first of them.
         min_growth_bytes: smaller growth of the high-water mark counts as none.
         tracebacks: the last traceback of each attempt, by `last_traceback`; default none.
+        earlier: the attempts that other processes have made.
 
     Returns:
         The decision.
     """
-    last, attempt = outcomes[-1], counted_attempts(outcomes)
+    tally = earlier.plus(outcomes, start_bytes, min_growth_bytes)
+    last, attempt, barren = outcomes[-1], tally.counted, tally.barren
     if last.learned_stop is not None:
         return RetryDecision(True, "the window was learned: once more with the configured one", extra=True)
     if last.name in ("completed", "cancelled"):
@@ -74,7 +78,6 @@ def decide_retry(
     own = policy.by_cause.get(category)
     wanted = own is not None and own.again is True
 
-    barren = _barren_attempts(outcomes, start_bytes, min_growth_bytes)
     lasting = None if wanted else _refusal(policy, last, remedy)
     if not (lasting or wanted or remedy.outside) and barren and _repeats(tracebacks):
         lasting = "it failed with the same traceback as before, and the cache did not grow"
@@ -114,7 +117,7 @@ def describe_next(
     Args:
         decision: from `decide_retry`.
         policy: the user's policy, for the pause.
-        attempt: how many of the policy's attempts are used up, by `counted_attempts`.
+        attempt: how many of the policy's attempts are used up, in all processes.
         why: the remedy's reason.
         steps: the changes that can be made.
         random: uniform in [0, 1), for the jitter.
@@ -127,6 +130,8 @@ def describe_next(
     if not decision.again:
         return NextAttempt(False, decision.category or None, f"no further attempt: {decision.reason}")
     pause_s = policy.backoff_before(attempt + 1, random) if decision.pause_s is None else decision.pause_s
+    if any(step.change == "another_worker" for step in steps):
+        pause_s = max(pause_s, LEAST_PAUSE_S)
     wait = format_duration(pause_s)
     when = "again at once" if wait == "0 s" else f"again after {wait}"
     changes = ", ".join(step.words for step in steps)
@@ -157,21 +162,3 @@ def last_traceback(log_tail: str) -> str:
 
 def _repeats(tracebacks: Sequence[str]) -> bool:
     return len(tracebacks) > 1 and bool(tracebacks[-1]) and tracebacks[-1] == tracebacks[-2]
-
-
-def counted_attempts(outcomes: Sequence[Outcome]) -> int:
-    """Count the attempts that use up one of the policy's: all but one that a learned window has stopped."""
-    return sum(outcome.learned_stop is None for outcome in outcomes)
-
-
-def _barren_attempts(outcomes: Sequence[Outcome], start_bytes: int, least: int) -> int:
-    size_mark, disk_mark, barren = start_bytes, 0, 0
-    for outcome in outcomes:
-        growth = outcome.growth
-        if growth.bytes_present >= size_mark + least or growth.allocated_present >= disk_mark + least:
-            barren = 0
-        else:
-            barren += outcome.learned_stop is None
-        size_mark = max(size_mark, growth.bytes_present)
-        disk_mark = max(disk_mark, growth.allocated_present)
-    return barren

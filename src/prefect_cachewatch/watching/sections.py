@@ -56,7 +56,7 @@ class NextAttempt:
     sentence: str
     #: The pause before it; null if there is none.
     pause_s: float | None = None
-    #: What is changed before it: unlock, clean, kernel_cache, no_xet, reset.
+    #: What is changed before it: another_worker, unlock, clean, kernel_cache, no_xet, reset.
     change: tuple[str, ...] = ()
 
 

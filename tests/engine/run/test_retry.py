@@ -8,7 +8,8 @@ import pytest
 
 from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.run.retry import RetryDecision, counted_attempts, decide_retry
+from prefect_cachewatch.run.handover import Earlier
+from prefect_cachewatch.run.retry import RetryDecision, decide_retry
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows
 
@@ -34,7 +35,7 @@ def test_a_stop_by_a_learned_window_is_no_failure_yet_whatever_the_policy(policy
 
 def test_it_uses_up_no_attempt_and_counts_as_no_barren_one():
     configured = attempt(learned=LearnedWindows())
-    assert counted_attempts([attempt(), configured]) == 1
+    assert Earlier().plus([attempt(), configured], 0, 4096).counted == 1
     assert not decide(attempt(), configured, attempts=1).again
     assert decide(attempt(), configured, attempts=2).reason == "attempt 1 of 2 ended stalled"
     assert decide(attempt(), configured, attempts=3, no_progress_attempts=2).again
