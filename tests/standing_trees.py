@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from prefect_cachewatch.postmortem.standstill_look import look_for_standstill
 from prefect_cachewatch.watching.proving import Seen
 
-__all__ = ["DEAD", "LIVE", "REASONS", "look_twice", "source_of", "standing"]
+__all__ = ["DEAD", "LIVE", "PASSING", "REASONS", "look_twice", "source_of", "standing"]
 
 _HEAD = """
 import ctypes, fcntl, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
@@ -187,6 +187,47 @@ LIVE = {
         a, b = socket.socketpair(); pid = os.fork()
         if pid == 0: b.close(); r, w = os.pipe(); os.read(r, 1)
         a.close(); ready(pid); time.sleep(99)""",
+    "a pipe that a thread outside has for itself": """
+        r, w = os.pipe(); threading.Thread(target=lambda: (libc.unshare(1024), time.sleep(99)), daemon=True).start()
+        time.sleep(.3); pid = os.fork()
+        if pid == 0: os.read(r, 1)
+        os.close(r); os.close(w); ready(pid); time.sleep(99)""",
+    "a thread with descriptors of its own": """
+        r, w = os.pipe(); o, p = os.pipe(); pid = os.fork()
+        if pid == 0:
+            def t(): libc.unshare(1024); os.dup2(o, r); os.close(o); os.read(r, 1)
+            os.close(p); threading.Thread(target=t).start(); time.sleep(.3); os.close(o)
+            l = threading.Lock(); l.acquire(); l.acquire()
+        os.close(r); os.close(w); os.close(o); ready(pid); time.sleep(99)""",
+    "shared memory that is open outside and mapped by nobody there": """
+        m = os.memfd_create('m'); os.ftruncate(m, 4096); pid = os.fork()
+        if pid == 0:
+            v = ctypes.c_int.from_buffer(mmap.mmap(m, 4096))
+            libc.syscall({'x86_64': 202}.get(os.uname().machine, 98), ctypes.byref(v), 0, 0, None, None, 0)
+        ready(pid); time.sleep(99)""",
+    "a deadlock beside an io_uring without a descriptor": """
+        p = (ctypes.c_char * 120)(); fd = libc.syscall(425, 4, p)
+        libc.mmap(None, ctypes.c_long(4096), 3, 1, fd, ctypes.c_long(0)); os.close(fd); """
+    + _LOCK_TWICE,
+}
+# As long as one of these stands, nothing on the machine is proven that depends on who has a descriptor.
+PASSING = {
+    "a pipe whose other end is on its way to a process outside": """
+        s = socket.socket(socket.AF_UNIX); s.bind(here + '/way'); s.listen(); pid = os.fork()
+        if pid == 0:
+            s.close(); r, w = os.pipe(); c = socket.socket(socket.AF_UNIX); c.connect(here + '/way')
+            socket.send_fds(c, [b'x'], [w]); c.close(); os.read(r, 1)
+        a, _ = s.accept(); s.close(); ready(pid); time.sleep(99)""",
+    "a pipe whose other end waits for an accept outside": """
+        s = socket.socket(socket.AF_UNIX); s.bind(here + '/acc'); s.listen(); pid = os.fork()
+        if pid == 0:
+            s.close(); r, w = os.pipe(); c = socket.socket(socket.AF_UNIX); c.connect(here + '/acc')
+            socket.send_fds(c, [b'x'], [w]); c.close(); os.read(r, 1)
+        ready(pid); time.sleep(99)""",
+    "a pipe whose other end is in an empty datagram": """
+        a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); pid = os.fork()
+        if pid == 0: a.close(); r, w = os.pipe(); socket.send_fds(b, [b''], [w]); b.close(); os.read(r, 1)
+        b.close(); ready(pid); time.sleep(99)""",
 }
 # Why each of these is not proven, to be found in the reason.
 REASONS = {
@@ -230,6 +271,10 @@ REASONS = {
     "a traced process": "is traced by",
     "a deadlock beside io_uring": "an io_uring",
     "a pipe beside a socket to a process outside": "to a process outside",
+    "a pipe that a thread outside has for itself": "outside the tree has open",
+    "a thread with descriptors of its own": "has descriptors of its own",
+    "shared memory that is open outside and mapped by nobody there": "outside the tree has too",
+    "a deadlock beside an io_uring without a descriptor": "an io_uring",
 }
 
 

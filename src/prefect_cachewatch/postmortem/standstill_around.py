@@ -6,7 +6,6 @@ for a moment to ask for its time limit. Whatever is not found out in time makes 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -14,11 +13,14 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from prefect_cachewatch.common.parked import MARK
 from prefect_cachewatch.postmortem.standstill import Wanted
 from prefect_cachewatch.postmortem.standstill_model import Around, Blocker, FutexMemory, TreeLook
+from prefect_cachewatch.postmortem.standstill_tables import other_tables, read_links
 from prefect_cachewatch.supervise.proc import living_thread, read_proc, read_status
 from prefect_cachewatch.supervise.reading import read_each
 
@@ -32,7 +34,7 @@ _EACH_S, _SOCKETS_S = 0.1, 0.5
 _PIDFD_GETFD = 438  # the same number on every machine that this package knows
 # linux/sock_diag.h and linux/unix_diag.h
 _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, _DONE, _ERROR = 20, 0x301, 3, 2
-_SHOW_PEER, _PEER, _SHUTDOWN, _SHUT_BOTH = 4, 2, 6, 3
+_SHOWN, _PEER, _MEMORY, _SHUTDOWN, _SHUT_BOTH = 0x4 | 0x20, 2, 5, 6, 3  # shown: the peer, sizes of the buffers
 _MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ (\S+) (\d+) *(.*)$", re.M)
 _NO_SOCKETS = "the kernel did not list all unix sockets, and the tree may have one to a process outside"
 _NO_TIME = "who else has the objects that the tree waits on could not be read in time"
@@ -53,12 +55,14 @@ def look_around(look: TreeLook, wanted: Wanted, *, inherits: bool, end_s: float)
     """
     inside = {process.pid for process in look.processes}
     needs_sockets = bool(wanted.objects or wanted.futexes or wanted.lockers)
-    peers, connected, all_sockets = _unix_sockets(inside) if needs_sockets else ({}, frozenset(), True)
-    objects = set(wanted.objects) | {f"socket:[{peers.get(n)}]" for n in _inodes(wanted.objects)}
+    sockets = _unix_sockets(inside) if needs_sockets else _UnixSockets()
+    objects = set(wanted.objects) | {f"socket:[{sockets.peers.get(n)}]" for n in _inodes(wanted.objects)}
     waits = {pid: _lock_waits(pid) for pid in wanted.lockers}
     marks = {mark for each in waits.values() for _, mark in each}
     memory, backing = _futex_memory(wanted.futexes)
-    others = _Others(inside, objects, marks if waits else set(), set(backing.values()), children=wanted.children)
+    others = _Others(
+        inside, objects, marks if waits else set(), set(backing.values()), sockets.parked, children=wanted.children
+    )  # fmt: skip
     whole = True
     if objects or marks or backing or wanted.children:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in inside]
@@ -67,8 +71,8 @@ def look_around(look: TreeLook, wanted: Wanted, *, inherits: bool, end_s: float)
     sees_all = os.geteuid() == 0 and not others.hidden and _in_first_pid_namespace()
     return Around(
         holders=others.holders,
-        peers=peers,
-        connected=connected,
+        peers=sockets.peers,
+        connected=sockets.connected,
         limits={(pid, fd): _has_limit(pid, fd) for pid, fd in wanted.sockets},
         memory={
             place: FutexMemory(
@@ -87,12 +91,12 @@ def look_around(look: TreeLook, wanted: Wanted, *, inherits: bool, end_s: float)
         },
         tracees=tuple(others.tracees),
         unknown=_NO_SOCKETS
-        if not all_sockets
+        if not sockets.whole
         else _NO_TIME
         if not whole
         else _HIDDEN
         if inherits and not sees_all
-        else "",
+        else others.passing,
     )
 
 
@@ -100,23 +104,32 @@ class _Others:
     """What processes outside the tree have; `look` is called in a thread that may be left behind."""
 
     def __init__(
-        self, inside: set[int], objects: set[str], marks: set[str], backing: set[bytes], *, children: bool
+        self,
+        inside: set[int],
+        objects: set[str],
+        marks: set[str],
+        backing: set[bytes],
+        parked: frozenset[str],
+        *,
+        children: bool,
     ) -> None:
         self.holders: dict[str, int] = {}
         self.lockers: dict[str, int] = {}
         self.mappers: dict[bytes, list[int]] = {}
         self.tracees: list[int] = []
         self.hidden = 0  # files that may not be read
+        self.passing = ""  # why a descriptor may be on its way to one of them
         self._inside, self._objects, self._marks, self._backing = inside, objects, marks, backing
-        self._children = children
+        self._parked, self._children = parked, children
         self._eventfds = any(each.startswith("eventfd:") for each in objects)
 
     def look(self, pid: int) -> bool:
         """Read one process; a kernel thread has nothing, one that has ended counts as read."""
         if self._children and int(read_status(f"/proc/{pid}/status").get(b"TracerPid", b"0")) in self._inside:
             self.tracees.append(pid)
-        if self._objects or self._marks:
-            self._look_at_files(pid)
+        if self._objects or self._marks or self._backing:
+            for home in ("", *self._other_tables(pid)):
+                self._look_at_files(pid, home)
         if self._backing:
             text = self._read(pid, _read_maps) or b""
             for each in self._backing:
@@ -124,7 +137,13 @@ class _Others:
                     self.mappers.setdefault(each, []).append(pid)
         return True
 
-    def _read(self, pid: int, read: Callable[[str], T]) -> T | None:
+    def _other_tables(self, pid: int) -> list[str]:
+        try:
+            return other_tables(pid)
+        except OSError:  # it has ended, or nothing of it may be read, which counts below
+            return []
+
+    def _read(self, pid: int, read: Callable[[str], T | None]) -> T | None:
         """Read something of a process; if its main thread has ended, which empties it, from another thread."""
         try:
             if found := read(f"/proc/{pid}"):
@@ -142,8 +161,11 @@ class _Others:
             self.hidden += 1
             return None
 
-    def _look_at_files(self, pid: int) -> None:
-        for info, link in self._read(pid, _read_links) or ():
+    def _look_at_files(self, pid: int, home: str) -> None:
+        """Look at the descriptors that a thread has; an empty `home` is the process's own place."""
+        place, links = self._read(pid, _read_links) or ("", {}) if not home else (home, read_links(home))
+        for number, link in links.items():
+            info = f"{place}/fdinfo/{number}"
             held = link
             if link == "anon_inode:[eventfd]" and self._eventfds:
                 found = re.search(rb"^eventfd-id:\s*(\d+)", read_proc(info), re.M)
@@ -151,20 +173,34 @@ class _Others:
                 held = f"eventfd:{int(found[1])}" if found else link
             if held in self._objects:
                 self.holders.setdefault(held, pid)
+            if link.startswith("socket:") and link not in self._parked:
+                self._look_at_queue(pid, info)
+            elif self._backing and link.endswith(" (deleted)"):  # of a file that still has a name, `named` says so
+                self._look_at_memory(pid, info)
             if self._marks and held.startswith("/"):
                 text = os.fsdecode(read_proc(info))
                 for mark in self._marks:
                     if "lock:" in text and f" {mark} " in text:
                         self.lockers.setdefault(mark, pid)
 
+    def _look_at_queue(self, pid: int, info: str) -> None:
+        """A descriptor that was passed and not yet received is open nowhere, and its sender may have gone."""
+        found = re.search(rb"^scm_fds:\s*(\d+)", read_proc(info), re.M)  # since Linux 5.6; of unix sockets alone
+        if found and int(found[1]):
+            self.passing = f"descriptors are on their way to pid {pid} outside, maybe those that the tree waits on"
 
-def _read_links(home: str) -> list[tuple[str, str]]:
-    """Read what each descriptor is, with the path of what the kernel says about it."""
-    found = []
-    for number in os.listdir(f"{home}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append((f"{home}/fdinfo/{number}", os.readlink(f"{home}/fd/{number}")))
-    return found
+    def _look_at_memory(self, pid: int, info: str) -> None:
+        """Who has memory open may map it, and wake who waits in it, at any time."""
+        inode = re.search(rb"^ino:\s*(\d+)", read_proc(info), re.M)  # since Linux 5.14
+        for each in self._backing:
+            if inode is None or each.split()[1] == inode[1]:
+                self.mappers.setdefault(each, []).append(pid)
+
+
+def _read_links(home: str) -> tuple[str, dict[str, str]] | None:
+    """Read what each descriptor is; None without any, as where the main thread has ended."""
+    links = read_links(home)
+    return (home, links) if links else None
 
 
 def _read_maps(home: str) -> bytes:
@@ -241,27 +277,39 @@ def _has_name(pid: int, place: str, path: str) -> bool:
         return True
 
 
-def _unix_sockets(pids: Iterable[int]) -> tuple[dict[int, int], frozenset[int], bool]:
-    """Return the peer of each connected unix socket of our network namespace, and connected sockets with none to be known.
+@dataclass(frozen=True)
+class _UnixSockets:
+    """The unix sockets of our network namespace: the peer of each, and connected ones with none to be known.
 
-    Those are of other namespaces, or their other end has not been accepted yet. The last part says whether all were listed.
+    Those are of other namespaces, or their other end has not been accepted yet. `parked` are those that hold a file of
+    cachewatch's own, each by its link's text; `whole` says whether all were listed.
     """
-    peers, connected, asked = dict[int, int](), set[int](), list(pids)
+
+    peers: Mapping[int, int] = field(default_factory=dict)
+    connected: frozenset[int] = frozenset()
+    parked: frozenset[str] = frozenset()
+    whole: bool = True
+
+
+def _unix_sockets(pids: Iterable[int]) -> _UnixSockets:
+    peers, connected, parked, asked = dict[int, int](), set[int](), set[str](), list(pids)
     try:
-        for inode, peer, closed in _dump_unix_sockets():
+        for inode, peer, closed, ours in _dump_unix_sockets():
+            if ours:
+                parked.add(f"socket:[{inode}]")
             if peer:
                 peers[inode] = peer
             elif peer == 0 and not closed:
                 connected.add(inode)
     except OSError:  # what was listed so far may lack the one that matters
-        return peers, frozenset(connected - peers.keys()), False
-    ours, found = os.readlink("/proc/self/ns/net"), read_each(asked, _network, each_s=_EACH_S)
-    for pid in {network: pid for pid, network in found.items() if network != ours}.values():  # one of each
+        return _UnixSockets(whole=False)
+    here, found = os.readlink("/proc/self/ns/net"), read_each(asked, _network, each_s=_EACH_S)
+    for pid in {network: pid for pid, network in found.items() if network != here}.values():  # one of each
         lines = [line.split() for line in read_proc(f"/proc/{pid}/net/unix", _MAX_MAPS).splitlines()]
         connected.update(int(words[6]) for words in lines[1:] if len(words) > 6 and words[5] == b"03")
         if not lines:  # its first line is always there
             found.pop(pid)
-    return peers, frozenset(connected - peers.keys()), len(found) == len(asked)
+    return _UnixSockets(peers, frozenset(connected - peers.keys()), frozenset(parked), whole=len(found) == len(asked))
 
 
 def _network(pid: int) -> str:
@@ -272,13 +320,14 @@ def _network(pid: int) -> str:
         return ""
 
 
-def _dump_unix_sockets() -> Iterable[tuple[int, int | None, bool]]:
-    """Yield inode, the peer's inode (0: it has none, None: not connected) and whether the other end was closed."""
+def _dump_unix_sockets() -> Iterable[tuple[int, int | None, bool, bool]]:
+    """Yield inode, the peer's inode (0: it has none, None: not connected), whether the other end was closed, and whether
+    it is one of ours that holds a parked file."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as asking:
         asking.settimeout(_SOCKETS_S)
         asking.send(
             struct.pack("=IHHII", 40, _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
-            + struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_PEER, 0, 0)
+            + struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
         )
         while True:
             data = asking.recv(1 << 18)
@@ -291,7 +340,8 @@ def _dump_unix_sockets() -> Iterable[tuple[int, int | None, bool]]:
                 inode, attributes = struct.unpack_from("=I", data, 20)[0], dict(_attributes(data[32:length]))
                 peer = attributes.get(_PEER)
                 shut = attributes.get(_SHUTDOWN, b"\0")[0]
-                yield inode, None if peer is None else struct.unpack_from("=I", peer)[0], shut == _SHUT_BOTH
+                parked = struct.unpack_from("=II", attributes.get(_MEMORY, b"").ljust(8, b"\0"))[1] == MARK
+                yield inode, None if peer is None else struct.unpack_from("=I", peer)[0], shut == _SHUT_BOTH, parked
                 data = data[length + 3 & ~3 :]
 
 

@@ -19,7 +19,8 @@ from prefect_cachewatch.postmortem.proctree import call_name, read_memory
 from prefect_cachewatch.postmortem.standstill import Proof, objection_to, prove, wanted_around
 from prefect_cachewatch.postmortem.standstill_around import look_around
 from prefect_cachewatch.postmortem.standstill_model import Descriptor, TreeLook, TreeProcess, TreeThread
-from prefect_cachewatch.supervise.proc import descendants, living_thread, read_proc, read_stat, read_status
+from prefect_cachewatch.postmortem.standstill_tables import home_of, other_tables
+from prefect_cachewatch.supervise.proc import descendants, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import read_each
 from prefect_cachewatch.watching.proving import Seen
 
@@ -27,8 +28,9 @@ __all__ = ["look_at_tree", "look_for_standstill"]
 
 _MAX_PROCESSES, _MAX_THREADS, _MAX_FILES, _MAX_POLLED, _MAX_MAPS = 1000, 4096, 20000, 1024, 1 << 26
 _EACH_S = 0.1
-# What may set an eventfd from within the kernel and needs no descriptor: asynchronous I/O, an io_uring, a driver.
-_SETS_EVENTFDS = re.compile(rb"/\[aio\]|anon_inode:\[io_uring\]| /dev/(?!shm/|zero\b)")
+# What may set an eventfd from within the kernel and needs no descriptor: asynchronous I/O, a driver.
+_SETS_EVENTFDS = re.compile(rb"/\[aio\]| /dev/(?!shm/|zero\b)")
+_IO_URING = b"anon_inode:[io_uring]"  # works on without a descriptor, as long as its memory is mapped
 _KINDS = {"[eventfd]": "eventfd", "[eventpoll]": "eventpoll", "[pidfd]": "pidfd", "[timerfd]": "timerfd"}
 
 
@@ -82,16 +84,19 @@ def look_at_tree(roots: Sequence[int], include_roots: bool, budget_s: float = 2.
         return look
     if left := _unread(members, tree.read_files, end_s):
         return replace(look, refused=f"the descriptors of pid {left[0]} could not be read")
+    if tree.refused:
+        return replace(look, refused=tree.refused)
     look = replace(look, processes=tuple(replace(each, files=tree.files[each.pid]) for each in look.processes))
     if objection_to(look):
         return look
+    if left := _unread(members, tree.read_maps, end_s):
+        return replace(look, refused=f"the memory map of pid {left[0]} could not be read")
+    if tree.refused:
+        return replace(look, refused=tree.refused)
+    look = replace(
+        look, processes=tuple(replace(each, asynchronous_io=tree.aio[each.pid]) for each in look.processes)
+    )  # fmt: skip
     wanted = wanted_around(look)
-    if wanted.eventfds:
-        _unread(members, tree.read_asynchronous_io, end_s)
-        look = replace(
-            look,
-            processes=tuple(replace(each, asynchronous_io=tree.aio.get(each.pid, True)) for each in look.processes),
-        )
     # A tree below a guard has nothing open from before that this program has not open too.
     look = replace(look, around=look_around(look, wanted, inherits=include_roots, end_s=end_s))
     if _members(roots, include_roots) != members:
@@ -145,17 +150,21 @@ class _Tree:
     def read_files(self, pid: int, start_ticks: int, parent: int) -> bool:
         """Read its descriptors; false if they may not be read, or are too many."""
         try:
-            self.files[pid] = _read_files(_home(pid), _MAX_FILES - self._files)
+            self.files[pid] = _read_files(home_of(pid), _MAX_FILES - self._files)
+            if other_tables(pid):
+                self.refused = f"pid {pid} has a thread that has descriptors of its own"
         except OSError:
             return False
         self._files += len(self.files[pid])
         return self._files < _MAX_FILES
 
-    def read_asynchronous_io(self, pid: int, start_ticks: int, parent: int) -> bool:
+    def read_maps(self, pid: int, start_ticks: int, parent: int) -> bool:
         """Read whether it has set up asynchronous I/O or the like, which need no descriptor."""
-        text = read_proc(f"{_home(pid)}/maps", _MAX_MAPS)
-        self.aio[pid] = not text or _SETS_EVENTFDS.search(text) is not None
-        return True
+        text = read_proc(f"{home_of(pid)}/maps", _MAX_MAPS)
+        self.aio[pid] = _SETS_EVENTFDS.search(text) is not None
+        if _IO_URING in text:
+            self.refused = f"pid {pid} has an io_uring"
+        return bool(text)
 
 
 def _read_process(pid: int, start_ticks: int, parent: int) -> TreeProcess | None:
@@ -240,12 +249,6 @@ def _read_polled(pid: int, call: str, arguments: tuple[int, ...]) -> tuple[int, 
             chosen.update(bit for bit in range(highest) if raw[bit // 8] >> bit % 8 & 1)
         return tuple(sorted(chosen))
     return ()
-
-
-def _home(pid: int) -> str:
-    """Where a process's files and memory are shown: with its main thread ended, only by a living one."""
-    living = living_thread(pid)
-    return f"/proc/{pid}" if living is None else f"/proc/{pid}/task/{living[0]}"
 
 
 def _read_files(home: str, most: int) -> dict[int, Descriptor]:

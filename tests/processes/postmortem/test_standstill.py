@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.standing_trees import DEAD, LIVE, REASONS, look_twice, standing
+from tests.standing_trees import DEAD, LIVE, PASSING, REASONS, look_twice, standing
 from tests.support import PATIENCE_S, eventually, needs_root
 
 from prefect_cachewatch.common.mounts import parse_mountinfo
@@ -33,7 +33,10 @@ DEAD_FIRST = ("two locks", "a full pipe and wait()", "a lock that a dead worker 
 LIVE_FIRST = ("a deadlock beside a ticker", "standard input", "a file lock held outside", "a FIFO that is open",
               "a socket with a time limit of its own", "a timer as a descriptor", "a POSIX timer", "a semaphore with a name",
               "a semaphore that is shared outside", "an eventfd that is held outside", "a traced process", "a stopped process",
-              "a file lock whose descriptor is held outside", "a pipe beside a socket to a process outside")  # fmt: skip
+              "a file lock whose descriptor is held outside", "a pipe beside a socket to a process outside",
+              "a pipe that a thread outside has for itself", "a thread with descriptors of its own",
+              "shared memory that is open outside and mapped by nobody there",
+              "a deadlock beside an io_uring without a descriptor")  # fmt: skip
 
 
 def _is_proven(pid: int) -> bool:
@@ -62,6 +65,18 @@ def test_no_tree_that_may_go_on_is_proven_and_each_is_refused_for_what_may_end_i
                 if REASONS[name] in seen.why or time.monotonic() > end_s:
                     break
             assert REASONS[name] in seen.why, name
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_pipe_whose_other_end_is_on_its_way_to_a_process_outside_is_not_proven(name: str) -> None:
+    with standing({name: PASSING[name]}) as roots:
+
+        def refused() -> bool:
+            seen = look_twice(roots[name], 0.02)
+            assert not seen.waits
+            return "descriptors are on their way to pid" in seen.why
+
+        assert eventually(refused)
 
 
 def test_a_tree_whose_threads_pass_a_baton_is_never_proven_though_all_may_be_seen_asleep() -> None:
@@ -95,8 +110,8 @@ def test_a_tree_that_has_gone_is_not_proven() -> None:
 
 
 def test_a_list_of_sockets_that_is_cut_short_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut() -> Iterator[tuple[int, int | None, bool]]:
-        yield 1, 2, False
+    def cut() -> Iterator[tuple[int, int | None, bool, bool]]:
+        yield 1, 2, False, False
         raise TimeoutError
 
     with standing({"pipe": DEAD["a pipe to itself"]}) as roots:
