@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from prefect_cachewatch.cli.options.fields import DURATION
+from prefect_cachewatch.cli.store_audit import audit_command
 from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -42,6 +43,9 @@ def command() -> None:
 
     ROOT is the store's directory, NAME the cache in it.
     """
+
+
+command.add_command(audit_command)
 
 
 @command.command("list")

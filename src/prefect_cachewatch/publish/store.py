@@ -30,6 +30,7 @@ from prefect_cachewatch.publish.activation import (
     roll_back,
     verify_build,
 )
+from prefect_cachewatch.publish.audit import Audit, audit_build
 from prefect_cachewatch.publish.builds import (
     BuildInfo,
     has_own_manifest,
@@ -302,6 +303,35 @@ class CacheStore:
         """
         with open_folder(self.root, name, change=True) as folder:
             return doubt_build(folder, build_id or _active(folder), why)
+
+    def audit(
+        self,
+        name: str,
+        build_id: str | None = None,
+        *,
+        generate: Callable[[str], None],
+        scratch: str | None = None,
+        sample: int | None = None,
+    ) -> Audit:
+        """Generate a cache again, apart, and compare it with one build; see `audit.audit_build`.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the active one.
+            generate: writes the cache into the empty directory that it is given; raises if that fails.
+            scratch: an existing directory with room for one generation; default the store's root.
+            sample: of how many files to compare the contents; default all.
+        """
+        with open_folder(self.root, name, change=True) as folder:
+            where = str(self.root) if scratch is None else scratch
+            return audit_build(folder, build_id or _active(folder), generate, scratch=where, sample=sample)
+
+    def manifest(self, name: str, build_id: str | None = None) -> Manifest:
+        """Read the manifest of one build, default the active one; raises as `verify` does."""
+        with open_folder(self.root, name) as folder:
+            build_id = build_id or _active(folder)
+            with open_build(folder, build_id) as fd:
+                return read_own_manifest(folder, build_id, fd)
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"
