@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
-from prefect.events import emit_event
+from prefect.client.schemas.objects import State
+from prefect.events import Event, emit_event
 
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.watching.headline import headline_of
 
-__all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "resource_id"]
+__all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "emit_run_counted", "resource_id"]
+
+_GENERATION = "generate-cache"
 
 
 def resource_id(name: str) -> str:
@@ -94,6 +99,36 @@ def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
         Whether it was handed to Prefect.
     """
     return _emit(f"cachewatch.cache.{kind}", name, payload)
+
+
+def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
+    """Emit `cachewatch.run.counted` about a flow run that did not complete: the run above it answers for it.
+
+    Args:
+        run_id: the flow run that ended.
+        name: its name.
+        state: its final state.
+        by: name of the run that tells of it.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    ended = state.timestamp
+    resource = {
+        "prefect.resource.id": f"prefect.flow-run.{run_id}",
+        "prefect.resource.name": for_terminal(name, 100),
+        "prefect.state-type": state.type.value,
+    }
+    # Never before the end that it follows, by whatever clock that was told; a state's event has the state's id.
+    occurred = max(ended, datetime.now(UTC))
+    follows = Event(id=state.id, event="x", occurred=ended, resource={"prefect.resource.id": "x"})
+    flow = {"id": f"cachewatch.flow.{_GENERATION}", "name": _GENERATION, "role": "flow"}
+    related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
+    try:
+        emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
+        return False
+    return True
 
 
 def _emit(event: str, name: str, payload: Mapping[str, Any]) -> bool:

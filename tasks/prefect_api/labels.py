@@ -1,4 +1,4 @@
-"""The labels that a failed run leaves for whoever decides later whether it is run again."""
+"""The labels that a failed run leaves for whoever decides later whether it is run again, and for notifications."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from uuid import UUID
 from prefect import get_client
 from prefect.context import FlowRunContext
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
+from prefect_cachewatch.watching.outcomes import ending_of
 
-__all__ = ["CAUSE_LABEL", "LASTING_LABEL", "label_cause"]
+__all__ = ["CAUSE_LABEL", "LASTING_LABEL", "NEXT_LABEL", "label_cause"]
 
+NEXT_LABEL = "cachewatch.next"
 CAUSE_LABEL = "cachewatch.cause"
 LASTING_LABEL = "cachewatch.lasting"
 
 
 def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: float = 30.0) -> None:
-    """Label this flow run with the category of its cause, and with why a later run would end in the same way.
+    """Label this flow run with the category of its cause, the next step, and why a later run would end in the same way.
 
     Args:
         report: of its last attempt.
@@ -29,7 +32,13 @@ def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: flo
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
-    labels = {CAUSE_LABEL: report.diagnosis.category if report.diagnosis is not None else "", LASTING_LABEL: lasting}
+    known = report.diagnosis
+    advice = known.resolution if known is not None else ending_of(report.outcome, report.stall.kind).advice
+    labels = {
+        CAUSE_LABEL: known.category if known is not None else "",
+        LASTING_LABEL: lasting,
+        NEXT_LABEL: for_terminal(advice, 1000),
+    }
     run_id = context.flow_run.id
     try_until(
         lambda: _update(run_id, labels), "the labels of the run were not set", time.monotonic() + patience_s, logger

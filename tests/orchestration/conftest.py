@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,10 +169,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(10)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Server]:
-    """`prefect server start` with a database of its own."""
-    home = fresh_home(tmp_path_factory.mktemp("prefect"))
+@contextmanager
+def running_server(folder: Path, state_directory: Path, more: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`prefect server start` with a database of its own; `more` is added to its environment."""
+    home = fresh_home(folder)
     port = free_port()
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PREFECT")},
@@ -189,21 +190,30 @@ def server(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> I
     log = (home / "server.log").open("wb")
     process = subprocess.Popen(
         [BIN / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+        env={**env, **(more or {})}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    url = env["PREFECT_API_URL"]
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                break
-        except httpx.HTTPError:
-            assert process.poll() is None, (home / "server.log").read_text()
-        assert time.monotonic() < deadline, (home / "server.log").read_text()
-        time.sleep(0.2)
-    yield Server(url, env, process)
-    end(process)
-    log.close()
+    try:
+        url = env["PREFECT_API_URL"]
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                assert process.poll() is None, (home / "server.log").read_text()
+            assert time.monotonic() < deadline, (home / "server.log").read_text()
+            time.sleep(0.2)
+        yield Server(url, env, process)
+    finally:
+        end(process)
+        log.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Server]:
+    """The real server that the tests share."""
+    with running_server(tmp_path_factory.mktemp("prefect"), state_directory) as running:
+        yield running
 
 
 def alive(tag: str) -> list[int]:

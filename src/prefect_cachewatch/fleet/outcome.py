@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 ROWS_MAX = 1000
+# The jobs that a fleet's message names beside the first one.
+_NAMED_MAX = 15
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
         rows: rows of all its jobs, none of them running.
 
     Returns:
-        Completed if every cache is there; PartlyFailed if some are; FleetFailed if none is.
+        Completed if every cache is there; PartlyFailed if some are; FleetFailed if none is. The message names the jobs
+        that failed, each with its cause, up to 16 of them.
 
     Example:
         >>> fleet_end("nightly", [JobRow("a", "Cached", "done"), JobRow("b", "Stalled", "failed", cause="no write")]).message
@@ -120,9 +123,13 @@ def fleet_end(name: str, rows: Sequence[JobRow]) -> FleetEnd:
         (tally.not_started + tally.waiting, "not started"),
     ]
     counts = ", ".join(f"{count} {what}" for count, what in rest if count)
-    first = by_need(row for row in rows if row.kind != "done")[0]
-    cause = f" ({for_terminal(first.cause.rstrip('.'), 300)})" if first.cause else ""
-    message = f"{lead}; {counts}. First: {for_terminal(first.name, 100)} is {for_terminal(first.state)}{cause}"
+    first, *others = by_need(row for row in rows if row.kind != "done")
+    message = f"{lead}; {counts}. First: {_told_of(first, 300)}"
+    # A notification is this message: it names the jobs that need a person, each with its cause.
+    bad = [row for row in others if row.kind == "failed"]
+    message += "".join(f"; then: {_told_of(row, 150)}" for row in bad[:_NAMED_MAX])
+    if len(bad) > _NAMED_MAX:
+        message += f"; then: {len(bad) - _NAMED_MAX:,} more that failed"
     message += f".{told}" if told else ""
     return FleetEnd("PartlyFailed" if tally.done else "FleetFailed", message)
 
@@ -180,6 +187,11 @@ def cells_of(row: JobRow) -> dict[str, str]:
         "time": "" if row.duration_s is None else format_duration(round(row.duration_s)),
         "attempts": "" if row.attempts is None else str(row.attempts),
     }
+
+
+def _told_of(row: JobRow, limit: int) -> str:
+    cause = f" ({for_terminal(row.cause.rstrip('.'), limit)})" if row.cause else ""
+    return f"{for_terminal(row.name, 100)} is {for_terminal(row.state)}{cause}"
 
 
 def _line(job: str, state: str, size: str) -> dict[str, str]:

@@ -77,7 +77,8 @@ def test_the_shipped_automations_are_read_and_ask_for_no_ids():
     names = [one.name for one in read_automations([])]
     assert names == [
         "cachewatch: follow up on a stall",
-        "cachewatch: tell about a stall",
+        "cachewatch: tell about a bad end",
+        "cachewatch: tell about a generation that failed",
         "cachewatch: tell about a stall that was only reported",
         "cachewatch: crash zombies",
     ]

@@ -1,0 +1,91 @@
+"""Notifications from end to end: a real server, Prefect's own blocks, and a listener on loopback that they reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.orchestration.conftest import BIN, Server, running_server
+from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, write_jobs
+from tests.orchestration.webhooks import Received, Webhooks, listen
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "deployments" / "automations"
+BLOCKS = {
+    "custom-webhook/ops": 'CustomWebhookNotificationBlock(name="x", url="http://127.0.0.1:{port}/plain", json_data={{"subject": "{{{{subject}}}}", "body": "{{{{body}}}}"}})',
+    "custom-webhook/broken": 'CustomWebhookNotificationBlock(name="x", url="http://127.0.0.1:{port}/broken", json_data={{"subject": "{{{{subject}}}}"}})',
+    "slack-webhook/ops": 'SlackWebhook(url="https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7")',
+    "ms-teams-webhook/ops": 'MicrosoftTeamsWebhook(url="https://prod-1.westus.logic.azure.com:443/workflows/WF/triggers/manual/paths/invoke?api-version=2016-06-01&sp=x&sv=1.0&sig=S")',
+    "pager-duty-webhook/ops": 'PagerDutyWebHook(integration_key="k" * 32, api_key="a" * 32)',
+}
+
+
+@dataclass
+class Paged:
+    """A server whose blocks reach the listener, and the shipped files with a short window."""
+
+    server: Server
+    webhooks: Webhooks
+    notify: Path
+
+    def cachewatch(self, *argv: object, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
+        command = [str(BIN / "cachewatch"), *map(str, argv)]
+        return subprocess.run(command, env=self.server.env, capture_output=True, text=True, timeout=timeout_s)
+
+    def events(self, *names: str) -> list[tuple[str, str, str]]:
+        found = self.server.request("POST", "/events/filter", filter={"event": {"name": list(names)}})
+        return [(one["occurred"], one["event"], one["resource"]["prefect.resource.name"]) for one in found["events"]]
+
+    def apply(self, *argv: object) -> None:
+        done = self.cachewatch("automations", "apply", *argv)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def paged(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Paged]:
+    folder = tmp_path_factory.mktemp("paged")
+    notify = folder / "notify.yaml"
+    notify.write_text((SHIPPED / "notify.yaml").read_text().replace("within: 60", "within: 40"))
+    with listen(folder) as webhooks, running_server(folder, state_directory, webhooks.env) as server:
+        lines = [f'{code.format(port=webhooks.port)}.save("{name.partition("/")[2]}")' for name, code in BLOCKS.items()]
+        code = "\n".join(["from prefect.blocks.notifications import *", *lines])
+        subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)
+        yield Paged(server, webhooks, notify)
+
+
+def named(webhooks: Webhooks, text: str) -> list[Received]:
+    return [one for one in webhooks.received if text in one.text]
+
+
+def test_a_stall_and_a_fleet_are_one_message_each_and_a_fleet_s_jobs_none(paged: Paged, tmp_path: Path) -> None:
+    paged.apply(paged.notify, "--notify", "custom-webhook/ops")
+    tag = new_tag()
+    jobs = [job("good", tag, tmp_path, GROWS), job("bad", tag, tmp_path, FAILS), job("worse", tag, tmp_path, FAILS)]
+    path = write_jobs(tmp_path, tag, jobs)
+    fleet = paged.cachewatch("fleet", path)
+    assert fleet.returncode == 1, fleet.stderr
+    alone = f"alone-{tag}"
+    (tmp_path / "alone").mkdir()
+    stalled = paged.cachewatch(
+        "generate", "--name", alone, "--cache-dir", tmp_path / "alone", "--first-write-within", "2s", "--stall-after", "2s", "--poll", "0.5s", "--",
+        sys.executable, "-c", "import time; time.sleep(100)",
+    )  # fmt: skip
+    assert stalled.returncode == 124, stalled.stderr
+    told = paged.webhooks.wait_for(lambda one: alone in one.text)
+    assert told.body["subject"].startswith(f"{alone} stalled: ")
+    assert told.body["body"].startswith("Next: ") and "/runs/flow-run/" in told.body["body"]
+    assert "Tensor cache generation never started" in told.body["body"]
+    digest, *again = named(paged.webhooks, f"Fleet '{tag}'")
+    assert {one.text for one in again} <= {digest.text}, "the same, if it was sent again"
+    assert digest.body["subject"].startswith(f"Fleet '{tag}': 1 of 3 caches are there; 2 failed. First: ")
+    assert "\n- bad is GeneratorFailed (" in digest.body["body"] and "\n- worse is GeneratorFailed (" in digest.body["body"]
+    # The stall came after the fleet and has told of itself, so the windows of the fleet's jobs are over.
+    assert len(paged.events("cachewatch.run.counted")) == 2
+    others = {one.body["subject"] for one in paged.webhooks.received} - {told.body["subject"], digest.body["subject"]}
+    assert others == set(), paged.events("cachewatch.run.counted", "prefect.flow-run.GeneratorFailed")
