@@ -1,7 +1,7 @@
 """Events of a cache, for automations: `cachewatch.generation.started`, `.progress`, `.suspected`, `.stalled`, ...
 
 The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of that cache; Prefect relates the run
-itself. Emitting never waits for a server: Prefect sends events from a thread of its own.
+itself. Those of `cachewatch.run.*` are about the flow run. Emitting never waits for a server: Prefect sends events from a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.events import Event, emit_event
 
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.watching.headline import headline_of
 
-__all__ = ["describe_end", "emit_cache_event", "emit_generation_event", "emit_run_counted", "resource_id"]
+__all__ = [
+    "describe_end",
+    "emit_cache_event",
+    "emit_generation_event",
+    "emit_run_counted",
+    "emit_run_event",
+    "resource_id",
+]
 
 _GENERATION = "generate-cache"
 
@@ -101,6 +109,27 @@ def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
     return _emit(f"cachewatch.cache.{kind}", name, payload)
 
 
+def emit_run_event(kind: str, payload: Mapping[str, Any]) -> bool:
+    """Emit `cachewatch.run.<kind>` about the flow run that this is called in, for the automation `silent`.
+
+    Args:
+        kind: sampled or paused.
+        payload: numbers and short texts; no secrets.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return False
+    resource = _run_resource(context.flow_run.id, context.flow_run.name, "RUNNING")
+    try:
+        emit_event(f"cachewatch.run.{kind}", resource, payload=dict(payload))
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
+        return False
+    return True
+
+
 def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
     """Emit `cachewatch.run.counted` about a flow run that did not complete: the run above it answers for it.
 
@@ -114,21 +143,26 @@ def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> boo
         Whether it was handed to Prefect.
     """
     ended = state.timestamp
-    resource = {
-        "prefect.resource.id": f"prefect.flow-run.{run_id}",
-        "prefect.resource.name": for_terminal(name, 100),
-        "prefect.state-type": state.type.value,
-    }
     # Never before the end that it follows, by whatever clock that was told; a state's event has the state's id.
     occurred = max(ended, datetime.now(UTC))
     follows = Event(id=state.id, event="x", occurred=ended, resource={"prefect.resource.id": "x"})
     flow = {"id": f"cachewatch.flow.{_GENERATION}", "name": _GENERATION, "role": "flow"}
     related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
     try:
+        resource = _run_resource(run_id, name, state.type.value)
         emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True
+
+
+def _run_resource(run_id: UUID, name: str, state_type: str) -> dict[str, str]:
+    # The type is the label of the run's own states: triggers match it, and so leave out Prefect's heartbeats.
+    return {
+        "prefect.resource.id": f"prefect.flow-run.{run_id}",
+        "prefect.resource.name": for_terminal(name, 100),
+        "prefect.state-type": state_type,
+    }
 
 
 def _emit(event: str, name: str, payload: Mapping[str, Any]) -> bool:

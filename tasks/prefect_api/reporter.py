@@ -19,7 +19,7 @@ from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
-from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, emit_run_event
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.watching.attempt import Watch
 
@@ -75,6 +75,7 @@ class Reporter:
         self._stop = threading.Event()
         self._output = output
         self._suspicions_seen = self._phases_seen = 0
+        self._sampled_s = -1.0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it gets those of the calling thread.
         context = contextvars.copy_context()
@@ -100,6 +101,7 @@ class Reporter:
 
     def _run(self) -> None:
         self._emit("started", {"command": self._started_as(), "expected_bytes": self._expected_bytes})
+        self._sample()
         now_s = time.monotonic()
         next_log_s, next_progress_s, next_event_s = (
             now_s + self._log_every_s,
@@ -117,6 +119,7 @@ class Reporter:
                 if now_s >= next_event_s and not ended:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
+                    self._sample()
                 if now_s >= next_log_s and not ended:
                     next_log_s = now_s + self._log_every_s
                     self._log()
@@ -126,6 +129,14 @@ class Reporter:
                     self._progress()
             except Exception as error:  # noqa: BLE001 - a failing API must not end the generation
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
+        emit_run_event("paused", {"attempt": self._attempt})
+
+    def _sample(self) -> None:
+        """Say that the run is measured; without a new measurement there is nothing to say."""
+        last = self._watch.state.samples[-1]
+        if last.at_s != self._sampled_s:
+            self._sampled_s = last.at_s
+            emit_run_event("sampled", {"attempt": self._attempt, "bytes_present": last.bytes_present})
 
     def _suspicions(self) -> None:
         for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:

@@ -125,9 +125,10 @@ def test_the_message_of_a_stall_begins_with_its_cause_and_has_the_run_s_own_next
     subject, body = message_of(
         event_of("generate-cache", "Stalled", "FAILED", STALL), {"cachewatch.next": "Stop pid 17045, which holds it."}
     )
-    assert (
-        subject[:80] == "llama-3-70b stalled: pid 17187 (python3) waits for the lock .build.lock held by "
-        and subject.endswith("No growth for 6 minutes")
+    assert subject[
+        :80
+    ] == "llama-3-70b stalled: pid 17187 (python3) waits for the lock .build.lock held by " and subject.endswith(
+        "No growth for 6 minutes"
     )
     assert body.splitlines()[0] == "Next: Stop pid 17045, which holds it."
     assert FACTS in body

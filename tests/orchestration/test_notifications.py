@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from tests.orchestration.conftest import BIN, Server, running_server
 from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, write_jobs
-from tests.orchestration.webhooks import Received, Webhooks, listen
+from tests.orchestration.webhooks import HOSTS, Received, Webhooks, listen
+
+from prefect_cachewatch.cli.automation_test import one_of_each
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -36,7 +38,8 @@ class Paged:
 
     def cachewatch(self, *argv: object, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "cachewatch"), *map(str, argv)]
-        return subprocess.run(command, env=self.server.env, capture_output=True, text=True, timeout=timeout_s)
+        env = {**self.server.env, **self.webhooks.env}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s)
 
     def events(self, *names: str) -> list[tuple[str, str, str]]:
         found = self.server.request("POST", "/events/filter", filter={"event": {"name": list(names)}})
@@ -51,8 +54,15 @@ class Paged:
 def paged(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Paged]:
     folder = tmp_path_factory.mktemp("paged")
     notify = folder / "notify.yaml"
-    notify.write_text((SHIPPED / "notify.yaml").read_text().replace("within: 60", "within: 40"))
-    with listen(folder) as webhooks, running_server(folder, state_directory, webhooks.env) as server:
+    notify.write_text((SHIPPED / "notify.yaml").read_text().replace("within: 120", "within: 90"))
+    with (
+        listen(folder) as webhooks,
+        running_server(
+            folder,
+            state_directory,
+            webhooks.env,
+        ) as server,
+    ):
         lines = [f'{code.format(port=webhooks.port)}.save("{name.partition("/")[2]}")' for name, code in BLOCKS.items()]
         code = "\n".join(["from prefect.blocks.notifications import *", *lines])
         subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)
@@ -77,15 +87,63 @@ def test_a_stall_and_a_fleet_are_one_message_each_and_a_fleet_s_jobs_none(paged:
         sys.executable, "-c", "import time; time.sleep(100)",
     )  # fmt: skip
     assert stalled.returncode == 124, stalled.stderr
-    told = paged.webhooks.wait_for(lambda one: alone in one.text)
+    told = paged.webhooks.wait_for(lambda one: alone in one.text, 240)
     assert told.body["subject"].startswith(f"{alone} stalled: ")
     assert told.body["body"].startswith("Next: ") and "/runs/flow-run/" in told.body["body"]
     assert "Tensor cache generation never started" in told.body["body"]
     digest, *again = named(paged.webhooks, f"Fleet '{tag}'")
     assert {one.text for one in again} <= {digest.text}, "the same, if it was sent again"
     assert digest.body["subject"].startswith(f"Fleet '{tag}': 1 of 3 caches are there; 2 failed. First: ")
-    assert "\n- bad is GeneratorFailed (" in digest.body["body"] and "\n- worse is GeneratorFailed (" in digest.body["body"]
+    assert (
+        "\n- bad is GeneratorFailed (" in digest.body["body"]
+        and "\n- worse is GeneratorFailed (" in digest.body["body"]
+    )
     # The stall came after the fleet and has told of itself, so the windows of the fleet's jobs are over.
     assert len(paged.events("cachewatch.run.counted")) == 2
     others = {one.body["subject"] for one in paged.webhooks.received} - {told.body["subject"], digest.body["subject"]}
     assert others == set(), paged.events("cachewatch.run.counted", "prefect.flow-run.GeneratorFailed")
+
+
+KINDS = [end.state for end in one_of_each()]
+
+
+@pytest.mark.parametrize("block", ["slack-webhook/ops", "ms-teams-webhook/ops", "pager-duty-webhook/ops"])
+def test_a_test_sends_one_of_each_kind_straight_to_a_block_in_the_service_s_own_shape(paged: Paged, block: str) -> None:
+    host = {"slack": HOSTS[0], "pager": HOSTS[1], "ms": HOSTS[2]}[block.partition("-")[0]]
+    done = paged.cachewatch("automations", "test", "--notify", block)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, not_tested, meaning = done.stdout.splitlines()
+    assert lines == [f"sent: {kind}" for kind in [*KINDS, "Notify-reported", "Late", "Missed", "Silent"]]
+    assert not_tested.startswith("Not tested: the automations") and meaning.startswith("Sent means that the service")
+    received = paged.webhooks.of(host)
+    assert len(received) == len(lines)
+    shapes = {
+        "slack": lambda body: (body["attachments"][0]["title"], body["attachments"][0]["text"]),
+        "ms": lambda body: [part["text"] for part in body["attachments"][0]["content"]["body"] if "text" in part],
+        "pager": lambda body: (
+            body["payload"]["summary"],
+            body["payload"]["custom_details"]["Prefect Notification Body"],
+        ),
+    }
+    for one in received:
+        subject, text = shapes[block.partition("-")[0]](one.body)
+        assert subject.startswith("TEST: ") and text.strip(), one.text
+    stall, stall_text = shapes[block.partition("-")[0]](received[KINDS.index("Stalled")].body)
+    assert "waits for the lock .build.lock" in stall[:80] and "Next: " in stall_text
+
+
+def test_a_test_goes_through_the_server_s_automations_and_says_what_the_block_answered(paged: Paged) -> None:
+    paged.apply(paged.notify, "--notify", "custom-webhook/ops")
+    before = len(paged.webhooks.received)
+    done = paged.cachewatch("automations", "test", "--wait", "5m", timeout_s=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[:-2] == [f"sent: {kind}" for kind in KINDS]
+    got = {one.body["subject"] for one in paged.webhooks.received[before:]}
+    assert len(got) == len(KINDS) and all(subject.startswith("TEST: ") for subject in got)
+    # Of a service that refuses, the answer is told; of a bad end of a generation it is known only after its window.
+    paged.apply(paged.notify, "--notify", "custom-webhook/broken")
+    done = paged.cachewatch("automations", "test", "--wait", "20s")
+    assert done.returncode == 1
+    refused = [line for line in done.stdout.splitlines() if line.startswith("not sent: ")]
+    assert any(line.startswith("not sent: FleetFailed: ") for line in refused), done.stdout
+    assert "not seen: Stalled" in done.stdout.splitlines()

@@ -13,7 +13,7 @@ from prefect.events.schemas.automations import Automation, AutomationCore
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from pydantic import ValidationError
 
-from prefect_cachewatch.cli.automation_files import AutomationFile, is_reference
+from prefect_cachewatch.cli.automation_files import AutomationFile, is_reference, watched_deployment
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -82,7 +82,12 @@ async def _plan(client: PrefectClient, file: AutomationFile, instead: Mapping[st
         await _with_ids(client, file, dict(action), instead.get(str(action.get("type"))))
         for action in file.body["actions"]
     ]
-    body: dict[str, Any] = {**file.body, "actions": actions}
+    trigger = dict(file.body["trigger"])
+    if (watched := watched_deployment(file)) is not None:
+        related = {label: value for label, value in trigger["match_related"].items() if label != "deployment"}
+        identity = f"prefect.deployment.{await _deployment_id(client, file, watched)}"
+        trigger["match_related"] = {**related, "prefect.resource.id": identity}
+    body: dict[str, Any] = {**file.body, "trigger": trigger, "actions": actions}
     existing = await client.read_automations_by_name(file.name)
     if len(existing) > 1:
         raise InputError(f"there are {len(existing)} automations named {for_terminal(file.name)!r}: delete all but one")

@@ -14,7 +14,15 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["AutomationFile", "is_reference", "read_automations", "shipped_automations", "template_directory"]
+__all__ = [
+    "AutomationFile",
+    "for_deployments",
+    "is_reference",
+    "read_automations",
+    "shipped_automations",
+    "template_directory",
+    "watched_deployment",
+]
 
 _KEYS = ("name", "description", "enabled", "tags", "trigger", "actions")
 _REFERENCES = {"deployment": ("deployment_id", "FLOW/DEPLOYMENT"), "block": ("block_document_id", "TYPE/NAME")}
@@ -76,6 +84,52 @@ def read_automations(names: Sequence[str]) -> list[AutomationFile]:
     return found
 
 
+def watched_deployment(file: AutomationFile) -> str | None:
+    """Return the FLOW/DEPLOYMENT whose runs an automation watches for; None if it watches for those of no single one."""
+    related = file.body["trigger"].get("match_related")
+    found = related.get("deployment") if isinstance(related, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+def for_deployments(
+    files: Sequence[AutomationFile], deployments: Sequence[str] = (), within_s: float | None = None
+) -> list[AutomationFile]:
+    """Make the automations that watch one deployment, such as `missed`, for each of several; the others stay as they are.
+
+    Args:
+        files: the automations.
+        deployments: FLOW/DEPLOYMENT; none for those that the files name.
+        within_s: the window in place of the files' own.
+
+    Returns:
+        The automations, with `{deployment}` in name and description filled in.
+
+    Raises:
+        InputError: deployments or a window are given, and no file watches a deployment.
+    """
+    found: list[AutomationFile] = []
+    for file in files:
+        own = watched_deployment(file)
+        if own is None:
+            found.append(file)
+            continue
+        for deployment in dict.fromkeys(deployments or (own,)):
+            if not is_reference(deployment):
+                raise InputError(
+                    f"a deployment is named FLOW/NAME, for example generate-cache/nightly-cache, and not {for_terminal(deployment)}"
+                )
+            trigger = dict(file.body["trigger"])
+            trigger["match_related"] = {**trigger["match_related"], "deployment": deployment}
+            trigger |= {} if within_s is None else {"within": within_s}
+            texts = {
+                key: str(file.body.get(key, "")).replace("{deployment}", deployment) for key in ("name", "description")
+            }
+            found.append(AutomationFile(file.source, texts["name"], {**file.body, **texts, "trigger": trigger}))
+    if (deployments or within_s is not None) and not any(map(watched_deployment, files)):
+        raise InputError("--deployment and --within are for missed, or a file whose trigger names a deployment")
+    return found
+
+
 def _find(name: str, shipped: Mapping[str, Path]) -> Path:
     path = Path(name)
     if path.is_file():
@@ -113,7 +167,11 @@ def _checked(where: str, entry: Any) -> AutomationFile:
         for key, (own, form) in _REFERENCES.items():
             if key in action and (own in action or not is_reference(action[key])):
                 raise InputError(f"{where}: {key} in {for_terminal(name)!r} is {form}, and stands in place of {own}")
-    return AutomationFile(where, name, entry)
+    file = AutomationFile(where, name, entry)
+    related = entry["trigger"].get("match_related")
+    if isinstance(related, dict) and "deployment" in related and not is_reference(related["deployment"]):
+        raise InputError(f"{where}: deployment in match_related of {for_terminal(name)!r} is FLOW/DEPLOYMENT")
+    return file
 
 
 def is_reference(value: Any) -> bool:

@@ -1,22 +1,34 @@
-"""`cachewatch automations`: puts the shipped automations, or the user's own files, on a Prefect server."""
+"""`cachewatch automations`: puts the shipped automations, or the user's own files, on a Prefect server, and tests them."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 import httpx
 
 from prefect_cachewatch.cli.api_patience import api_url
 from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
-from prefect_cachewatch.cli.automation_files import AutomationFile, read_automations
+from prefect_cachewatch.cli.automation_files import for_deployments, is_reference, read_automations
+from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+
+    from prefect_cachewatch.cli.automation_test import Sent
 
 __all__ = ["command"]
 
 _DONE = {"create": "created", "update": "updated", "unchanged": "unchanged"}
 _PLAN = {"create": "would be created", "update": "would be updated", "unchanged": "unchanged"}
+_WAIT_S = 180.0
+_LEAST_S = 10.0
+
+T = TypeVar("T")
 
 
 @click.group()
@@ -28,21 +40,95 @@ def command() -> None:
 @click.argument("files", nargs=-1)
 @click.option("--notify", metavar="TYPE/NAME", help="Notification block to use in place of the files' own.")
 @click.option("--run", metavar="FLOW/NAME", help="Deployment to run in place of the files' own.")
+@click.option(
+    "--deployment",
+    "deployments",
+    metavar="FLOW/NAME",
+    multiple=True,
+    help="Deployment that missed watches; may be repeated.",
+)
+@click.option(
+    "--within", "within_s", type=DURATION, help="Window of missed: the deployment's period and its longest run."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
-def apply_command(files: tuple[str, ...], notify: str | None, run: str | None, dry_run: bool) -> None:
+def apply_command(
+    files: tuple[str, ...],
+    notify: str | None,
+    run: str | None,
+    deployments: tuple[str, ...],
+    within_s: float | None,
+    dry_run: bool,
+) -> None:
     """Create or update automations by name; done twice it changes nothing.
 
     FILES are YAML files, or short names of the shipped automations: follow-up (runs a stalled generation again once),
-    notify and notify-reported (tell people), zombies (marks dead runs Crashed). Default: all of them.
+    notify and notify-reported (tell people), late, missed and silent (tell people of what did not happen), zombies
+    (marks dead runs Crashed). Default: all of them.
     """
-    wanted = read_automations(files)
+    if within_s is not None and within_s < _LEAST_S:
+        raise InputError(f"--within is {_LEAST_S:.0f} s or more: Prefect takes no shorter window")
+    wanted = for_deployments(read_automations(files), deployments, within_s)
     words = _PLAN if dry_run else _DONE
-    for one in asyncio.run(_apply(wanted, notify, run, dry_run)):
+
+    async def apply(client: PrefectClient) -> list[Applied]:
+        return await apply_automations(client, wanted, notify=notify, run=run, dry_run=dry_run)
+
+    for one in asyncio.run(_with_server(apply)):
         paused = "" if one.enabled else " (paused)"
         print(f"{words[one.change]}: {for_terminal(one.name)}{paused}")
 
 
-async def _apply(wanted: list[AutomationFile], notify: str | None, run: str | None, dry_run: bool) -> list[Applied]:
+@command.command("test")
+@click.option(
+    "--notify", metavar="TYPE/NAME", help="Send straight to this block, from this machine, past the automations."
+)
+@click.option(
+    "--wait", "wait_s", type=DURATION, default=_WAIT_S, help="How long the server's answer is waited for (default 3m)."
+)
+def test_command(notify: str | None, wait_s: float) -> None:
+    """Send one test message of each kind that notify sends, marked TEST; the exit status is 1 if one was not sent.
+
+    The messages go the way of the real ones: a test event of each bad end, the server's automations, their block. late,
+    missed, silent and notify-reported wait for a window or a run and are not sent so; --notify TYPE/NAME sends them too.
+    """
+    if notify is not None and not is_reference(notify):
+        raise InputError(
+            f"a block is named TYPE/NAME, for example slack-webhook/cachewatch, and not {for_terminal(notify)}"
+        )
+
+    async def test(client: PrefectClient) -> list[Sent]:
+        from prefect_cachewatch.cli.automation_test import test_automations, test_block  # noqa: PLC0415 - Prefect's events
+
+        if notify is not None:
+            return await test_block(client, notify)
+        return await test_automations(client, wait_s, lambda text: click.echo(f"cachewatch: {text}", err=True))
+
+    found = asyncio.run(_with_server(test))
+    words = {"sent": "sent", "failed": "not sent", "unseen": "not seen"}
+    for one in found:
+        print(f"{words[one.outcome]}: {one.kind}" + (f": {one.detail}" if one.detail else ""))
+    print(_not_seen(found, notify))
+    raise SystemExit(0 if all(one.outcome == "sent" for one in found) else 1)
+
+
+def _not_seen(found: list[Sent], notify: str | None) -> str:
+    """Say what a test cannot know."""
+    lines = []
+    if any(one.outcome == "unseen" for one in found):
+        lines.append(
+            "For what was not seen the server has said nothing: is `prefect server services` running, and is it busy?"
+        )
+    if notify is None:
+        lines.append("Not tested: late, missed, silent and notify-reported (--notify TYPE/NAME sends theirs).")
+    else:
+        lines.append(
+            "Not tested: the automations, and the way from the server to the service; these came from this machine."
+        )
+    lines.append("Sent means that the service took the message. Whether a person sees it, look there.")
+    return "\n".join(lines)
+
+
+async def _with_server(act: Callable[[PrefectClient], Awaitable[T]]) -> T:
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
 
     url = api_url()
@@ -53,7 +139,7 @@ async def _apply(wanted: list[AutomationFile], notify: str | None, run: str | No
         )
     try:
         async with get_client() as client:
-            return await apply_automations(client, wanted, notify=notify, run=run, dry_run=dry_run)
+            return await act(client)
     except httpx.TransportError as error:
         reason = for_terminal(str(error) or type(error).__name__)
         raise InputError(f"the Prefect API at {url} does not answer: {reason}; is the server running?") from error

@@ -51,4 +51,6 @@ _OWN_STEPS = {
 }
 
 #: What a person does first after a state, where the run has not left a step of its own.
-NEXT_STEPS = {ending.state: ending.advice for ending in reversed(ENDINGS) if ending.failure and ending.advice} | _OWN_STEPS
+NEXT_STEPS = {
+    ending.state: ending.advice for ending in reversed(ENDINGS) if ending.failure and ending.advice
+} | _OWN_STEPS

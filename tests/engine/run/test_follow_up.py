@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prefect_cachewatch.cli.automation_files import read_automations, shipped_automations
+from prefect_cachewatch.cli.automation_files import (
+    for_deployments,
+    read_automations,
+    shipped_automations,
+    watched_deployment,
+)
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import PastEnd, decide_follow_up
 
@@ -73,15 +78,36 @@ def test_an_end_is_a_value():
 
 
 def test_the_shipped_automations_are_read_and_ask_for_no_ids():
-    assert list(shipped_automations()) == ["follow-up", "notify", "notify-reported", "zombies"]
-    names = [one.name for one in read_automations([])]
+    assert list(shipped_automations()) == [
+        "follow-up", "late", "missed", "notify", "notify-reported", "silent", "zombies",
+    ]  # fmt: skip
+    names = [one.name for one in for_deployments(read_automations([]))]
     assert names == [
         "cachewatch: follow up on a stall",
+        "cachewatch: a scheduled run is late",
+        "cachewatch: generate-cache/nightly-cache did not complete",
         "cachewatch: tell about a bad end",
         "cachewatch: tell about a generation that failed",
         "cachewatch: tell about a stall that was only reported",
+        "cachewatch: a run is Running and measures nothing",
         "cachewatch: crash zombies",
     ]
+
+
+def test_what_watches_a_deployment_is_made_for_each_one():
+    (file,) = read_automations(["missed"])
+    one, other = for_deployments([file], ["generate-fleet/nightly", "deploy-cache/weekly"], 7 * 86400)
+    assert one.name == "cachewatch: generate-fleet/nightly did not complete"
+    assert one.body["description"].startswith("generate-fleet/nightly has completed no run")
+    assert watched_deployment(other) == "deploy-cache/weekly" and other.body["trigger"]["within"] == 7 * 86400
+    assert watched_deployment(file) == "generate-cache/nightly-cache" and file.body["trigger"]["within"] == 93600
+    (zombies,) = read_automations(["zombies"])
+    assert for_deployments([zombies]) == [zombies] and watched_deployment(zombies) is None
+    for given in (["generate-cache/nightly-cache"], []):
+        with pytest.raises(InputError, match="--deployment and --within are for missed"):
+            for_deployments([zombies], given, None if given else 3600)
+    with pytest.raises(InputError, match=r"a deployment is named FLOW/NAME, .* and not nightly"):
+        for_deployments([file], ["nightly"])
 
 
 GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-nothing"}]}
@@ -100,6 +126,10 @@ GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-noth
         (
             yaml.safe_dump({**GOOD, "actions": [{"type": "run-deployment", "deployment": "nightly"}]}),
             "deployment in 'x' is FLOW/DEPLOYMENT, and stands in place of deployment_id",
+        ),
+        (
+            yaml.safe_dump({**GOOD, "trigger": {"match_related": {"deployment": "nightly"}}}),
+            "deployment in match_related of 'x' is FLOW/DEPLOYMENT",
         ),
         (yaml.safe_dump([GOOD, GOOD]), "'x' is in "),
     ],
