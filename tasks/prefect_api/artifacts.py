@@ -301,10 +301,12 @@ def _remarks(report: Report) -> list[str]:
 def _chart(report: Report) -> str:
     samples = [(s.at_s, s.bytes_written, s.allocated_written) for s in report.growth.samples]
     last_s, pause_s = report.growth.last_growth_s or 0.0, report.stall.pause_s
+    pauses = [(s.at_s - s.pause_s, s.cleared_at_s) for s in report.growth.suspected if s.cleared_at_s is not None]
     if report.stall.kind is None or pause_s is None:
-        svg = draw_growth(samples, end_s=report.duration_s)
+        svg = draw_growth(samples, end_s=report.duration_s, pauses=pauses)
     else:
-        svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s)
+        window_s = report.stall.window_s
+        svg = draw_growth(samples, end_s=last_s + pause_s, stall_from_s=last_s, window_s=window_s, pauses=pauses)
     # An image, since both UIs remove raw SVG from Markdown.
     return f"![Bytes written over time]({svg_data_uri(svg)})"
 

@@ -168,3 +168,36 @@ def test_it_prints_without_its_controls(browser, page):
     assert browser.evaluate("getComputedStyle(document.querySelector('.scroll')).maxHeight") == "none"
     browser.call("Emulation.setEmulatedMedia", media="")
     assert browser.pdf().startswith(b"%PDF")
+
+
+def test_in_print_no_table_is_cut_and_every_stack_is_open(browser, page):
+    browser.open(page, width=700, height=1000)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    wide = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    stacks = "[...document.querySelectorAll('details pre, details table')].map((e) => e.getBoundingClientRect().height)"
+    assert browser.evaluate(wide) == 0
+    heights = browser.evaluate(stacks)
+    assert heights and min(heights) > 10
+    browser.call("Emulation.setEmulatedMedia", media="")
+    shut = "document.querySelectorAll('details:not([open])').length"
+    before = browser.evaluate(shut)
+    assert before > 0
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert browser.evaluate(shut) == 0
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert browser.evaluate(shut) == before
+
+
+def test_on_a_phone_the_chart_s_words_can_be_read(browser, page):
+    browser.open(page, width=400, height=844, mobile=True)
+    words = "[...document.querySelectorAll('.chart text')].map((e) => e.getBoundingClientRect())"
+    assert min(browser.evaluate(f"{words}.map((r) => r.height)")) >= 10
+    assert browser.evaluate(f"{words}.every((r) => r.left >= 0 && r.right <= 400)")
+
+
+def test_a_click_copies_the_command_that_judges_the_run_again(browser, page):
+    browser.open(page)
+    assert browser.evaluate("document.getElementById('replay').textContent").startswith("cachewatch replay /")
+    browser.evaluate("document.getElementById('copy').click()")
+    browser.wait_for("document.getElementById('copy').textContent === 'Copied'")
+    assert browser.evaluate("getSelection().toString()").startswith("cachewatch replay /")

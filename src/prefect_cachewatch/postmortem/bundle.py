@@ -129,7 +129,7 @@ def _fill(
     try:
         log = _redacted_log(content, clock() + log_s, clock, cut)
         _put(work / "generator.log.gz", gzip.compress(log.encode("utf-8", "surrogateescape"), 6))
-        _put(work / "growth.csv", _growth_csv(content.evidence).encode())
+        _put(work / "growth.csv", _growth_csv(content.report, content.evidence).encode())
         svg = draw_report(content.report, content.evidence)
         _put(work / "growth.svg", svg.encode())
         facts = asdict(content.evidence)
@@ -172,9 +172,10 @@ def draw_report(report: Mapping[str, Any], evidence: Evidence) -> str:
     # The curve ends with the decision: stop, listing and bundle take time that is not a pause.
     last = growth.get("last_growth_s") or 0.0
     pause = stall.get("pause_s")
+    pauses = [(s["at_s"] - s["pause_s"], s["cleared_at_s"]) for s in growth.get("suspected", ()) if s["cleared_at_s"]]
     if not stall.get("kind") or pause is None:
-        return draw_growth(samples, end_s=float(report.get("duration_s") or 0.0))
-    return draw_growth(samples, end_s=last + pause, stall_from_s=last)
+        return draw_growth(samples, end_s=float(report.get("duration_s") or 0.0), pauses=pauses)
+    return draw_growth(samples, end_s=last + pause, stall_from_s=last, window_s=stall.get("window_s"), pauses=pauses)
 
 
 def stack_text(evidence: Evidence) -> str:
@@ -208,11 +209,17 @@ def _put(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _growth_csv(evidence: Evidence) -> str:
+def _growth_csv(report: Mapping[str, Any], evidence: Evidence) -> str:
+    """Write the growth curve; the last three columns make it a trace that `cachewatch replay` reads."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes"))
-    writer.writerows((f"{t:.3f}", b, a) for t, b, a in evidence.growth.samples)
+    writer.writerow(("t_s", "bytes_written", "allocated_written_bytes", "total_bytes", "file_count", "grew_at_s"))
+    samples, last_s = evidence.growth.samples, (report.get("growth") or {}).get("last_growth_s")
+    # The last growth is known by its file's own time, the others by their samples.
+    grown = next((t for t, b, a in samples if (b, a) == samples[-1][1:]), None)
+    for t, b, a in samples:
+        grew_at = f"{last_s:.3f}" if t == grown and last_s is not None else ""
+        writer.writerow((f"{t:.3f}", b, a, b, int(b > 0), grew_at))
     return out.getvalue()
 
 

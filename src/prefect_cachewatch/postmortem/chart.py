@@ -1,4 +1,4 @@
-"""The growth curve as an SVG: bytes over time, the stall window shaded; pure, numbers only.
+"""The growth curve as an SVG: bytes over time, the stall, its window and earlier pauses marked; pure, numbers only.
 
 No name of a file or process is ever drawn, so that nothing in it needs escaping.
 """
@@ -16,14 +16,20 @@ __all__ = ["CHART_STYLE", "draw_growth"]
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
 _MAX_POINTS = 240
+_MAX_PAUSES = 40
 CHART_STYLE = (
     ".bg{fill:#fff}.grid{stroke:#e3e6ea}.axis{fill:#5b6470;font:11px system-ui,sans-serif}"
     ".line{fill:none;stroke:#2458c5;stroke-width:2;stroke-linejoin:round}.area{fill:#2458c5;fill-opacity:.1}"
     ".disk{fill:none;stroke:#7a8494;stroke-width:1.2;stroke-dasharray:4 3}"
     ".stall{fill:#d9364a;fill-opacity:.14}.edge{stroke:#d9364a;stroke-dasharray:3 3}"
     ".note{fill:#b3243a;font:600 12px system-ui,sans-serif}"
+    ".pause{fill:#d98a00;fill-opacity:.2}.window{fill:none;stroke:#b3243a;stroke-width:1.5}"
     "@media (prefers-color-scheme:dark){.bg{fill:#14181d}.grid{stroke:#2a313a}.axis{fill:#9aa5b1}"
-    ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}}"
+    ".line{stroke:#7aa5ff}.area{fill:#7aa5ff}.disk{stroke:#8a95a3}.note{fill:#ff8a98}.window{stroke:#ff8a98}}"
+    # On a phone the drawing is half as wide: its words are twice as large, and those of the left axis begin at the edge.
+    "@media (max-width:600px){.axis{font-size:23px}.note{font-size:23px}"
+    ".bytes{text-anchor:start;transform:translate(-62px,4px);paint-order:stroke;stroke:#fff;stroke-width:5px}}"
+    "@media (max-width:600px) and (prefers-color-scheme:dark){.bytes{stroke:#14181d}}"
 )
 _TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
@@ -33,6 +39,8 @@ def draw_growth(
     *,
     end_s: float,
     stall_from_s: float | None = None,
+    window_s: float | None = None,
+    pauses: Sequence[tuple[float, float]] = (),
     label: str = "Bytes written",
 ) -> str:
     """Draw the growth curve of one attempt.
@@ -41,6 +49,8 @@ def draw_growth(
         samples: (seconds, bytes written, allocated bytes written), in time order.
         end_s: end of the attempt in seconds, where the curve ends.
         stall_from_s: beginning of the pause that was judged a stall, shaded up to `end_s`; None for none.
+        window_s: the window that had passed then, drawn from the beginning of that pause.
+        pauses: beginning and end of earlier pauses that looked like a stall and were over, shaded in another colour.
         label: the text alternative's beginning.
 
     Returns:
@@ -73,21 +83,29 @@ def draw_growth(
     parts = [f'<rect class="bg" width="{WIDTH}" height="{HEIGHT}" rx="8"/>']
     for value in range(0, int(ceiling) + 1, int(byte_step)):
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(value)}" y2="{y(value)}"/>')
-        parts.append(f'<text class="axis" x="{_LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{_tick(value)}</text>')
+        parts.append(
+            f'<text class="axis bytes" x="{_LEFT - 8}" y="{y(value) + 4}" text-anchor="end">{_tick(value)}</text>'
+        )
     for index in range(int(end_s / time_step + 1e-9) + 1):
         at = index * time_step
         anchor = "start" if index == 0 else "end" if x(at) > WIDTH - 40 else "middle"
         parts.append(f'<text class="axis" x="{x(at)}" y="{base + 18}" text-anchor="{anchor}">{_clock(at)}</text>')
+    for begin_s, pause_end_s in list(pauses)[-_MAX_PAUSES:]:
+        place = f'x="{x(begin_s)}" y="{_TOP}" width="{max(0.0, round(x(pause_end_s) - x(begin_s), 1))}"'
+        parts.append(f'<rect class="pause" {place} height="{base - _TOP}"/>')
     note = ""
     if stall_from_s is not None and stall_from_s < end_s:
         left, width = x(stall_from_s), round(x(end_s) - x(stall_from_s), 1)
         parts.append(f'<rect class="stall" x="{left}" y="{_TOP}" width="{width}" height="{base - _TOP}"/>')
         parts.append(f'<line class="edge" x1="{left}" x2="{left}" y1="{_TOP}" y2="{base}"/>')
         note = f"no growth for {format_duration(end_s - stall_from_s)}"
-        # Beside the shade where it is too narrow for the words.
-        inside = width > 7 * len(note)
-        at, anchor = (left + 6, "start") if inside else (left - 6, "end")
+        # Beside the shade where that has more room for the words, which are large on a phone.
+        at, anchor = (left + 6, "start") if width > left - _LEFT else (left - 6, "end")
         parts.append(f'<text class="note" x="{at}" y="{base - 8}" text-anchor="{anchor}">{note}</text>')
+        if window_s is not None:
+            parts.append(_bracket(left, x(stall_from_s + window_s), base - 40))
+            words = f"window {format_duration(window_s)}"
+            parts.append(f'<text class="note" x="{at}" y="{base - 46}" text-anchor="{anchor}">{words}</text>')
     line = "L".join(f"{x(t)} {y(b)}" for t, b, _ in points)
     parts.append(f'<path class="area" d="M{x(0)} {base}L{line}L{x(end_s)} {base}Z"/>')
     parts.append(f'<path class="line" d="M{line}"/>')
@@ -96,6 +114,10 @@ def draw_growth(
         parts.append(f'<path class="disk" d="M{disk}"><title>allocated on disk</title></path>')
     words = f"{label}: {format_bytes(points[-1][1])} after {format_duration(end_s)}" + (f", {note}" if note else "")
     return svg_document(WIDTH, HEIGHT, [f"<style>{CHART_STYLE}</style>", *parts], f'aria-label="{words}"')
+
+
+def _bracket(left: float, right: float, y: float) -> str:
+    return f'<path class="window" d="M{left} {y - 5}V{y + 5}M{left} {y}H{right}M{right} {y - 5}V{y + 5}"/>'
 
 
 def _thin(points: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import importlib
+import itertools
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,17 +65,39 @@ td.path{overflow-wrap:anywhere;min-width:220px}td.pid{white-space:nowrap}
 code,pre{font:12.5px/1.45 ui-monospace,"SF Mono",Menlo,Consolas,monospace}
 pre{background:var(--code);border-radius:8px;padding:10px;overflow-x:auto;margin:.5em 0;max-height:70vh}
 details{margin:.3em 0}summary{cursor:pointer;overflow-wrap:anywhere}details .scroll{margin:.4em 0}
+.copied code{user-select:all;overflow-wrap:anywhere;background:var(--code);border-radius:6px;padding:4px 8px}
+.copied button{font:inherit;font-size:.82rem;border:1px solid var(--rule);border-radius:6px;background:var(--card);
+color:inherit;padding:2px 10px;cursor:pointer}figcaption{font-size:.82rem;margin:.3em 0 0}
 .controls input{font:inherit;color:inherit;background:var(--code);border:1px solid var(--rule);border-radius:8px;
 padding:5px 10px;width:min(320px,100%)}
 footer{font-size:.82rem;padding:0 4px 24px;overflow-wrap:anywhere}
 @media (max-width:600px){main{padding:8px}header,section{padding:12px;border-radius:8px}
 #files th:nth-child(5),#files td:nth-child(5){display:none}td.path{min-width:160px}th,td{padding:4px 6px}}
 @media print{body{background:#fff;color:#000}header,section{border:0;border-bottom:1px solid #999;border-radius:0;
-break-inside:auto;padding:8px 0}.scroll,pre{max-height:none;overflow:visible}pre{white-space:pre-wrap}
-.controls{display:none}thead th{position:static}tr{break-inside:avoid}}
+break-inside:auto;padding:8px 0}main{max-width:none;padding:0}.scroll,pre{max-height:none;overflow:visible}
+pre{white-space:pre-wrap;overflow-wrap:anywhere}.controls,.copied button{display:none}tr{break-inside:avoid}
+table{font-size:7.5pt}th,td{padding:2px 4px}thead th{position:static;white-space:normal}td.path{min-width:44mm}
+td code{font-size:7pt}details::details-content{content-visibility:visible;display:block;height:auto}}
+@page{margin:12mm}
 """
 
 SCRIPT = """
+(() => {
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    opened.forEach((each) => { each.open = true; });
+  });
+  addEventListener("afterprint", () => opened.forEach((each) => { each.open = false; }));
+  const copy = document.getElementById("copy");
+  if (copy) copy.addEventListener("click", async () => {
+    const text = document.getElementById("replay");
+    getSelection().selectAllChildren(text);
+    try { await navigator.clipboard.writeText(text.textContent); }
+    catch { document.execCommand("copy"); }
+    copy.textContent = "Copied";
+  });
+})();
 (() => {
   const table = document.getElementById("files");
   if (!table) return;
@@ -126,7 +150,8 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
     body = "".join(
         (
             _verdict(report, diagnosis, name),
-            f'<section><h2>Growth</h2><figure class="chart">{svg}</figure>{_numbers(report, evidence)}</section>',
+            f'<section><h2>Growth</h2><figure class="chart">{svg}{_legend(report)}</figure>{_numbers(report, evidence)}'
+            f"{_replay(report, evidence)}</section>",
             _section("Would have been stopped", _items(_would_be_stops(report))),
             _section("Chain of waits", _chain((report.get("stall") or {}).get("waits") or ())),
             _section("Evidence", _items(line for line in diagnosis.evidence if not line.startswith(_LOGGED))),
@@ -152,6 +177,33 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
         '<meta name="color-scheme" content="light dark">'
         f"<title>{name}: {for_html(diagnosis.category)}</title><style>{style}</style></head>"
         f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _legend(report: Mapping[str, Any]) -> str:
+    stalled = bool((report.get("stall") or {}).get("kind"))
+    paused = any(one.get("cleared_at_s") for one in (report.get("growth") or {}).get("suspected") or ())
+    words = ["red: the pause that was judged a stall, with its window"] * stalled
+    words += ["amber: earlier pauses that looked like one and were over"] * paused
+    return f'<figcaption class="soft">{"; ".join(words).capitalize()}.</figcaption>' if words else ""
+
+
+def _replay(report: Mapping[str, Any], evidence: Evidence) -> str:
+    """The command that judges the growth of this run again, which starts no generator."""
+    bundle, stall = report.get("bundle"), report.get("stall") or {}
+    samples = evidence.growth.samples
+    if not bundle or len(samples) < 3:
+        return ""
+    words = ["cachewatch", "replay", f"{bundle}/growth.csv"]
+    window = {"no_growth": "--stall-after", "never_started": "--first-write-within"}.get(str(stall.get("kind")))
+    if window and stall.get("window_s"):
+        words += [window, f"{stall['window_s']:g}s"]
+    steps = sorted(after[0] - before[0] for before, after in itertools.pairwise(samples))
+    words += ["--poll", f"{max(0.1, steps[len(steps) // 2]):.1f}s"]
+    return (
+        "<h3>Judge it again, with this window or another</h3>"
+        f'<p class="copied"><code id="replay">{for_html(shlex.join(words), 5000)}</code> '
+        '<button id="copy" type="button">Copy</button></p>'
     )
 
 

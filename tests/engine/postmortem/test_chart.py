@@ -28,6 +28,20 @@ def test_the_stall_window_is_shaded_from_the_last_growth_to_the_end():
     assert 'aria-label="Bytes written: 1.00 GiB after 10 minutes, no growth for 5 minutes"' in svg
 
 
+def test_the_window_is_drawn_from_the_last_growth_and_earlier_pauses_have_a_shade_of_their_own():
+    svg = draw_growth([(0, 0, 0), (300, 2**30, 2**30)], end_s=600, stall_from_s=300, window_s=150, pauses=[(60, 120)])
+    (bracket,) = shapes(svg, "path", "window")
+    assert bracket.get("d") == "M390.0 185V195M390.0 190H548.0M548.0 185V195"
+    assert "window 2 min 30 s" in [text.text for text in shapes(svg, "text", "note")]
+    (pause,) = shapes(svg, "rect", "pause")
+    assert (pause.get("x"), pause.get("width")) == ("137.2", "63.2")
+
+
+def test_a_run_that_did_not_stall_has_no_window_but_its_pauses():
+    svg = draw_growth([(0, 0, 0), (5, 10, 10)], end_s=5, window_s=3, pauses=[(1, 2), (3, 4)])
+    assert shapes(svg, "path", "window") == [] and len(shapes(svg, "rect", "pause")) == 2
+
+
 def test_a_completed_run_has_no_shade():
     svg = draw_growth([(0, 0, 0), (5, 10, 10)], end_s=5)
     assert shapes(svg, "rect", "stall") == []
@@ -41,7 +55,7 @@ def test_the_allocated_bytes_are_drawn_only_where_they_differ():
 
 def test_the_axis_counts_in_powers_of_two():
     svg = draw_growth([(0, 0, 0), (5, 1_200_000_000, 1_200_000_000)], end_s=5)
-    labels = [text.text for text in shapes(svg, "text", "axis")]
+    labels = [text.text for text in shapes(svg, "text", "axis bytes")]
     assert labels[:6] == ["0 B", "256 MiB", "512 MiB", "768 MiB", "1 GiB", "1.25 GiB"]
 
 
@@ -58,7 +72,7 @@ def test_any_samples_draw_a_small_document(samples, end_s, stall_from_s):
     svg = draw_growth(sorted(samples), end_s=end_s, stall_from_s=stall_from_s)
     ET.fromstring(svg)
     assert len(svg) < 30_000
-    assert len(shapes(svg, "text", "axis")) <= 24
+    assert len(shapes(svg, "text", "axis")) + len(shapes(svg, "text", "axis bytes")) <= 24
     assert "nan" not in svg and "inf" not in svg
 
 

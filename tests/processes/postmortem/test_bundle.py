@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import os
+import re
+import shlex
 import stat
 import time
 import zlib
@@ -84,11 +87,33 @@ def test_a_bundle_is_private_and_has_every_file(tmp_path, cache):
     assert {stat.S_IMODE(path.stat().st_mode) for path in written.path.iterdir()} == {0o600}
     assert written.cut == ()
     assert load_report(written.path)["diagnosis"]["category"] == "never_started"
-    assert (
-        written.path / "growth.csv"
-    ).read_text() == "t_s,bytes_written,allocated_written_bytes\n0.000,0,0\n10.000,100,4096\n"
+    assert (written.path / "growth.csv").read_text().splitlines() == [
+        "t_s,bytes_written,allocated_written_bytes,total_bytes,file_count,grew_at_s",
+        "0.000,0,0,0,0,",
+        "10.000,100,4096,100,1,10.000",
+    ]
     assert "f (a:1)" in (written.path / "stacks.txt").read_text()
     assert json.loads((written.path / "processes.json").read_text())["processes"][0]["pid"] == 7
+
+
+def test_the_command_on_the_page_judges_the_growth_again_with_the_same_verdict(tmp_path, cache):
+    samples = tuple((t * 1.0, min(t, 10) << 20, min(t, 10) << 20) for t in range(15))
+    evidence = Evidence(growth=GrowthFacts(samples=(*samples, (14.6, 10 << 20, 10 << 20))))
+    report = {"growth": {"last_growth_s": 9.5, "bytes_written": 1000, "samples": []}}
+    written = write_bundle(tmp_path / "bundles", content(cache, evidence=evidence, report=report))
+    page = (written.path / "report.html").read_text()
+    command = re.search('<code id="replay">([^<]*)</code>', page)
+    assert command is not None
+    words = shlex.split(html.unescape(command[1]))
+    assert words == ["cachewatch", "replay", f"{written.path}/growth.csv", "--stall-after", "5s", "--poll", "1.0s"]
+    told = CliRunner().invoke(command_group(COMMANDS), [*words[1:], "--json"])
+    found = json.loads(told.stdout)
+    assert (found["status"], found["kind"], found["last_growth_s"], found["at_s"]) == (
+        "stalled",
+        "no_growth",
+        9.5,
+        14.5,
+    )
 
 
 def test_the_listing_is_complete_lossless_and_follows_no_symlink(tmp_path, cache):
