@@ -19,8 +19,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
 from prefect_cachewatch.capacity.history import RunRecord
-from prefect_cachewatch.common.text import for_markdown, slugify
-from prefect_cachewatch.fleet.outcome import count_rows, table_rows
+from prefect_cachewatch.common.text import slugify
+from prefect_cachewatch.fleet.outcome import describe_fleet, table_rows
 from prefect_cachewatch.fleet.rows import JobRow, cause_of, kind_of
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.watching.leaving import named_would_be_stops
@@ -50,7 +50,7 @@ class FleetTable:
         table = table_rows(rows)
         if table == self._said:
             return
-        text = f"{for_markdown(self._name)}: {count_rows(rows)}"
+        text = describe_fleet(self._name, rows)
         try:
             if self._artifact is None:
                 made = create_table_artifact(table, key=f"cachewatch-fleet-{slugify(self._name)}", description=text)

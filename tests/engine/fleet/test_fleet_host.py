@@ -20,7 +20,14 @@ from prefect_cachewatch.run.history import PastRun, history_path
 
 
 @pytest.fixture(scope="module")
-def files():
+def files(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:  # what runs aside has the environment of its start
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("CACHEWATCH_STATE", raising=False)
+        yield from _files()
+
+
+def _files():
     with contextlib.closing(Aside.spawn([measure.__module__])) as files:
         yield files
 
@@ -29,8 +36,7 @@ def job(path, **more):
     return FleetJob(name="c", command=["gen"], cache_dirs=[str(path)], **more)
 
 
-def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatch, files):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, files):
     cache = tmp_path / "cache"
     assert missing_caches([job(cache)], files, elsewhere=False) == {"c": f"{cache} is not there"}
     cache.mkdir()
@@ -46,7 +52,6 @@ def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, monkeypatc
 
 
 def test_many_caches_are_looked_at_side_by_side_and_this_process_stays_where_it_stands(tmp_path, monkeypatch, files):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
     jobs = []
     for number in range(40):

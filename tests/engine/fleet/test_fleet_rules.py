@@ -17,7 +17,7 @@ from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.host import check_host
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
-from prefect_cachewatch.fleet.outcome import count_rows, fleet_end, table_rows, what_now
+from prefect_cachewatch.fleet.outcome import count_rows, describe_fleet, fleet_end, table_rows, what_now
 from prefect_cachewatch.fleet.rows import JobRow, Kind, by_need, kind_of
 from prefect_cachewatch.fleet.status import JobStatus, StatusFile, read_status
 
@@ -82,13 +82,25 @@ def test_a_hostile_name_is_harmless_in_the_table_and_in_a_terminal() -> None:
     assert table_rows([row])[0]["job"] == "a\\x1b[2J\\n\\u202e|x"
 
 
-def test_a_thousand_rows_are_shown_and_the_rest_is_counted() -> None:
+def test_a_cause_makes_no_link_in_the_ui_that_reads_cells_as_markdown() -> None:
+    (cells, _) = table_rows([JobRow("a", "Stalled", "failed", cause="[x](javascript:1)", advice="<javascript:1>")])
+    assert (cells["cause"], cells["next"]) == ("[x]\\(javascript:1)", "\\<javascript:1>")
+
+
+def test_ten_runs_that_need_a_person_are_linked_above_the_table() -> None:
+    found = [JobRow(f"m{n:02}", "Stalled", "failed", url=f"http://s/{n}") for n in range(12)]
+    text = describe_fleet("f[x](y)", [JobRow("good", "Completed", "done", url="http://s/good"), *found])
+    assert text.startswith("f\\[x\\](y): 1 done, 12 failed. Look at [m00](<http://s/0>) (Stalled), [m01]")
+    assert text.count("](<") == 10 and text.endswith("and 2 more") and "good" not in text
+
+
+def test_two_hundred_rows_are_shown_and_the_rest_is_counted() -> None:
     found = [JobRow(f"m{n:04}", "Completed", "done", 10) for n in range(1500)] + [JobRow("bad", "Stalled", "failed")]
     table = table_rows(found)
-    assert len(table) == 1002
-    assert [row["job"] for row in (table[0], *table[-2:])] == ["bad", "... and 501 more", "total: 1,501 jobs"]
+    assert len(table) == 202
+    assert [row["job"] for row in (table[0], *table[-2:])] == ["bad", "... and 1,301 more", "total: 1,501 jobs"]
     assert (table[-2]["state"], table[-1]["state"], table[-1]["bytes"]) == (
-        "501 done",
+        "1301 done",
         "1500 done, 1 failed",
         "14.6 KiB",
     )
