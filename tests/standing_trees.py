@@ -205,6 +205,13 @@ LIVE = {
             v = ctypes.c_int.from_buffer(mmap.mmap(m, 4096))
             libc.syscall({'x86_64': 202}.get(os.uname().machine, 98), ctypes.byref(v), 0, 0, None, None, 0)
         ready(pid); time.sleep(99)""",
+    "a tracer of a thread outside": """
+        threading.Thread(target=time.sleep, args=(99,)).start(); other = int(os.listdir('/proc/self/task')[1]); pid = os.fork()
+        if pid == 0:
+            libc.ptrace(0x4206, other, None, None)
+            if os.fork() == 0: threading.Event().wait()
+            os.waitpid(-1, 0x40000000)
+        ready(pid); time.sleep(99)""",
     "a deadlock beside an io_uring without a descriptor": """
         p = (ctypes.c_char * 120)(); fd = libc.syscall(425, 4, p)
         libc.mmap(None, ctypes.c_long(4096), 3, 1, fd, ctypes.c_long(0)); os.close(fd); """
@@ -274,6 +281,7 @@ REASONS = {
     "a pipe that a thread outside has for itself": "outside the tree has open",
     "a thread with descriptors of its own": "has descriptors of its own",
     "shared memory that is open outside and mapped by nobody there": "outside the tree has too",
+    "a tracer of a thread outside": "outside is traced by one of the tree",
     "a deadlock beside an io_uring without a descriptor": "an io_uring",
 }
 

@@ -125,7 +125,7 @@ class _Others:
 
     def look(self, pid: int) -> bool:
         """Read one process; a kernel thread has nothing, one that has ended counts as read."""
-        if self._children and int(read_status(f"/proc/{pid}/status").get(b"TracerPid", b"0")) in self._inside:
+        if self._children and any(int(tracer) in self._inside for tracer in _tracers(pid)):
             self.tracees.append(pid)
         if self._objects or self._marks or self._backing:
             for home in ("", *self._other_tables(pid)):
@@ -195,6 +195,15 @@ class _Others:
         for each in self._backing:
             if inode is None or each.split()[1] == inode[1]:
                 self.mappers.setdefault(each, []).append(pid)
+
+
+def _tracers(pid: int) -> list[bytes]:
+    """The tracer of each thread, "0" without; each is traced for itself."""
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [read_status(f"/proc/{pid}/task/{tid}/status").get(b"TracerPid", b"0") for tid in tids]
 
 
 def _read_links(home: str) -> tuple[str, dict[str, str]] | None:

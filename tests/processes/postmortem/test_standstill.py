@@ -35,7 +35,7 @@ LIVE_FIRST = ("a deadlock beside a ticker", "standard input", "a file lock held 
               "a semaphore that is shared outside", "an eventfd that is held outside", "a traced process", "a stopped process",
               "a file lock whose descriptor is held outside", "a pipe beside a socket to a process outside",
               "a pipe that a thread outside has for itself", "a thread with descriptors of its own",
-              "shared memory that is open outside and mapped by nobody there",
+              "shared memory that is open outside and mapped by nobody there", "a tracer of a thread outside",
               "a deadlock beside an io_uring without a descriptor")  # fmt: skip
 
 
