@@ -230,3 +230,12 @@ def test_a_watched_process_that_ends_without_a_byte_is_a_failure_unless_that_is_
                 _, said = watching.communicate(timeout=60)
             # Whether its code can be known hangs on the kernel.
             assert watching.returncode in statuses, said
+
+
+def test_of_a_directory_that_is_gone_at_the_end_it_is_not_said_that_nothing_was_written(cache: Path) -> None:
+    ran = run_exec(cache, *WELL, command=["sh", "-c", f"head -c 9999 /dev/zero > {cache}/a; rm -r {cache}"])
+    assert ran.report is not None
+    assert (ran.status, ran.report["outcome"]) == (0, "completed")
+    assert "what is there now could not be measured: " in ran.report["message"]
+    assert str(cache) in ran.report["message"].partition("measured: ")[2]
+    assert "nothing new" not in ran.report["message"]

@@ -631,6 +631,8 @@ class Watch:
         if report.exit_code == 0:
             silent = not (state.growth.bytes_written or state.growth.allocated_written)
             how = "; nothing new was written" if silent and names else ""
+            if state.problem is not None:
+                how = f", as of the last measurement; what is there now could not be measured: {for_terminal(state.problem)}"
             how = "; it was empty before as well, which would have been a failure" if empty else how
             elapsed = format_duration(self._clock() - self.started_s)
             return "completed", f"Tensor cache generation completed in {elapsed}: {where}{how}."
