@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -50,6 +51,8 @@ def test_a_whole_fleet_is_0_and_one_that_failed_in_part_is_1(server: Server, tmp
     path = write_jobs(tmp_path, tag, [job("good", tag, tmp_path)])
     done = run(server, path, "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    body = json.loads(run(server, path, "--quiet", "--json").stdout)
+    assert (body["state"], [(row["name"], row["kind"]) for row in body["jobs"]]) == ("Completed", [("good", "done")])
 
 
 def test_check_looks_at_limits_and_makes_none(server: Server, tmp_path: Path) -> None:

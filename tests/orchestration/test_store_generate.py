@@ -25,12 +25,14 @@ def generate(root: Path, *words: str, env: dict[str, str] | None = None) -> tupl
         *(w.replace("{root}", str(root)) for w in words),
     ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=170, env=env, check=False)
+    if "--json" in argv:
+        assert json.loads(done.stdout.splitlines()[-1]) == json.loads(report.read_text())
     return done.returncode, json.loads(report.read_text()) if report.exists() else {}, done.stderr
 
 
 def test_published_then_cached_then_refused(server: Server, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    where = ["--store", "{root}/store", "--name", "llama", "--attempts", "1", "--poll", "0.5s", "--quiet"]
+    where = ["--store", "{root}/store", "--name", "llama", "--attempts", "1", "--poll", "0.5s", "--quiet", "--json"]
     command = ["--", sys.executable, "-c", WRITES, "{cache_dir}"]
     status, report, said = generate(tmp_path, *where, "--key", "dtype=bf16", *command, env=server.env)
     assert (status, report["outcome"], report["publication"]["status"]) == (0, "completed", "published"), said

@@ -155,9 +155,10 @@ def test_the_end_of_a_process_that_is_no_child_is_seen_with_its_exit_code(cache,
 
 def test_a_process_that_a_signal_ended_is_128_and_its_number(cache, started):
     process = started(WAITS + WRITES + "os.kill(os.getpid(), 9)")
-    ran = watch_then_go(process.pid, cache, *WELL)
+    ran = watch_then_go(process.pid, cache, *WELL, "--json")
     assert ran.status == 137
     assert "the generator was killed by SIGKILL;" in ran.last_line
+    assert json.loads(ran.stdout)["message"] == ran.last_line
 
 
 def test_the_status_of_a_reaped_process_comes_from_the_kernel_or_is_honestly_unknown(started, tmp_path):

@@ -859,3 +859,13 @@ def test_an_error_of_our_own_is_125_and_asks_for_a_report(tmp_path):
     assert ran.status == 125
     assert ran.last_line == "cachewatch: internal error, please report it with the lines above: ZeroDivisionError: x"
     assert "Traceback" in ran.stderr
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_json_prints_the_report_as_the_last_line_of_standard_output(cache, status):
+    ran = run_exec(
+        cache, "--json", "--quiet", command=sh(f"echo x > {cache}/a; printf 'no end of line'; exit {status}")
+    )
+    assert ran.status == status
+    said, line = ran.stdout.rstrip("\n").split("\n")
+    assert said == "no end of line" and json.loads(line) == ran.report

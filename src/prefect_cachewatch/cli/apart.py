@@ -54,6 +54,8 @@ class ExecSettings:
     """Remarks on the options, printed before the start."""
     find: bool = False
     """Whether the cache directories are to be found where the tree writes."""
+    as_json: bool = False
+    """Whether the report is printed."""
 
 
 class PlainModel(SimpleNamespace):

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.cli.apart import ExecSettings
-from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
@@ -145,6 +145,8 @@ def _watch_command(
             outcome, report = attempt(site, None, 1)
     if metrics is not None:
         _finish_metrics(metrics, settings, outcome.name, relay.received)
+    if settings.as_json:
+        print_report(report)
     return report.exit_status(relay.received[0] if relay.received else None)
 
 

@@ -153,6 +153,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         metrics=metrics_from(options),
         note="; ".join(filter(None, (said, poll_said))) or None,
         find=find,
+        as_json=options["as_json"],
     )
     if context.obj is not None:  # another process runs it, without the libraries loaded to read it
         status: int = context.obj(settings)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,9 @@ _SECTIONS = [
         option("--name", help="Name of the fleet; default the file's."),
     ]),
     Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel"), shared="*"),
-    Section("Output", "--quiet --strict-secrets", [
+    Section("Output", "--quiet --json --strict-secrets", [
         option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+        option("--json", "as_json", is_flag=True, help="Print the jobs as JSON in place of the table."),
         option(
             "--strict-secrets",
             is_flag=True,
@@ -70,6 +73,7 @@ def command(
     deployment: str | None,
     strict_secrets: bool,
     quiet: bool,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Generate the caches that JOBS.yaml lists, each under a guard of its own.
@@ -87,7 +91,7 @@ def command(
     if check:
         _check(plan, for_terminal(str(jobs_file)))
         return 0
-    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet)
+    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet, as_json)
 
 
 def _check(plan: FleetPlan, shown: str) -> None:
@@ -125,7 +129,9 @@ def _check(plan: FleetPlan, shown: str) -> None:
         )
 
 
-def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool) -> int:
+def _run(
+    jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool, as_json: bool
+) -> int:
     prepare_api(60.0)
     if not quiet and not api_url():
         print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
@@ -150,7 +156,9 @@ def _run(jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secret
             view.close()
     if state.name == "Refused":
         raise InputError(state.message or "the fleet was refused")
-    if not quiet:
+    if as_json:
+        print(json.dumps({"state": state.name, "jobs": [asdict(row) for row in view.rows]}, indent=1))
+    elif not quiet:
         width = shutil.get_terminal_size((80, 24)).columns - 1 if sys.stdout.isatty() else 200
         colour = sys.stdout.isatty() and wants_colour()
         console = Console(width=width, color_system="auto" if colour else None, highlight=False, soft_wrap=True)

@@ -28,7 +28,7 @@ from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.retry_cause import read_causes
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
 from prefect_cachewatch.cli.places import require_places
-from prefect_cachewatch.cli.progress import Mode, ProgressLine
+from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import (
@@ -144,6 +144,7 @@ def _generate(
     return run_flow(
         job, stall, stop, retry, publish, outputs, storage, metrics,
         quiet=options["quiet"], progress=options["shown"], api_patience_s=api_patience,
+        as_json=options["as_json"],
     )  # fmt: skip
 
 
@@ -169,6 +170,7 @@ def run_flow(
     quiet: bool = False,
     progress: Mode | None = None,
     api_patience_s: float = 300.0,
+    as_json: bool = False,
 ) -> int:
     """Run `generate_cache` in this process and return its exit status.
 
@@ -184,6 +186,7 @@ def run_flow(
         quiet: whether Prefect's log lines are left out.
         progress: how the growth is shown; default live in a terminal, else by Prefect's log lines.
         api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
+        as_json: print the report as the last line of standard output.
 
     Returns:
         The status of `cachewatch exec`; 1 if the checks refuse the build.
@@ -232,6 +235,8 @@ def run_flow(
                     "PREFECT_API_URL, and that the server's version fits; nothing is running"
                 ) from error
             print(f"{told.report.message} {NOT_TOLD}", file=sys.stderr, flush=True)
+            if as_json:
+                print_report(told.report)
             return watchdog.exit_status(told.report)
         finally:
             watchdog.close()
@@ -242,6 +247,8 @@ def run_flow(
     sys.stdout.flush()
     if not state.is_completed() or not quiet or (told.report is not None and told.report.would_be_stops):
         print(state.message, file=sys.stderr, flush=True)
+    if as_json and told.report is not None:
+        print_report(told.report)
     if state.is_cancelled():
         return 128 + (received or [signal.SIGTERM])[0]
     if state.is_completed():

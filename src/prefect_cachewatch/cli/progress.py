@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
     from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["Mode", "ProgressLine"]
+__all__ = ["Mode", "ProgressLine", "print_report"]
 
 Mode = Literal["live", "plain", "json", "none"]
 
@@ -228,3 +228,11 @@ class ProgressLine(View):
     @staticmethod
     def _write(text: bytes) -> None:
         standard_error().put(text)
+
+
+def print_report(report: Report) -> None:
+    """Print a report as one line of JSON on standard output, for programs that started the command."""
+    from prefect_cachewatch.postmortem.report import report_json  # noqa: PLC0415 - only for --json, and loaded by then
+
+    # The generator's last line may lack its end.
+    print(f"\n{report_json(report, indent=None)}", flush=True)

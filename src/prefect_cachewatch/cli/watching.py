@@ -19,7 +19,7 @@ from prefect_cachewatch.cli.options.guard import (
     stop_from,
 )
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand
-from prefect_cachewatch.cli.progress import ProgressLine
+from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, redact_argv
@@ -95,6 +95,8 @@ def command(**options: Any) -> int:
         print(f"cachewatch: {for_terminal(note, 1000)}", file=sys.stderr)
     if outcome.name != "completed" or not options["quiet"]:
         print(outcome.message, file=sys.stderr, flush=True)
+    if options["as_json"]:
+        print_report(report)
     return exit_status(outcome, stalls=len(run.watch.stalls), received=received[0] if received else None)
 
 

@@ -333,17 +333,18 @@ def suspected_paths(report: Report) -> set[str]:
     return {entry.path for entry in entries if "suspect_partial" in entry.flags}
 
 
-def report_json(report: Report) -> str:
+def report_json(report: Report, indent: int | None = 1) -> str:
     """Write a report as JSON text.
 
     Args:
         report: the report.
+        indent: of each level; None for a single line.
 
     Returns:
         ASCII text: a byte of a file name that is no UTF-8 stands as a lone surrogate escape, lossless.
     """
     data = asdict(report)
-    return json.dumps({"schema_version": data.pop("schema_version"), **data}, ensure_ascii=True, indent=1)
+    return json.dumps({"schema_version": data.pop("schema_version"), **data}, ensure_ascii=True, indent=indent)
 
 
 def write_report(report: Report, path: Path) -> None:

@@ -73,6 +73,7 @@ COMMAND = click.Argument(
 _FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
 REPORTING = [
     option("--report", **_FILE, help="Write the report as JSON."),
+    option("--json", "as_json", is_flag=True, help="Print the report as JSON, the last line of standard output."),
     option(
         "--bundle-dir",
         type=click.Path(path_type=Path, file_okay=False),
@@ -89,7 +90,9 @@ REPORTING = [
         "nothing; default live in a terminal, else plain; none with --quiet.",
     ),
 ]
-SHARED_OUTPUT = "--quiet --progress --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
+SHARED_OUTPUT = (
+    "--json --quiet --progress --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
+)
 _BASICS = [
     *_JOB.options("ignore", "on_stall", "progress_log"),
     *PROFILE_OPTIONS,
