@@ -154,7 +154,9 @@ def test_each_attempt_of_a_run_is_recorded_as_a_trace(tmp_path: Path) -> None:
     assert (second.ending, second.rows[0].total_bytes) == ("exited", 150_000)
     again = run(job(tmp_path / "cache", WRITES), outputs=Outputs(record=trace))
     assert again.name == "Refused"
-    assert again.message == f"trace {trace} exists already: name another file, or remove it"
+    assert (
+        again.message == f"trace {trace} exists already: name another file, or a directory, where each run gets its own"
+    )
 
 
 def test_a_run_that_is_called_from_python_raises_or_returns_the_summary(tmp_path: Path) -> None:

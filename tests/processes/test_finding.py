@@ -234,7 +234,10 @@ def test_windows_are_learned_of_directories_that_were_found_and_a_stop_in_vain_i
     for number in range(5):
         (outcome,) = generate()
         assert (outcome.name, outcome.paths) == ("completed", (str(top),))
-        assert f"{number} of 5 completed runs are known that began with an empty cache" in outcome.learned.note
+        assert (
+            f"{number} of 5 completed runs of this command are known that began with an empty cache"
+            in outcome.learned.note
+        )
     hangs.touch()
     first, second = generate()
     assert [window.phase for window in first.learned.windows] == ["writing"]

@@ -97,9 +97,11 @@ def test_another_command_or_a_cache_that_is_not_empty_begins_anew(job: Job):
         add_run(str(job.history), told["job"], False, PastPauses(1, 1), "")
     assert job.run().learned
     job.job = job.job.model_copy(update={"command": [*job.job.command, "--more"]})
-    assert "0 of 5 completed runs are known that began with an empty cache" in " ".join(job.run().notes)
+    assert "0 of 5 completed runs of this command are known that began with an empty cache" in " ".join(job.run().notes)
     report = watch(job.job, StallPolicy(stall_after_s="learned"), bundle=False)  # type: ignore[arg-type]
-    assert "0 of 5 completed runs are known that began with files in the cache" in " ".join(report.notes)
+    assert "0 of 5 completed runs of this command are known that began with files in the cache" in " ".join(
+        report.notes
+    )
 
 
 def test_who_has_not_asked_for_learned_windows_is_told_nothing_of_them(tmp_path: Path):

@@ -125,7 +125,10 @@ def test_a_recording_that_fails_ends_no_generation(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: (p / "t.csv").write_text("mine"), "trace {} exists already: name another file, or remove it"),
+        (
+            lambda p: (p / "t.csv").write_text("mine"),
+            "trace {} exists already: name another file, or a directory, where each run gets its own",
+        ),
         (lambda p: None, None),
     ],
     ids=["exists", "in the cache"],

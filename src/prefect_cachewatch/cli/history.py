@@ -114,7 +114,11 @@ def _unknown(name: str, found: PastRuns) -> str:
     if not found.runs:
         return f"{shown}, nor of any other job: the first run of a flow or of cachewatch generate begins its history"
     hint = nearest(name, [for_terminal(each, 100) for each in found.names().values()])
-    return f"{shown}{hint}" if "did you mean" in hint else f"{shown}: cachewatch history lists the jobs that have one"
+    if "did you mean" in hint:
+        return f"{shown}{hint}"
+    return (
+        f"{shown}: exec and watch leave one only if they stall or fail; cachewatch history lists the jobs that have one"
+    )
 
 
 def _shows_blocks() -> bool:

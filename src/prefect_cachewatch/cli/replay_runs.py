@@ -14,7 +14,8 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.run.trace.rows import Trace
 from prefect_cachewatch.run.trace.runs import LearnedReplay, try_learning
-from prefect_cachewatch.watching.learned import LEAST_RUNS
+from prefect_cachewatch.watching.learned import LEAST_RUNS, least_window_s
+from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = ["show_runs"]
 
@@ -39,7 +40,7 @@ def show_runs(directory: Path, policy: StallPolicy, warmup_s: float | None, *, a
     if as_json:
         print(json.dumps({**asdict(found), "saved_s": found.saved_s, "left_out": left_out}))
         return
-    for line in _lines(directory, found, left_out):
+    for line in _lines(directory, found, left_out, effective_poll_s(policy)):
         print(line)
 
 
@@ -95,7 +96,7 @@ def _alike(traces: list[Trace], left_out: dict[str, str]) -> list[Trace]:
     return kept
 
 
-def _lines(directory: Path, found: LearnedReplay, left_out: dict[str, str]) -> list[str]:
+def _lines(directory: Path, found: LearnedReplay, left_out: dict[str, str], poll_s: float) -> list[str]:
     lines = [f"{for_terminal(str(directory), 200)}: {found.runs} completed runs"]
     lines += [f"not used: {for_terminal(name, 100)}: {for_terminal(why, 300)}" for name, why in left_out.items()][
         :_SHOWN
@@ -113,6 +114,8 @@ def _lines(directory: Path, found: LearnedReplay, left_out: dict[str, str]) -> l
             (name for name, each in found.silences.items() if each.of(window.phase) == window.longest_s), default=""
         )
         lines.append(_line("", f"longest pause {window.longest_s:.1f} s ({for_terminal(longest, 100)})"))
+        if window.window_s <= least_window_s(poll_s):
+            lines.append(_line("", f"no learned window is shorter at a poll of {format_duration(poll_s)} (--poll)"))
         lines.append(_line("", f"configured {format_duration(window.configured_s)}"))
     lines.append(
         _line("leave-one-out", f"{len(found.stopped)} of {found.runs} stopped by windows learned from the other ones")

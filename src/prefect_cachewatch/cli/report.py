@@ -104,7 +104,8 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
     entries = list(listing.get("entries") or ())
     if entries:
         yield ""
-        total = f"{int(listing.get('total_files') or 0):,} files, {format_bytes(listing.get('total_bytes') or 0)}"
+        count = int(listing.get("total_files") or 0)
+        total = f"{count:,} file{'' if count == 1 else 's'}, {format_bytes(listing.get('total_bytes') or 0)}"
         yield f"{total}; what may be cut first, then what grew last:"
         for entry in entries[:_MAX_FILES]:
             flags = " ".join(map(str, entry.get("flags") or ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -132,6 +133,9 @@ def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_
         print(json.dumps({"build_id": build_id, **asdict(status)}, indent=1))
         return
     print(f"{build_id} is {for_terminal(status.sentence(), 1000)}")
+    if build_id == store.active_id(name):
+        where = for_terminal(shlex.join([root, name]), 1000)
+        print(f"it is still current: cachewatch store rollback {where}, or generate it again")
 
 
 @command.command("activate")

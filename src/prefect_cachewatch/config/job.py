@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSize, check_absolute
@@ -150,7 +151,7 @@ class CacheJob(InputModel):
             groups = re.compile(check_pattern(pattern)).groupindex
             if "total" in groups and "done" not in groups:
                 raise ValueError(
-                    f"pattern {pattern!r} has a group total and none named done: name what counts up to it"
+                    f"pattern '{for_terminal(pattern)}' has a group total and none named done: name what counts up to it"
                 )
         return patterns
 

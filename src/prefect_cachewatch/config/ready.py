@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.quantities import Duration, InputModel
 
 __all__ = [
@@ -56,14 +57,16 @@ def _check_pattern(pattern: str) -> None:
     try:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+        raise ValueError(f"pattern '{for_terminal(pattern)}' is not a regular expression: {error}") from None
     if compiled.search("") is not None:
         raise ValueError(
-            f"pattern {pattern!r} matches an empty text, so any output at all: write the words that it prints"
+            f"pattern '{for_terminal(pattern)}' matches an empty text, so any output at all: write the words that it prints"
         )
     if _repeats_a_repetition(pattern):
         # (a+)+ takes exponential time on a line that almost matches, and blocks this process meanwhile.
-        raise ValueError(f"pattern {pattern!r} repeats a repetition, which may take for ever: write it without (...+)+")
+        raise ValueError(
+            f"pattern '{for_terminal(pattern)}' repeats a repetition, which may take for ever: write it without (...+)+"
+        )
 
 
 def _repeats_a_repetition(pattern: str) -> bool:

@@ -143,7 +143,7 @@ class Learning:
         if learned.windows:
             return learned
         begun = "files in the cache" if warm else "an empty cache"
-        why = f"{len(runs)} of {LEAST_RUNS} completed runs are known that began with {begun}"
+        why = f"{len(runs)} of {LEAST_RUNS} completed runs of this command are known that began with {begun}"
         if len(runs) >= LEAST_RUNS:
             why = f"the pauses of {len(runs)} completed runs ask for no shorter ones"
         return LearnedWindows(note=f"the configured windows hold: {why}")

@@ -140,7 +140,9 @@ def test_an_unknown_name_is_one_sentence_with_the_nearest(state, capsys):
     assert history(capsys, "lama") == (
         125, "", f"cachewatch: there is no run of 'lama' in {state}: did you mean llama?\n",
     )  # fmt: skip
-    assert history(capsys, "x\x1b[2J")[2].endswith("cachewatch history lists the jobs that have one\n")
+    unlike = history(capsys, "x\x1b[2J")[2]
+    assert "exec and watch leave one only if they stall or fail" in unlike
+    assert unlike.endswith("cachewatch history lists the jobs that have one\n")
 
 
 HOSTILE = [

@@ -149,6 +149,7 @@ def test_report_bad_marks_a_build_and_says_so(tmp_path, publish):
     done = cachewatch("report-bad", tmp_path, "c", "--why", "layer 7 gives \x1b[31mNaN")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{build.build_id} is doubtful at ") and "\x1b" not in done.stdout
+    assert done.stdout.endswith(f"it is still current: cachewatch store rollback {tmp_path} c, or generate it again\n")
     assert "layer 7 gives" in cachewatch("list", tmp_path, "c").stdout
     body = json.loads(cachewatch("report-bad", tmp_path, "c", build.build_id, "--why", "again", "--json").stdout)
     assert (body["build_id"], body["status"]) == (build.build_id, "doubtful") and "layer 7" in body["why"]

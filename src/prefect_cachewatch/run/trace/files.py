@@ -67,7 +67,9 @@ def check_trace_path(path: Path) -> None:
     """
     shown, parent = for_terminal(str(path)), path.absolute().parent
     if os.path.lexists(path):
-        raise InputError(f"trace {shown} exists already: name another file, or remove it")
+        raise InputError(
+            f"trace {shown} exists already: name another file, or a directory, where each run gets its own"
+        )
     if not parent.is_dir():
         raise InputError(
             f"trace {shown} cannot be written: directory {for_terminal(str(parent))} does not exist; create it first"

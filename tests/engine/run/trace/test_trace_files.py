@@ -96,7 +96,9 @@ def test_a_full_disk_leaves_whole_lines(tmp_path):
 
 def test_nothing_is_overwritten_and_an_empty_recording_is_removed(tmp_path):
     path = written(tmp_path / "t.csv", "mine")
-    with pytest.raises(InputError, match="exists already: name another file, or remove it"):
+    with pytest.raises(
+        InputError, match="exists already: name another file, or a directory, where each run gets its own"
+    ):
         TraceWriter(path)
     assert path.read_text() == "mine"
     with pytest.raises(InputError, match="does not exist; create it first"):
