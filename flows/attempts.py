@@ -34,6 +34,7 @@ from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.run.learning import Learning
+from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.past import JobRun, last_runs
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
@@ -49,6 +50,7 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     publish_history,
 )
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.origin import this_origin
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
 from prefect_cachewatch.watching.attempt import Outcome, Watch
@@ -246,7 +248,9 @@ def wait_awake(event: threading.Event, seconds: float = math.inf) -> None:
         pass
 
 
-def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) -> tuple[Outcome, Report]:
+def run_attempt(
+    inputs: Inputs, site: CacheSite, number: int, decide: Decide, most: int | None = None
+) -> tuple[Outcome, Report]:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises.
 
     Args:
@@ -254,6 +258,7 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
         site: the run's directories, locked.
         number: number of the attempt, from 1.
         decide: says what follows it, for its report.
+        most: how many attempts there may be at most.
 
     Returns:
         How it ended, and its report, which has been written and published.
@@ -272,7 +277,7 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
-        on_stall=stalled,
+        on_stall=stalled, attempts=most, origin=this_origin(),
     )  # fmt: skip
     size = _expected_size(inputs, site.paths)
     watch = runner.watch(
@@ -282,7 +287,7 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
     )  # fmt: skip
     note_work(watch)
     attempt = Attempt(watch, inputs.secrets)
-    output = OutputLog(watch.output, inputs.secrets, inputs.outputs.stream_output, is_shown=show_output.get())
+    output = _output_log(inputs, watch)
     reporter = Reporter(watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output)
     futures: list[PrefectFuture[Any]] = []
 
@@ -322,6 +327,11 @@ def run_attempt(inputs: Inputs, site: CacheSite, number: int, decide: Decide) ->
     if inputs.learning is not None:
         inputs.learning.note(outcome)
     return outcome, _report(inputs, watch, outcome, runner, number, retry=decide(outcome, watch, runner.examiner))
+
+
+def _output_log(inputs: Inputs, watch: Watch) -> OutputLog:
+    lines = OutputLines(watch.output, inputs.secrets)
+    return OutputLog(lines, inputs.outputs.stream_output, is_shown=show_output.get())
 
 
 def _ended(future: PrefectFuture[Any]) -> threading.Event:

@@ -204,7 +204,7 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
         note_work(attempts_left=retrying.most - number + (1 if extra else 0))
         live_view.get().attempt_begins(number, retrying.most)
         with admission.slots(logger):  # given back during the backoff
-            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide)
+            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide, retrying.most)
         note_work()  # from here on the flow decides, waits and publishes by itself
         admission.outcomes.append(outcome)
         admission.report = report

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.listing_table import listing_rows
 from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
 from prefect_cachewatch.run.history import PastRun, enough_window_s
 from prefect_cachewatch.run.history_page import describe_runs, history_markdown
 from prefect_cachewatch.run.past import JobRun
@@ -175,7 +177,8 @@ def report_markdown(report: Report) -> str:
     growth, stop = report.growth, report.stop
     rows = [
         ("Outcome", report.outcome + (f" ({report.stall.kind})" if report.stall.kind else "")),
-        ("Attempt", f"{report.attempt}, {format_duration(report.duration_s)}"),
+        ("Attempt", f"{_which(report)}, {format_duration(report.duration_s)}"),
+        *_where(report),
         ("Bytes written", f"{format_bytes(growth.bytes_written)} in this attempt"),
         ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
         ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
@@ -252,6 +255,7 @@ def completion_markdown(
         ("Bytes written", format_bytes(growth.bytes_written)),
         ("Rate while writing", f"{format_bytes(rate)}/s" if rate else "nothing to say"),
         ("Duration", format_duration(report.duration_s)),
+        *_where(report),
         ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
         (
             "Longest pause",
@@ -326,6 +330,14 @@ def _ready_rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("Left running", f"pid {ready.pid}" if ready.pid is not None else f"container {ready.container}"))
         rows.append(("To stop it", ready.how_to_stop or ""))
     return rows
+
+
+def _which(report: Report) -> str:
+    return describe_attempt(report.attempt, report.where.attempts if report.where is not None else None)
+
+
+def _where(report: Report) -> list[tuple[str, str]]:
+    return where_rows(asdict(report.where) if report.where is not None else None)
 
 
 def _ended(report: Report) -> str:

@@ -53,7 +53,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
 
     Returns:
         Kind, name of the job, payload: outcome, headline, message, the stall's kind, the diagnosis' category,
-        summary and confidence, the numbers, and `ready` as in the report.
+        summary and confidence, the numbers, and `where` and `ready` as in the report.
     """
     growth, diagnosis = report.growth, report.diagnosis
     return (
@@ -61,6 +61,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
         report.name,
         {
             "attempt": report.attempt,
+            "where": asdict(report.where) if report.where else None,
             "outcome": report.outcome,
             "kind": report.stall.kind,
             "category": diagnosis.category if diagnosis else None,

@@ -11,7 +11,6 @@ from prefect.logging.handlers import APILogHandler
 
 from prefect_cachewatch.config.outputs import StreamOutput
 from prefect_cachewatch.run.output_lines import LAST_LINES, OutputLines
-from prefect_cachewatch.supervise.output import OutputPump
 
 __all__ = ["OUTPUT_LOGGER", "OutputLog"]
 
@@ -25,14 +24,13 @@ class OutputLog:
     logs anyway: the output costs no further request. While a server is away, no more than 50 lines every 20 s wait for it.
 
     Args:
-        output: reads the generator's output.
-        secrets: values that must not be logged.
+        lines: the lines to log.
         stream: when the lines are logged while the generator runs; `auto` means in the run of a deployment.
         is_shown: whether a command copies the output to its terminal; then nothing of it is logged there.
     """
 
-    def __init__(self, output: OutputPump, secrets: Sequence[str], stream: StreamOutput, *, is_shown: bool) -> None:
-        self._lines = OutputLines(output, secrets)
+    def __init__(self, lines: OutputLines, stream: StreamOutput, *, is_shown: bool) -> None:
+        self._lines = lines
         self._on = stream == "always" or (stream == "auto" and _is_deployed() and not is_shown)
         self._is_shown = is_shown
 

@@ -52,6 +52,7 @@ PURE = [
     "metrics.destination",
     "metrics.settings",
     "postmortem.listing",
+    "postmortem.where",
 ]
 IMPURE_LIBRARIES = {"os", "socket", "subprocess", "threading", "time", "select", "shutil", "multiprocessing", "asyncio"}
 # Helper processes start with `python -I -S`: there is no site-packages for them.
@@ -72,6 +73,7 @@ COMMON = [
     "common.aside",
     "common.closing",
     "common.console",
+    "common.users",
     "common.directories",
     "common.files",
     "common.mounts",

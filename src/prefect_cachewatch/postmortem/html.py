@@ -18,6 +18,7 @@ from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
 from prefect_cachewatch.watching.headline import split_message
 from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
@@ -265,6 +266,10 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
         if value is not None:
             rows.append((label, write(value)))
 
+    where = report.get("where") or {}
+    if attempt := report.get("attempt"):
+        add("Attempt", describe_attempt(attempt, where.get("attempts")))
+    rows += where_rows(where)
     add("Started", report.get("started_at"), lambda at: str(at)[:19].replace("T", " ") + " UTC")
     add("Duration", report.get("duration_s"), format_duration)
     add("Bytes written", growth.get("bytes_written"), format_bytes)

@@ -34,6 +34,7 @@ from prefect_cachewatch.watching.sections import (
     Readiness,
     ReportedStall,
     StuckWait,
+    Where,
 )
 from prefect_cachewatch.watching.stall import Suspicion
 
@@ -180,6 +181,8 @@ class Report:
     would_be_stops: list[ReportedStall] = field(default_factory=list)
     #: The windows that were learned from earlier runs; empty if the configured ones held.
     learned: list[LearnedWindow] = field(default_factory=list)
+    #: Null for a run that had nothing to do.
+    where: Where | None = None
     cachewatch_version: str = __version__
     schema_version: Literal[1] = 1
 

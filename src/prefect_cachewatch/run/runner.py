@@ -7,14 +7,16 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.secrets import LineRedactor
+from prefect_cachewatch.common.secrets import LineRedactor, redact_all
+from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, write_report_within
@@ -23,7 +25,7 @@ from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.proving import Seen
-from prefect_cachewatch.watching.sections import NextAttempt, Publication
+from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
 from prefect_cachewatch.watching.site import CacheSite
 from prefect_cachewatch.watching.stall import Verdict
 
@@ -33,9 +35,19 @@ if TYPE_CHECKING:
     from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
-__all__ = ["Runner", "View"]
+__all__ = ["Origin", "Runner", "View"]
 
 _TAIL_LINES = 50
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The Prefect run that an attempt belongs to; empty without Prefect."""
+
+    #: Name of the worker.
+    worker: str | None = None
+    #: Link to the flow run in Prefect's UI.
+    flow_run: str | None = None
 
 
 class View(Screen):
@@ -68,6 +80,8 @@ class Runner:
         view: shows the attempt.
         on_sample: called after each measurement; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
+        attempts: how many attempts there may be at most, if that is known.
+        origin: the Prefect run that it belongs to.
     """
 
     def __init__(
@@ -83,6 +97,8 @@ class Runner:
         view: View | None = None,
         on_sample: Callable[[Watch], None] | None = None,
         on_stall: Callable[[Report], None] | None = None,
+        attempts: int | None = None,
+        origin: Origin = Origin(),
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
@@ -93,6 +109,7 @@ class Runner:
         self._told = [on_sample] if on_sample is not None else []
         self._told += [one.sampled for one in (metrics, view) if one is not None]
         self._tell_stall = on_stall
+        self._attempts, self._origin = attempts, origin
         self._examine_anew()
 
     def _examine_anew(self) -> None:
@@ -244,8 +261,23 @@ class Runner:
             attempt=self._attempt,
             secrets=self._secrets,
         )
-        report = replace(report, publication=publication, attached=watch.attachment, retry=retry)
+        where = redact_all(self._where(watch), self._secrets)
+        report = replace(report, publication=publication, attached=watch.attachment, retry=retry, where=where)
         return self.examiner.write_bundle(report, watch.output)
+
+    def _where(self, watch: Watch) -> Where:
+        stall, log = watch.stall, watch.output.log_path
+        windows = Windows(
+            first_write_within_s=stall.first_write_within_s,
+            stall_after_s=stall.stall_after_s,
+            warmup_within_s=stall.warmup_within_s if watch.serving is not None else None,
+            max_duration_s=stall.max_duration_s,
+        )
+        return Where(
+            host=os.uname().nodename, user=user_name(os.geteuid()), pid=os.getpid(), windows=windows,
+            attempts=self._attempts, log=str(log) if log is not None else None,
+            worker=self._origin.worker, flow_run=self._origin.flow_run,
+        )  # fmt: skip
 
     def write(self, report: Report, path: Path | None) -> None:
         """Write a report to the path that the caller asked for; a failure is one of the `problems`."""

@@ -8,6 +8,7 @@ from prefect_cachewatch.watching.servers.warmup import PhaseChange
 
 __all__ = [
     "Attachment", "Diagnosis", "LoggedProgress", "NextAttempt", "Publication", "Readiness", "ReportedStall", "StuckWait",
+    "Where", "Windows",
 ]  # fmt: skip
 
 
@@ -24,6 +25,38 @@ class Diagnosis:
     evidence: tuple[str, ...] = ()
     resolution: str = ""
     confidence: str = "high"
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows as they were configured, in seconds."""
+
+    first_write_within_s: float
+    stall_after_s: float
+    #: Null for a job that starts no server.
+    warmup_within_s: float | None = None
+    #: Null without a time limit.
+    max_duration_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where an attempt ran, and with which windows."""
+
+    host: str
+    #: The user that cachewatch ran as.
+    user: str
+    #: The process of cachewatch, not of the generator.
+    pid: int
+    windows: Windows
+    #: How many attempts there may be at most; null where that is not known.
+    attempts: int | None = None
+    #: File with the generator's output; null without.
+    log: str | None = None
+    #: Name of the Prefect worker; null without.
+    worker: str | None = None
+    #: Link to the flow run in Prefect's UI; null without.
+    flow_run: str | None = None
 
 
 @dataclass(frozen=True)
