@@ -347,6 +347,7 @@ def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int, 
     try:
         outcome = runner.conclude(watch, watch.finish())
         output.end(failed=True)
+        inputs.logger.warning(outcome.message)
         _report(inputs, watch, outcome, runner, number, _CANCELLED_PATIENCE_S)
     except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)

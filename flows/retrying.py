@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, TerminationSignal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -24,6 +24,7 @@ from prefect_cachewatch.run.retry import RetryDecision, decide_retry, describe_n
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.handover import hand_over, why_not_elsewhere
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
@@ -184,7 +185,23 @@ class Retrying:
         self.inputs.logger.warning("%s", self._said(outcome, section))
         left_s = max(0.0, self._due_s - time.monotonic())
         live_view.get().attempt_waits(left_s)
-        wait_awake(threading.Event(), left_s)
+        try:
+            wait_awake(threading.Event(), left_s)
+        except TerminationSignal:
+            self._leave_cancelled(outcome)
+            raise
+
+    def _leave_cancelled(self, outcome: Outcome) -> None:
+        """Tell of a run that was cancelled in a pause; the report of its last attempt stays as it is."""
+        message = f"The run was cancelled in the pause before attempt {self.made + 1} of {self.most}. {outcome.message}"
+        self.inputs.logger.warning(message)
+        payload = {
+            "attempt": self.made,
+            "outcome": "cancelled",
+            "message": message,
+            "headline": message.partition(". ")[0],
+        }
+        emit_generation_event("cancelled", self.inputs.job.name, payload)
 
     def _said(self, outcome: Outcome, section: NextAttempt) -> str:
         return f"attempt {self.made} of {self.most} ended {outcome.name}: {section.sentence}"

@@ -18,6 +18,7 @@ from uuid import uuid4
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
+from prefect.futures import PrefectFuture
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -27,7 +28,7 @@ from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy, WatchO
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.attempts import ASIDE_MODULES
 from prefect_cachewatch.flows.generation import final_state
-from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
+from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
@@ -38,6 +39,8 @@ __all__ = ["WatchSummary", "watch_cache"]
 
 _TASK_ENDS_S = 20.0
 _LOOK_S = 0.5
+# As of a cancelled generation.
+_CANCELLED_PATIENCE_S = 3.0
 
 
 class WatchSummary(BaseModel):
@@ -112,21 +115,34 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
                 reporter.start()
             _tell_stalls(observation, logger)
         future.wait()
-    finally:
-        # Also reached on a cancellation, which arrives here as a TerminationSignal.
-        reporter.close()
-        if not observation.finished.is_set():
-            watch.cancel("the flow run was cancelled")
-            observation.finished.wait(watch.stop_policy.grace_s + _TASK_ENDS_S)
-        future.wait(_TASK_ENDS_S)
+    except BaseException:
+        # A cancellation arrives here as a TerminationSignal, and leaves its report before the worker's patience is over.
+        _end(observation, reporter, future)
+        _tell_end(observation, logger, _CANCELLED_PATIENCE_S)
+        raise
+    _end(observation, reporter, future)
     _tell_stalls(observation, logger)
+    _tell_end(observation, logger)
+
+
+def _end(observation: Observation, reporter: Reporter, future: PrefectFuture[Any]) -> None:
+    """Wait, for a bounded time, until the process is released and the task has ended."""
+    watch = observation.run.watch
+    reporter.close()
+    if not observation.finished.is_set():
+        watch.cancel("the flow run was cancelled")
+        observation.finished.wait(watch.stop_policy.grace_s + _TASK_ENDS_S)
+    future.wait(_TASK_ENDS_S)
+
+
+def _tell_end(observation: Observation, logger: AnyLogger, patience_s: float = PATIENCE_S) -> None:
     final = observation.report
     if final is not None:
         for problem in (*observation.run.problems, *final.notes):
             logger.warning(problem)
         emit_generation_event(*describe_end(final))
         if is_failure(final.outcome):
-            tell_failure(final, logger)
+            tell_failure(final, logger, patience_s)
         else:
             logger.info(final.message)
 

@@ -135,6 +135,19 @@ class Server:
             assert time.monotonic() < deadline, [line["message"] for line in lines]
             time.sleep(0.3)
 
+    def wait_for_event(self, run_id: str, kind: str, timeout_s: float = 30) -> dict[str, Any]:
+        """The event `cachewatch.generation.<kind>` of a flow run; waits until it has arrived."""
+        wanted = {
+            "event": {"name": [f"cachewatch.generation.{kind}"]},
+            "related": {"id": [f"prefect.flow-run.{run_id}"]},
+        }
+        deadline = time.monotonic() + timeout_s
+        while not (found := self.request("POST", "/events/filter", filter=wanted)["events"]):
+            assert time.monotonic() < deadline, f"no event .{kind}"
+            time.sleep(0.2)
+        event: dict[str, Any] = found[0]
+        return event
+
     def start_run(self, deployment: str, parameters: dict[str, Any], **more: Any) -> str:
         flow_name, name = deployment.split("/")
         found = self.request("GET", f"/deployments/name/{flow_name}/{name}")

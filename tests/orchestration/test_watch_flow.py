@@ -174,6 +174,7 @@ def test_cancelling_a_served_watch_leaves_the_process_alone(
             time.sleep(0.1)
         assert "the flow run was cancelled" in found["message"]
         assert len(found["attached"]["stalls"]) == 1
+        assert server.wait_for_event(run_id, "detached")["payload"]["outcome"] == "detached"
     finally:
         end(serving)
         log.close()

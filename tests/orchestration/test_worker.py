@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -171,12 +172,31 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
     assert report["listing"]["total_files"] == report["growth"]["files_present"]
     assert "was cancelled (the flow run was cancelled)" in report["message"]
     assert sorted(deployed.artifacts(run_id)) == [f"cachewatch-{tag}-listing", f"cachewatch-{tag}-report"]
-    wanted = {"event": {"name": ["cachewatch.generation.cancelled"]}, "related": {"id": [f"prefect.flow-run.{run_id}"]}}
-    deadline = time.monotonic() + 20
-    while not (found := deployed.request("POST", "/events/filter", filter=wanted)["events"]):
-        assert time.monotonic() < deadline, "no event of the end"
-        time.sleep(0.2)
-    assert [event["payload"]["outcome"] for event in found] == ["cancelled"]
+    payload = deployed.wait_for_event(run_id, "cancelled")["payload"]
+    assert payload["outcome"] == "cancelled"
+    # Where it ran, in report and event: pids mean nothing without it.
+    where = report["where"]
+    assert payload["where"] == where
+    assert (where["host"], where["attempts"], where["windows"]["stall_after_s"]) == (socket.gethostname(), 1, 2)
+    assert where["worker"].startswith("ProcessWorker ") and where["flow_run"].endswith(f"/flow-run/{run_id}")
+    assert Path(where["log"]).is_file()
+    page = str(deployed.artifacts(run_id)[f"cachewatch-{tag}-report"]["data"])
+    assert "1 of 1" in page and where["worker"] in page and where["log"] in page
+    told = deployed.log_lines(run_id, "was cancelled (the flow run was cancelled)")
+    assert sum("was cancelled (the flow run was cancelled)" in line["message"] for line in told) == 1
+
+
+def test_a_run_that_is_cancelled_between_two_attempts_says_so(deployed: Server, tmp_path: Path) -> None:
+    tag = f"between-{uuid.uuid4().hex[:8]}"
+    asked = parameters(tmp_path / "cache", "raise SystemExit('no such layer')", tag) | {
+        "retry": {"attempts": 3, "backoff_s": 300, "jitter": 0}
+    }
+    run_id = deployed.start_run(NIGHTLY, asked)
+    deployed.log_lines(run_id, "attempt 1 of 3 ended failed", timeout_s=60)
+    deployed.set_state(run_id, "CANCELLING", "Cancelling")
+    assert deployed.wait_for_state(run_id, "CANCELLED", "CRASHED", "COMPLETED", "FAILED")["state_type"] == "CANCELLED"
+    message = deployed.wait_for_event(run_id, "cancelled")["payload"]["message"]
+    assert message.startswith("The run was cancelled in the pause before attempt 2 of 3. ")
 
 
 def test_a_served_flow_runs_and_can_be_cancelled(server: Server, tmp_path: Path) -> None:
