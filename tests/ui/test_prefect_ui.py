@@ -223,7 +223,8 @@ def test_no_secret_is_in_the_bundle_the_artifacts_the_events_or_the_logs(site):
 @pytest.mark.parametrize("kind", ["stall", "healthy"])
 def test_the_run_page_shows_the_state(site, browser, pictures, ui, kind):
     base = f"http://127.0.0.1:{site['port']}{'/v2' if ui == 'v2' else ''}"
-    browser.open(f"{base}/runs/flow-run/{site[kind]['id']}", width=1400, height=1000)
+    # The log of this UI shows the lines that are in view; the state's sentence is the last one.
+    browser.open(f"{base}/runs/flow-run/{site[kind]['id']}", width=1400, height=2600)
     state, said = ("Stalled", "a deadlock.") if kind == "stall" else ("Completed", "generation completed in")
     browser.wait_for(f"document.body.innerText.includes('{state}') && document.body.innerText.includes('{said}')", 60)
     browser.evaluate("new Promise((done) => setTimeout(done, 2000))")
@@ -239,7 +240,8 @@ def test_the_run_page_shows_the_state(site, browser, pictures, ui, kind):
     ("kind", "ending", "words"),
     [
         ("stall", "-report", ["Cause", "deadlock", "Next", "confidence high"]),
-        ("stall", "-listing", ["layers.7.tensorbin", "suspect_partial"]),
+        ("stall", "-listing", ["total: 9 files in 1 directory", "layers.7.tensorbin", "suspect_partial"]),
+        ("stall", "-history", ["1 run, 0 of them completed, 1 stall", "deadlocked"]),
         ("healthy", "-report", ["Longest pause", "Window that would have been enough"]),
     ],
 )

@@ -49,7 +49,7 @@ def history_markdown(name: str, runs: Sequence[JobRun]) -> str:
     """
     shown = runs[:RUNS_MAX]
     slower = slower_than_before(runs)
-    lines = [f"## {for_markdown(name, 60)}: the last {len(shown)} runs", ""]
+    lines = [f"## {for_markdown(name, 60)}: the last {f'{len(shown)} runs' if len(shown) != 1 else 'run'}", ""]
     if slower is not None:
         lines += [f"**{slower.sentence()}**", ""]
     lines += [f"![Duration of each run, the oldest first]({svg_data_uri(draw_durations(shown))})", ""]
@@ -107,7 +107,7 @@ def draw_durations(runs: Sequence[JobRun]) -> str:
         median_s = statistics.median(measured)
         y = _HEIGHT - _BOTTOM - room_h * min(1.0, median_s / longest_s)
         parts.append(f'<line class="median" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        words += f", median of the completed ones {format_duration(median_s)} (dashed)"
-    parts.append(f'<text class="axis" x="{_LEFT}" y="{_TOP - 10}">{words}; red: not whole</text>')
+        words += f", median {format_duration(median_s)} (dashed)"
+    parts.append(f'<text class="axis" x="{_LEFT}" y="{_TOP - 10}">{words}</text>')
     style = f"<style>{CHART_STYLE}{_STYLE}</style>"
     return svg_document(_WIDTH, _HEIGHT, [style, *parts], f'aria-label="Duration of {len(bars)} runs: {words}"')

@@ -46,5 +46,5 @@ def test_the_chart_has_a_bar_for_each_run_the_oldest_first_and_the_median():
     assert [bar.get("class") for bar in bars] == ["done", "bad", "done"]
     heights = [float(bar.get("height") or 0) for bar in bars]
     assert [round(height / max(heights), 2) for height in heights] == [0.67, 1.0, 0.33]
-    assert "median of the completed ones 2 min 30 s" in "".join(svg.itertext())
+    assert "median 2 min 30 s (dashed)" in "".join(svg.itertext())
     assert len(draw_durations([run_of(1)] * 50)) < 10_000
