@@ -13,7 +13,7 @@ from prefect_cachewatch.supervise.proc import living_thread
 
 __all__ = ["home_of", "other_tables", "read_links"]
 
-_KCMP, _KCMP_FILES = {"x86_64": 312}.get(os.uname().machine, 272), 2
+_KCMP, _KCMP_FILES = {"x86_64": 312, "aarch64": 272, "riscv64": 272}.get(os.uname().machine), 2
 
 
 def home_of(pid: int) -> str:
@@ -49,11 +49,11 @@ def other_tables(pid: int) -> list[str]:
     tids, living = os.listdir(f"/proc/{pid}/task"), living_thread(pid)
     if living is None or len(tids) < 2:
         return []
-    compare, ours, found = ctypes.CDLL(None).syscall, "", list[str]()
+    ours, found = "", list[str]()
     for tid in map(int, tids):
         if tid == living[0]:
             continue
-        answer = compare(ctypes.c_long(_KCMP), living[0], tid, _KCMP_FILES, ctypes.c_long(0), ctypes.c_long(0))
+        answer = _compare_tables(living[0], tid)
         if answer == 0:
             continue
         home = f"/proc/{pid}/task/{tid}"
@@ -64,3 +64,11 @@ def other_tables(pid: int) -> list[str]:
             if theirs and (answer > 0 or str(sorted(theirs.items())) != ours):
                 found.append(home)
     return found
+
+
+def _compare_tables(tid: int, other: int) -> int:
+    """0 if two threads share their descriptors, a positive number if not, negative without an answer."""
+    if _KCMP is None:
+        return -1
+    none = ctypes.c_long(0)
+    return int(ctypes.CDLL(None).syscall(ctypes.c_long(_KCMP), tid, other, _KCMP_FILES, none, none))

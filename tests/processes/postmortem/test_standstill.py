@@ -12,7 +12,7 @@ from tests.standing_trees import DEAD, LIVE, PASSING, REASONS, look_twice, stand
 from tests.support import PATIENCE_S, eventually, needs_root
 
 from prefect_cachewatch.common.mounts import parse_mountinfo
-from prefect_cachewatch.postmortem import standstill_around, standstill_look
+from prefect_cachewatch.postmortem import standstill_around, standstill_look, standstill_tables
 from prefect_cachewatch.postmortem.standstill_look import look_for_standstill
 
 
@@ -118,6 +118,17 @@ def test_a_list_of_sockets_that_is_cut_short_proves_nothing(monkeypatch: pytest.
         assert _is_proven(roots["pipe"])
         monkeypatch.setattr(standstill_around, "_dump_unix_sockets", cut)
         assert look_twice(roots["pipe"]).why.startswith("the kernel did not list all unix sockets")
+
+
+def test_a_kernel_that_compares_no_tables_of_descriptors_has_them_compared_by_what_they_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, held = "a thread with descriptors of its own", "a pipe that a thread outside has for itself"
+    monkeypatch.setattr(standstill_tables, "_KCMP", None)
+    with standing({"dead": DEAD["two locks"], **{name: LIVE[name] for name in (own, held)}}) as roots:
+        assert _is_proven(roots["dead"])
+        assert eventually(lambda: REASONS[own] in look_twice(roots[own]).why)
+        assert eventually(lambda: REASONS[held] in look_twice(roots[held]).why)
 
 
 def test_in_a_container_what_processes_outside_it_may_have_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
