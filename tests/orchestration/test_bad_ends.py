@@ -137,6 +137,11 @@ def test_the_message_of_a_stall_begins_with_its_cause_and_has_the_run_s_own_next
     assert "stalled: a lock" in subject[:80]
     watched, _ = message_of(event_of("watch-cache", "Stalled", "FAILED", STALL, name="watch-llama-3-70b"))
     assert watched.startswith("llama-3-70b stalled: pid 17187")
+    for name in ("cachewatch-test", "watch-dog"):
+        told, _ = message_of(
+            event_of("generate-cache", "Stalled", "FAILED", STALL.replace("llama-3-70b", name), name=name)
+        )
+        assert told.startswith(f"{name} stalled: pid 17187")
 
 
 def test_a_fleet_is_one_message_with_its_failed_jobs_and_their_causes() -> None:

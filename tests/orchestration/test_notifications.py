@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.orchestration.conftest import BIN, Server, running_server
-from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, write_jobs
+from tests.orchestration.test_fleet import FAILS, GROWS, job, new_tag, until, write_jobs
 from tests.orchestration.webhooks import HOSTS, Received, Webhooks, listen
 
 from prefect_cachewatch.cli.automation_test import one_of_each
@@ -140,10 +141,85 @@ def test_a_test_goes_through_the_server_s_automations_and_says_what_the_block_an
     assert done.stdout.splitlines()[:-2] == [f"sent: {kind}" for kind in KINDS]
     got = {one.body["subject"] for one in paged.webhooks.received[before:]}
     assert len(got) == len(KINDS) and all(subject.startswith("TEST: ") for subject in got)
-    # Of a service that refuses, the answer is told; of a bad end of a generation it is known only after its window.
+    # Of a service that refuses, the answer is told.
     paged.apply(paged.notify, "--notify", "custom-webhook/broken")
-    done = paged.cachewatch("automations", "test", "--wait", "20s")
+    done = paged.cachewatch("automations", "test", "--wait", "5m", timeout_s=380)
     assert done.returncode == 1
-    refused = [line for line in done.stdout.splitlines() if line.startswith("not sent: ")]
-    assert any(line.startswith("not sent: FleetFailed: ") for line in refused), done.stdout
-    assert "not seen: Stalled" in done.stdout.splitlines()
+    assert all(line.startswith("not sent: ") and ": " in line[10:] for line in done.stdout.splitlines()[:-2]), (
+        done.stdout
+    )
+
+
+WATCHED = """
+import sys
+from prefect_cachewatch.tasks.prefect_api import reporter
+reporter.EVENT_EVERY_S = 2.0
+from prefect_cachewatch.cli.main import main
+sys.exit(main())
+"""
+GROWS_ON = """
+import sys, time
+for n in range(3000):
+    open(f"{sys.argv[1]}/{n}", "wb").write(b"x" * 1000)
+    time.sleep(0.2)
+"""
+
+
+def test_a_dead_man_s_check_tells_of_what_did_not_happen(paged: Paged, tmp_path: Path) -> None:
+    # One test for three checks, which wait side by side. Nobody polls the deployment's pool.
+    server, tag = paged.server, new_tag()
+    flow = server.request("POST", "/flows/", name="generate-cache")["id"]
+    server.request("POST", "/work_pools/", name=tag, type="process")
+    server.request(
+        "POST", "/deployments/", name=tag, flow_id=flow, work_pool_name=tag, entrypoint="x.py:x",
+        schedules=[{"active": True, "schedule": {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z"}}],
+    )  # fmt: skip
+    files = {}
+    for name, old, new in (("late", "within: 600", "within: 10"), ("silent", "within: 900", "within: 90")):
+        files[name] = tmp_path / f"{name}.yaml"
+        files[name].write_text((SHIPPED / f"{name}.yaml").read_text().replace(old, new))
+    block = ("--notify", "custom-webhook/ops")
+    paged.apply(files["late"], files["silent"], *block)
+    paged.apply("missed", *block, "--deployment", f"generate-cache/{tag}", "--within", "15s")
+    # A run as the scheduler makes it, and one that a fleet would start: only the first is a schedule's.
+    deployment = server.request("GET", f"/deployments/name/generate-cache/{tag}")["id"]
+    for name, tags in ((f"scheduled-{tag}", ["auto-scheduled"]), (f"asked-{tag}", [])):
+        server.request("POST", f"/deployments/{deployment}/create_flow_run", name=name, tags=tags)
+    runs = {}
+    for name in ("frozen", "alive"):
+        (tmp_path / name).mkdir()
+        argv = [
+            "generate",
+            "--name",
+            f"{name}-{tag}",
+            "--cache-dir",
+            str(tmp_path / name),
+            "--quiet",
+            "--",
+            sys.executable,
+            "-c",
+            GROWS_ON,
+            str(tmp_path / name),
+        ]
+        runs[name] = subprocess.Popen([sys.executable, "-c", WATCHED, *argv], env=server.env, stdin=subprocess.DEVNULL)
+    try:
+        for name in runs:
+            until(lambda name=name: any(one[2] == f"{name}-{tag}" for one in paged.events("cachewatch.run.sampled")))
+        runs["frozen"].send_signal(signal.SIGSTOP)
+        silent = paged.webhooks.wait_for(lambda one: f"frozen-{tag} measures nothing" in one.text, 300)
+        assert (
+            silent.body["subject"]
+            == f"frozen-{tag} measures nothing for 1 minute and 30 seconds, and its state is Running"
+        )
+        late = paged.webhooks.wait_for(lambda one: f"scheduled-{tag} is Late" in one.text)
+        assert late.body["subject"] == f"scheduled-{tag} is Late: no worker took it for 10 seconds"
+        missed = paged.webhooks.wait_for(lambda one: f"generate-cache/{tag} did not complete" in one.text)
+        assert missed.body["subject"] == f"generate-cache/{tag} did not complete for 15 seconds"
+        assert all("Next: " in one.body["body"] for one in (silent, late, missed))
+        assert named(paged.webhooks, f"alive-{tag}") == [] and named(paged.webhooks, f"asked-{tag} is Late") == []
+    finally:
+        for run in runs.values():
+            run.send_signal(signal.SIGCONT)
+            run.send_signal(signal.SIGTERM)
+        for run in runs.values():
+            run.wait(60)

@@ -88,6 +88,10 @@ def listen(folder: Path) -> Iterator[Webhooks]:
             self.end_headers()
             self.wfile.write(answer)
 
+        def finish(self) -> None:
+            super().finish()
+            self.connection.close()  # that of the TLS, where there is one
+
         def log_message(self, *_: Any) -> None:
             pass
 

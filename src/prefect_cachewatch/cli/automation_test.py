@@ -22,7 +22,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.bad_ends import BAD_ENDS, BadEnd
 
-__all__ = ["Sent", "one_of_each", "test_automations", "test_block"]
+__all__ = ["Sent", "one_of_each", "send_through_automations", "send_to_block"]
 
 _NOTIFY = "notify"
 _DIRECT = ("notify-reported", "late", "missed", "silent")
@@ -48,7 +48,7 @@ class Sent:
     detail: str = ""
 
 
-async def test_automations(client: PrefectClient, wait_s: float, tell: Callable[[str], None]) -> list[Sent]:
+async def send_through_automations(client: PrefectClient, wait_s: float, tell: Callable[[str], None]) -> list[Sent]:
     """Emit a test event of each bad end, and see what the server's automations make of it.
 
     Args:
@@ -81,7 +81,7 @@ async def test_automations(client: PrefectClient, wait_s: float, tell: Callable[
     return [found.get(event_id, Sent(end.state, "unseen")) for event_id, end in events.items()]
 
 
-async def test_block(client: PrefectClient, block: str, kinds: Sequence[str] = ()) -> list[Sent]:
+async def send_to_block(client: PrefectClient, block: str, kinds: Sequence[str] = ()) -> list[Sent]:
     """Send a test message of each kind straight to a block, from this machine.
 
     Args:

@@ -97,11 +97,11 @@ def test_command(notify: str | None, wait_s: float) -> None:
         )
 
     async def test(client: PrefectClient) -> list[Sent]:
-        from prefect_cachewatch.cli.automation_test import test_automations, test_block  # noqa: PLC0415 - Prefect's events
+        from prefect_cachewatch.cli.automation_test import send_through_automations, send_to_block  # noqa: PLC0415 - Prefect's events
 
         if notify is not None:
-            return await test_block(client, notify)
-        return await test_automations(client, wait_s, lambda text: click.echo(f"cachewatch: {text}", err=True))
+            return await send_to_block(client, notify)
+        return await send_through_automations(client, wait_s, lambda text: click.echo(f"cachewatch: {text}", err=True))
 
     found = asyncio.run(_with_server(test))
     words = {"sent": "sent", "failed": "not sent", "unseen": "not seen"}
