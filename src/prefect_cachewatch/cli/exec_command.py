@@ -101,7 +101,9 @@ _PROCESS = [
         help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
     ),
 ]
-_VERBOSE = option("--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard.")
+_VERBOSE = option(
+    "-v", "--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard."
+)
 
 
 @click.command(

@@ -47,7 +47,7 @@ _SECTIONS = [
     ]),
     Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel"), shared="*"),
     Section("Output", "--quiet --json --strict-secrets", [
-        option("--quiet", is_flag=True, help="Say nothing but how it ended."),
+        option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),
         option("--json", "as_json", is_flag=True, help="Print the jobs as JSON in place of the table."),
         option(
             "--strict-secrets",

@@ -66,6 +66,7 @@ _RETRY = Fields(
     },
 )
 _ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options(), shared="*")
+_VERBOSE = option("-v", "--verbose", is_flag=True, help="Show Prefect's log from DEBUG on, not from INFO on.")
 _PREFECT = [
     option(
         "--api-patience",
@@ -86,7 +87,7 @@ _PREFECT = [
     "generate",
     cls=SectionedCommand,
     params=[COMMAND],
-    sections=guard_sections([_NAME, _STORAGE], _PREFECT, [_ATTEMPTS, PUBLISH_SECTION]),
+    sections=guard_sections([_NAME, _STORAGE], [_VERBOSE, *_PREFECT], [_ATTEMPTS, PUBLISH_SECTION]),
     needed={"--cache-dir": "required, or --profile", "--name": "required with --store"},
     examples=[
         "cachewatch generate --cache-dir /mnt/cache -- python3 gen.py",
@@ -145,6 +146,7 @@ def _generate(
         job, stall, stop, retry, publish, outputs, storage, metrics,
         quiet=options["quiet"], progress=options["shown"], api_patience_s=api_patience,
         as_json=options["as_json"],
+        verbose=options["verbose"],
     )  # fmt: skip
 
 
@@ -171,6 +173,7 @@ def run_flow(
     progress: Mode | None = None,
     api_patience_s: float = 300.0,
     as_json: bool = False,
+    verbose: bool = False,
 ) -> int:
     """Run `generate_cache` in this process and return its exit status.
 
@@ -187,6 +190,7 @@ def run_flow(
         progress: how the growth is shown; default live in a terminal, else by Prefect's log lines.
         api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
         as_json: print the report as the last line of standard output.
+        verbose: whether Prefect's log lines of level DEBUG are shown too.
 
     Returns:
         The status of `cachewatch exec`; 1 if the checks refuse the build.
@@ -194,8 +198,8 @@ def run_flow(
     Raises:
         InputError: the Prefect API cannot be reached.
     """
-    if quiet:
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    if quiet or verbose:
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL" if quiet else "DEBUG")
     prepare_api(api_patience_s)
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415

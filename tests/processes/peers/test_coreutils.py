@@ -72,10 +72,16 @@ def test_a_limit_out_of_range_is_refused_and_nothing_runs(tmp_path, duration):
     assert not (tmp_path / "ran").exists()
 
 
-@peer(COREUTILS, "timeout.sh: --verbose")
-def test_the_signals_that_are_sent_are_said(tmp_path):
+@pytest.mark.parametrize(
+    "option",
+    [
+        pytest.param("--verbose", marks=peer(COREUTILS, "timeout.sh: --verbose")),
+        pytest.param("-v", marks=peer(COREUTILS, "timeout.sh: -v")),
+    ],
+)
+def test_the_signals_that_are_sent_are_said(tmp_path, option):
     script = f"trap '' TERM; touch {tmp_path}/up; while :; do sleep 0.1; done"
-    ran = timeout(tmp_path, "2", "sh", "-c", script, options=("--verbose",))
+    ran = timeout(tmp_path, "2", "sh", "-c", script, options=(option,))
     assert ran.status == 124
     assert "cachewatch: the tree gets SIGTERM (stop), SIGKILL after 0.5 s\n" in ran.stderr
 
@@ -89,7 +95,6 @@ KILLED = "the status after a limit is 124 whatever ended the tree; the report sa
         "timeout.sh: --preserve-status": (KILLED, "--preserve-status"),
         "timeout.sh: 137 after -k": (KILLED, "-s0", "-k1"),
         "timeout.sh: 137 after -k with --foreground": (KILLED, "--foreground", "-s0", "-k1"),
-        "timeout.sh: -v": ("-v is for a container's volumes, as with docker; --verbose says each step", "-v"),
         "timeout-parameters.sh: an invalid signal": ("the signal is SIGTERM, and SIGKILL after the grace period", "--signal=invalid"),
     },
 )  # fmt: skip

@@ -16,7 +16,7 @@ __all__ = ["CONTAINER_SECTION", "container_from", "environment_from"]
 
 _FIELDS = Fields(
     ContainerSpec,
-    "image IMAGE, mounts --volume -v SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
+    "image IMAGE, mounts --volume SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
     "shm_size_bytes, ulimits --ulimit NAME=LIMIT, user UID[:GID], group_add GROUP, network NAME, "
     "ports --publish -p [ADDR:]HOST:PORT, labels --label NAME=VALUE, workdir DIR, entrypoint PROGRAM, "
     "memory_bytes, cpus, init, pull, engine URL, measure_image IMAGE",

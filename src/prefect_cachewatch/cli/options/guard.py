@@ -81,7 +81,7 @@ REPORTING = [
         help="Where the post-mortem of a stall goes; default below ~/.local/state.",
     ),
     option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
-    option("--quiet", is_flag=True, help="Say nothing but what went wrong."),
+    option("-q", "--quiet", is_flag=True, help="Say nothing but what went wrong."),
     option(
         "--progress",
         "shown",
