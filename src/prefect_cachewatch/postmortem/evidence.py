@@ -259,7 +259,9 @@ def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -
     if asleep and not any(t.kernel_stack for t in asleep):
         draft.missing.append(Missing("kernel stacks", "need CAP_SYS_ADMIN"))
     draft.steps.append("locks")
-    draft.locks = read_locks(draft.locks_text, draft.files, {pid: facts.name for pid, facts in draft.facts.items()})
+    draft.locks = read_locks(
+        draft.locks_text, draft.files, {pid: facts.name for pid, facts in draft.facts.items()}, secrets
+    )
     draft.steps.append("control groups")
     for directory in dict.fromkeys(facts.cgroup for facts in draft.facts.values()):
         if directory:

@@ -18,6 +18,7 @@ from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.view import describe_holder
 from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
 from prefect_cachewatch.watching.headline import split_message
 from prefect_cachewatch.watching.learned import LearnedWindow
@@ -397,7 +398,7 @@ def _processes(evidence: Evidence) -> str:
 def _holdings(evidence: Evidence) -> str:
     locks = _items(
         f"pid {lock.waiter_pid} waits for a {lock.kind} lock on {lock.path or 'a file'} held by pid {lock.holder_pid} "
-        f"({lock.holder_name})"
+        f"({lock.holder_name})" + (f"; holder: {describe_holder(lock)}" if lock.holder_command else "")
         for lock in evidence.locks
     )
     blocks = [_files_of(process) for process in evidence.processes[:_MAX_PROCESSES] if process.files]

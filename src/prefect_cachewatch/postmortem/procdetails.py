@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prefect_cachewatch.common.mounts import read_mounts
+from prefect_cachewatch.common.text import redact_argv
+from prefect_cachewatch.common.units import format_moment
+from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
-from prefect_cachewatch.supervise.proc import read_proc
+from prefect_cachewatch.supervise.proc import read_proc, read_stat, read_status
+from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["find_cgroup", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
 
@@ -25,6 +30,7 @@ _TCP_STATES = {
 }  # fmt: skip
 _UNIX_STATES = {1: "UNCONNECTED", 2: "CONNECTING", 3: "CONNECTED", 4: "DISCONNECTING"}
 _NO_LIMIT = 1 << 60
+_ARGV_S = 0.3
 
 
 def list_sockets(
@@ -55,7 +61,7 @@ def list_sockets(
 
 
 def read_locks(
-    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str]
+    text: str, processes: Mapping[int, Sequence[OpenFile]], names: Mapping[int, str], secrets: Sequence[str] = ()
 ) -> tuple[LockWait, ...]:
     """Find the file locks that processes of the tree wait for.
 
@@ -63,6 +69,7 @@ def read_locks(
         text: /proc/locks, read before the tree was frozen: a stopped process waits for no lock.
         processes: the tree's pids and their open files.
         names: names of processes already known; a holder outside the tree is looked up.
+        secrets: values that must not appear in the holder's command line.
 
     Returns:
         One entry a waiting process and lock.
@@ -76,10 +83,23 @@ def read_locks(
             paths.get(inode, ""),
             names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
             holder in processes,
+            *_describe_holder(holder, secrets),
         )
         for waiter, holder, kind, inode in parse_locks(text)
         if waiter in processes
     )
+
+
+def _describe_holder(pid: int, secrets: Sequence[str]) -> tuple[str, str, str]:
+    """Command line, user and start of a lock's holder; a pid alone means nothing an hour later."""
+    stat = read_stat(pid) if pid > 0 else None
+    if stat is None:
+        return "", "", ""
+    argv = argv_within(pid, _ARGV_S)
+    uid = read_status(f"/proc/{pid}/status").get(b"Uid", b"").split()
+    running_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
+    since = format_moment(time.time() - running_s)[:16].replace("T", " ") + " UTC" if stat.start_ticks >= 0 else ""
+    return " ".join(redact_argv(argv, secrets)), user_name(int(uid[0])) if uid else "", since
 
 
 def parse_locks(text: str) -> list[tuple[int, int, str, int]]:

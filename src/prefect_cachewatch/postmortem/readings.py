@@ -94,6 +94,11 @@ class LockWait:
     path: str = ""
     holder_name: str = ""
     holder_in_tree: bool = False
+    #: The holder's command line, secrets redacted; empty if it cannot be seen from here.
+    holder_command: str = ""
+    holder_user: str = ""
+    #: When the holder was started, in UTC.
+    holder_since: str = ""
 
 
 @dataclass(frozen=True)

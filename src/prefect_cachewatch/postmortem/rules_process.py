@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.model import ProcessFacts
-from prefect_cachewatch.postmortem.view import View, cause, hot_stack, shown, who
+from prefect_cachewatch.postmortem.view import View, cause, describe_holder, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 from prefect_cachewatch.watching.headline import NOT_KNOWN
 from prefect_cachewatch.watching.sections import Diagnosis
@@ -127,15 +127,19 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
         if waiter is None:
             continue
         place = shown(lock.path) if lock.path else "a file"
+        since = f", since {lock.holder_since}" if lock.holder_since else ""
         holder = (
-            f"pid {lock.holder_pid} ({shown(lock.holder_name, 40)})"
+            f"pid {lock.holder_pid} ({shown(lock.holder_name, 40)}{since})"
             if lock.holder_pid > 0
             else "a process that is not visible from here (another container or host)"
         )
         also = ", itself one of the generator's" if lock.holder_in_tree else ""
         return cause(
             f"{who(waiter)} waits for a lock on {place}, held by {holder}{also}",
-            (f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",),
+            (
+                f"/proc/locks: {lock.kind}, waiter {lock.waiter_pid}, holder {lock.holder_pid or 'not visible'}",
+                *([f"holder: {describe_holder(lock)}"] if lock.holder_command else []),
+            ),
             f"See what pid {lock.holder_pid} does; if it is left over from another run, end it. Two runs on one cache "
             "directory exclude each other."
             if lock.holder_pid > 0

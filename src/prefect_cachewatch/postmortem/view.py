@@ -10,6 +10,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem import crash_table
 from prefect_cachewatch.postmortem.last_words import LastWords, find_last_words
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
+from prefect_cachewatch.postmortem.readings import LockWait
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 from prefect_cachewatch.watching.sections import Diagnosis
 
@@ -20,6 +21,7 @@ __all__ = [
     "READ_ONLY",
     "View",
     "cause",
+    "describe_holder",
     "hot_stack",
     "shown",
     "who",
@@ -153,3 +155,15 @@ class View:
     def _rate(self, values: list[float | None] | list[int | None] | list[float]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) / self.window_s if known and self.window_s > 1e-3 else None
+
+
+def describe_holder(lock: LockWait) -> str:
+    """Say who holds a lock: pid, user, start, command line.
+
+    Example:
+        >>> describe_holder(LockWait(7, 9, "FLOCK", holder_command="convert /c", holder_user="ml", holder_since="2026-11-23 02:13 UTC"))
+        'pid 9 of ml, since 2026-11-23 02:13 UTC: convert /c'
+    """
+    user = f" of {shown(lock.holder_user, 40)}" if lock.holder_user else ""
+    since = f", since {lock.holder_since}" if lock.holder_since else ""
+    return f"pid {lock.holder_pid}{user}{since}: {shown(lock.holder_command, 200)}"

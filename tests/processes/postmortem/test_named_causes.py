@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from tests.support import ended_pid, leave_behind
 
+from prefect_cachewatch.common.users import user_name
+
 SLEEP = "ready(); time.sleep(99)"
 MOUNT = "mkdir -p /tmp/cw-cache; mount -t tmpfs -o size={size},nr_inodes={inodes},mode=777 none /tmp/cw-cache"
 CACHE = "/tmp/cw-cache"
@@ -271,6 +273,9 @@ def test_a_contended_flock_is_waiting_for_lock_and_names_the_holder(hang, python
         found = hang(python(f"f = open('{tmp_path}/cache.pin'); ready(); fcntl.flock(f, fcntl.LOCK_EX)"), str(tmp_path))
     assert (found["category"], found["confidence"]) == ("waiting_for_lock", "high")
     assert f"pid {os.getpid()}" in found["summary"] and "cache.pin" in found["summary"]
+    (holder,) = [line for line in found["evidence"] if line.startswith("holder: ")]
+    assert holder.startswith(f"holder: pid {os.getpid()} of {user_name(os.getuid())}, since 20")
+    assert " UTC: " in holder and "py" in holder
 
 
 def test_a_contended_record_lock_is_waiting_for_lock(hang, python, tmp_path):
