@@ -17,7 +17,7 @@ from prefect_cachewatch.config import Change, RetryPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.attempts import Inputs, live_view, wait_awake
 from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.run.handover import Earlier, fingerprint
+from prefect_cachewatch.run.handover import LEAST_PAUSE_S, Earlier, fingerprint
 from prefect_cachewatch.run.preparation import new_variables, remove_locks, run_before_retry
 from prefect_cachewatch.run.remedies import Means, Step, choose_steps, find_remedy
 from prefect_cachewatch.run.retry import RetryDecision, decide_retry, describe_next, last_traceback
@@ -135,8 +135,6 @@ class Retrying:
             inputs.delivery.discard()
         elif "clean" in changes or self.policy.on_retry == "clean":
             _log_cleaned(site.clean(), inputs.logger)
-        if inputs.delivery is not None:  # after `clean` too: it keeps files of unknown origin
-            inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
         if "unlock" in changes:
             for problem in remove_locks(self._locks, site.paths, inputs.files):
                 inputs.logger.warning(problem)
@@ -149,6 +147,10 @@ class Retrying:
             self._hand_over(outcome, section)
         if unfit is not None:
             raise unfit
+        # After `clean` too: it keeps files of unknown origin. Not before the run is handed over: the process that resumes the
+        # build does the same, by the time of the last growth, and would take the newest of the whole files as well.
+        if inputs.delivery is not None:
+            inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
         return None
 
     def _reset(self, section: NextAttempt) -> InputError | None:
@@ -175,7 +177,8 @@ class Retrying:
             self.inputs.delivery.leave(self._site)
         kept = [step.change for step in self._steps if step.change in _STAYING]
         said = self._said(outcome, section)
-        state = hand_over(self._tally(kept), max(0.0, self._due_s - time.monotonic()), said, self.inputs.logger)
+        pause_s = max(LEAST_PAUSE_S, self._due_s - time.monotonic())  # from now on: this process has to end first
+        state = hand_over(self._tally(kept), pause_s, said, self.inputs.logger)
         if state is not None:
             self.inputs.logger.warning("%s", said)
             raise Pause(state=state)
