@@ -314,7 +314,7 @@ def test_a_pause_within_the_window_is_suspected_and_forgiven(cache):
         (["--report", "/tmp"], "report file /tmp is a directory: name a file in it"),
         (["--log", "/nowhere/log"], "log file /nowhere/log cannot be written: No such file or directory"),
         (["--dance"], "No such option"),
-        (["--attempts", "3"], "No such option '--attempts'. cachewatch generate has it (see cachewatch generate --help-all)"),
+        (["--attempts", "3"], "No such option '--attempts' of exec: cachewatch generate has it (see cachewatch generate --help-all)"),
         (["--retry-cause", "disk_full=again"], "cachewatch generate has it"),
         (["--progress-log", r"\d of (?P<total>\d+)"], r"pattern '\d of (?P<total>\d+)' has a group total"),
     ],

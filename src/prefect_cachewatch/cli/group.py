@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.text import for_terminal
 
-__all__ = ["command_group", "completion", "usage_hint"]
+__all__ = ["command_group", "completion", "usage_message"]
 
 
 class _Table(click.Group):
@@ -71,17 +71,19 @@ def command_group(rows: Mapping[str, tuple[str, str]]) -> click.Group:
     return cachewatch
 
 
-def usage_hint(error: click.UsageError) -> str:
-    """Say where to look after a usage error: at `generate` for an option that only it has, such as --attempts."""
-    if error.ctx is None:
-        return ""
+def usage_message(error: click.ClickException) -> str:
+    """Say what is wrong and where to look: at `generate` for an option that only it has, such as --attempts."""
+    said = " ".join(error.format_message().split())
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return said
     table = error.ctx.parent.command if error.ctx.parent else None
     if isinstance(error, click.NoSuchOption) and error.ctx.info_name in ("exec", "watch") and isinstance(table, _Table):
         other = table.get_command(error.ctx, "generate")
         if other is not None and any(error.option_name in parameter.opts for parameter in other.params):
-            error.possibilities = None  # names of other options, which only look alike
-            return " cachewatch generate has it (see cachewatch generate --help-all)"
-    return f" (see {error.ctx.command_path} --help)"
+            # click's guesses are names of other options, which only look alike.
+            name = f"{error.option_name!r} of {error.ctx.info_name}"
+            return f"No such option {name}: cachewatch generate has it (see cachewatch generate --help-all)"
+    return f"{said} (see {error.ctx.command_path} --help)"
 
 
 @click.command("completion")

@@ -135,7 +135,7 @@ def _exec_apart(argv: Sequence[str]) -> int:
 def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int] | None = None) -> object:
     import click  # noqa: PLC0415 - click and its imports stay out of a process that is to be small
 
-    from prefect_cachewatch.cli.group import command_group, usage_hint  # noqa: PLC0415
+    from prefect_cachewatch.cli.group import command_group, usage_message  # noqa: PLC0415
 
     try:
         return command_group(COMMANDS).main(
@@ -149,8 +149,7 @@ def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int
     except click.Abort:
         return 130
     except click.ClickException as error:
-        hint = usage_hint(error) if isinstance(error, click.UsageError) else ""
-        fail(" ".join(error.format_message().split()) + hint)
+        fail(usage_message(error))
 
 
 def _end_with(action: Callable[[], Any]) -> NoReturn:
