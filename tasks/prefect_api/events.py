@@ -146,7 +146,9 @@ def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> boo
     ended = state.timestamp
     # Never before the end that it follows, by whatever clock that was told; a state's event has the state's id.
     occurred = max(ended, datetime.now(UTC))
-    follows = Event(id=state.id, event="x", occurred=ended, resource={"prefect.resource.id": "x"})
+    follows = Event.model_validate(
+        {"id": state.id, "event": "x", "occurred": ended, "resource": {"prefect.resource.id": "x"}}
+    )
     flow = {"id": f"cachewatch.flow.{_GENERATION}", "name": _GENERATION, "role": "flow"}
     related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
     try:

@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 import anyio
 from prefect.client.orchestration import PrefectClient
 from prefect.events.clients import get_events_client
-from prefect.events.filters import EventFilter, EventNameFilter, EventOccurredFilter, EventRelatedFilter
 from prefect.events.schemas.automations import Automation
 from prefect.events.schemas.events import Event
 from prefect.exceptions import ObjectNotFound
@@ -140,35 +139,37 @@ async def _on_server(client: PrefectClient, file: AutomationFile) -> Automation:
 def _event(end: BadEnd, event_id: UUID) -> Event:
     # Its name is not that of a real state, so that follow-up and zombies leave it alone; the run does not exist.
     message = _CAUSES.get(end.state, f"this is a test of {end.state}; nothing has happened")
-    return Event(
-        id=event_id,
-        event=f"cachewatch.test.{end.state}",
-        resource={  # type: ignore[arg-type]
-            "prefect.resource.id": f"prefect.flow-run.{uuid4()}",
-            "prefect.resource.name": _JOB,
-            "prefect.state-name": end.state,
-            "prefect.state-type": end.type,
-            "prefect.state-message": message,
-        },
-        related=[  # type: ignore[list-item]
-            {
-                "prefect.resource.id": f"cachewatch.flow.{end.flow}",
-                "prefect.resource.name": end.flow,
-                "prefect.resource.role": "flow",
-            }
-        ],
-        payload={"test": True},
+    return Event.model_validate(
+        {
+            "id": event_id,
+            "event": f"cachewatch.test.{end.state}",
+            "resource": {
+                "prefect.resource.id": f"prefect.flow-run.{uuid4()}",
+                "prefect.resource.name": _JOB,
+                "prefect.state-name": end.state,
+                "prefect.state-type": end.type,
+                "prefect.state-message": message,
+            },
+            "related": [
+                {
+                    "prefect.resource.id": f"cachewatch.flow.{end.flow}",
+                    "prefect.resource.name": end.flow,
+                    "prefect.resource.role": "flow",
+                }
+            ],
+            "payload": {"test": True},
+        }
     )
 
 
 async def _outcomes(client: PrefectClient, events: dict[UUID, BadEnd], began: datetime) -> dict[UUID, Sent]:
     """Read from the server's own events which messages a block has taken."""
-    asked = EventFilter(
-        occurred=EventOccurredFilter(since=began),
-        event=EventNameFilter(name=list(_OUTCOMES)),
-        related=EventRelatedFilter(id=[f"prefect.event.{event_id}" for event_id in events]),
-    )
-    page = await client.request("POST", "/events/filter", json={"filter": asked.model_dump(mode="json"), "limit": 50})
+    asked = {
+        "occurred": {"since": began.isoformat()},
+        "event": {"name": list(_OUTCOMES)},
+        "related": {"id": [f"prefect.event.{event_id}" for event_id in events]},
+    }
+    page = await client.request("POST", "/events/filter", json={"filter": asked, "limit": 50})
     found: dict[UUID, Sent] = {}
     for event in page.json()["events"]:
         for related in event["related"]:
