@@ -21,7 +21,7 @@ class OutputLog:
     """Logs the output of one attempt; whoever calls it waits for no server.
 
     Prefect's handler puts the lines into a queue, and sends what is in it every 2 s. So the reporter calls `tell` where it
-    logs anyway: the output costs no further request. While a server is away, no more than 50 lines every 20 s wait for it.
+    logs anyway: the output costs no further request. Lines that a server does not take are lost there, and fill no memory: the file on the worker has them.
 
     Args:
         lines: the lines to log.
