@@ -16,7 +16,7 @@ from tests.orchestration.webhooks import HOSTS, Received, Webhooks, listen
 
 from prefect_cachewatch.cli.automation_test import one_of_each
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "deployments" / "automations"
