@@ -454,6 +454,7 @@ def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(
     assert max(stamps[0]) < min(stamps[1])
 
 
+@pytest.mark.campaign
 def test_a_generator_that_tells_its_progress_is_no_stall_and_the_artifact_says_what_it_told(tmp_path):
     cache = tmp_path / "cache"
     silent = """

@@ -227,6 +227,7 @@ def test_a_run_that_was_broken_off_is_cancelled_or_failed(tmp_path: Path, error:
     assert values[f"cachewatch_attempts_total{{outcome={outcome}}}"] == 1
 
 
+@pytest.mark.campaign
 def test_the_command_with_a_store_writes_its_file_where_it_was_typed(tmp_path: Path) -> None:
     for directory in ("store", "metrics"):
         (tmp_path / directory).mkdir()

@@ -65,6 +65,7 @@ def test_without_any_size_the_bytes_are_said_and_the_next_run_expects_as_many(tm
     assert "of 293 KiB, as the last run" in second.description
 
 
+@pytest.mark.campaign
 def test_a_staged_build_expects_the_size_of_the_last_published_one(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     publish = PublishPolicy(store=tmp_path / "store", force=True)
@@ -102,6 +103,7 @@ def test_the_events_tell_the_story_in_order(
     assert last["category"] == {"stalled": "unknown", "failed": "generator_failed"}.get(kinds[-1])
 
 
+@pytest.mark.campaign
 def test_a_stall_that_is_only_reported_is_told_at_once_and_the_run_ends_as_its_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

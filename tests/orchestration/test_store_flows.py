@@ -240,6 +240,7 @@ def test_a_variable_tells_the_generator_where_to_write(store: CacheStore) -> Non
     assert refused.name == "Refused" and "is not told where to write" in str(refused.message)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
 def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"
@@ -334,6 +335,7 @@ def test_a_file_of_another_user_that_may_be_cut_and_cannot_be_removed_ends_the_r
             subprocess.run(["chattr", "-i", cut], check=True)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("code", mostly_apart([CUTS, LIES], [CUTS]), ids=["cuts", "lies"])
 def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_path: Path, code: str) -> None:
     mark = tmp_path / "mark"

@@ -277,6 +277,7 @@ def test_a_stall_has_it_stopped_with_a_daemon_that_went_to_init(cache, started, 
     assert report["diagnosis"]["category"]
 
 
+@pytest.mark.campaign
 def test_a_stall_is_only_reported_once_and_again_after_it_grew(cache, started, tmp_path):
     pause, report = tmp_path / "pause", tmp_path / "r.json"
     process = started(OBEYS)

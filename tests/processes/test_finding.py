@@ -46,6 +46,7 @@ def run_bare(tmp_path: Path, *options: str, command: list[str], env: dict[str, s
     return run_exec(None, *QUICK, *options, command=command, report_dir=tmp_path, env=env)
 
 
+@pytest.mark.campaign
 def test_a_command_without_a_directory_is_watched_where_it_writes_and_a_stall_is_seen(tmp_path):
     tag, top = new_tag(), tmp_path / "data" / "out"
     command = [sys.executable, "-c", WRITES, tag, str(top), "30", "hang"]

@@ -62,6 +62,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     return Job(tmp_path)
 
 
+@pytest.mark.campaign
 def test_from_the_sixth_run_on_windows_are_learned_and_a_stop_in_vain_is_made_good(job: Job):
     for number in range(5):
         report = job.run()

@@ -29,6 +29,7 @@ def generator(cache, mode: str, tag: str) -> list[str]:
     return [sys.executable, "-c", GENERATOR, tag, str(cache), mode]
 
 
+@pytest.mark.campaign
 def test_a_generator_that_is_silent_on_disk_and_tells_of_progress_is_no_stall(tmp_path):
     tag, cache, trace = new_tag(), tmp_path / "c", tmp_path / "t.csv"
     ran = run_exec(

@@ -28,6 +28,7 @@ def scanners(pid: int) -> list[int]:
     return [int(one) for one in children if b"cachewatch-scanner" in Path(f"/proc/{one}/cmdline").read_bytes()]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("how", mostly_apart(["replace", "remove"], ["replace"]))
 def test_a_stall_after_an_upgrade_has_its_cause_its_bundle_and_its_report(tmp_path: Path, how: str) -> None:
     installed, cache, go, tag = Installation(tmp_path / "lib"), tmp_path / "cache", tmp_path / "go", new_tag()
