@@ -72,9 +72,11 @@ def _ask(run: FlowRun, attempts: Earlier, state: State[Any]) -> State[Any] | str
     """Ask once; returns the run's new state, or why Prefect refuses."""
     with get_client(sync_client=True) as client:
         now = client.read_flow_run(run.id)
-        if now.state is not None and now.state.is_scheduled():
-            return now.state  # taken before; the answer was lost
-        if now.run_count != run.run_count or now.state is None or not now.state.is_running():
+        if now.state is not None and (
+            now.state.is_scheduled() or now.state.is_pending() or now.run_count > run.run_count
+        ):
+            return now.state  # it was handed over, and maybe taken by a worker: the answer was lost
+        if now.state is None or not now.state.is_running():
             return f"it is {now.state_name} already"
         client.update_flow_run_labels(run.id, {HANDOVER_LABEL: attempts.to_json(run.run_count)})
         # Not forced: Prefect keeps a cancellation that comes first, and gives back the deployment's concurrency slot.

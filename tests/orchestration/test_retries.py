@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from prefect.states import State
+from prefect.states import AwaitingRetry, Pending, Running, State
 from tests.orchestration.test_generate_cache import job, run, task_states
 from tests.support import leave_behind
 
 from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.run.handover import Earlier
 from prefect_cachewatch.supervise.proc import read_stat
+from prefect_cachewatch.tasks.prefect_api import handover
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
@@ -265,3 +271,17 @@ def test_a_device_that_cannot_be_reset_is_left_to_another_worker_or_ends_the_att
     state = run(job(tmp_path / "cache", WRITES + "sys.exit(3)"), retry=retry)
     assert (state.name, sorted(task_states(state))) == ("GeneratorFailed", ["generate-1", "monitor-1"])
     assert "ended with exit code 7: another worker may do better" in caplog.text
+
+
+@pytest.mark.parametrize("now", [AwaitingRetry(), Pending(), Running()], ids=lambda state: state.name)
+def test_a_run_that_a_worker_has_taken_meanwhile_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, now: State[Any]
+) -> None:
+    # The server took the run back, and its answer was lost; the process of another worker has begun it, if it runs.
+    ours = SimpleNamespace(id=uuid4(), run_count=1)
+    there = SimpleNamespace(state=now, state_name=now.name, run_count=2 if now.is_running() else 1)
+    monkeypatch.setattr(handover, "_run", lambda: ours)
+    monkeypatch.setattr(
+        handover, "get_client", lambda **_: contextlib.nullcontext(SimpleNamespace(read_flow_run=lambda _: there))
+    )
+    assert handover.hand_over(Earlier(made=1), 20.0, "again", logging.getLogger("test")) is now
