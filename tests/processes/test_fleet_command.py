@@ -87,3 +87,15 @@ def test_an_api_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     assert ran.stderr.startswith("cachewatch: the Prefect API at http://127.0.0.1:9/api cannot be reached")
     assert ran.stderr.count("\n") == 1
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("127.0.0.1:9/api", "PREFECT_API_URL is 127.0.0.1:9/api, without a scheme: write http://127.0.0.1:9/api"),
+        ("http://127.0.0.1:9/", "PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it"),
+    ],
+)
+def test_an_address_that_no_api_has_is_corrected(tmp_path: Path, url: str, said: str) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL=url)
+    assert ran.status == 125 and said in ran.stderr and ran.stderr.count("\n") == 1

@@ -56,6 +56,8 @@ def check_api(patience_s: float) -> None:
     url = api_url()
     if not url:
         return
+    if "://" not in url:
+        raise InputError(f"PREFECT_API_URL is {url}, without a scheme: write http://{url}")
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
 
     def ask() -> object:
@@ -81,8 +83,9 @@ def check_api(patience_s: float) -> None:
     else:
         why = ""
     if why:
+        address = "" if "/api" in url else f"PREFECT_API_URL ends with /api: write {url.rstrip('/')}/api; or "
         raise InputError(
-            f"the Prefect API at {url} {why}: start it with `prefect server start`, "
+            f"the Prefect API at {url} {why}: {address}start it with `prefect server start`, "
             "or unset PREFECT_API_URL to use a temporary server"
         )
     if not isinstance(version, str):
