@@ -17,7 +17,7 @@ from prefect.events.schemas.events import Event
 from prefect.exceptions import ObjectNotFound
 
 from prefect_cachewatch.cli.automation_files import AutomationFile, for_deployments, read_automations
-from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.bad_ends import BAD_ENDS, BadEnd
 
@@ -105,7 +105,7 @@ async def send_to_block(client: PrefectClient, block: str, kinds: Sequence[str] 
                     await _notify(loaded, subject, body)
             except Exception as error:  # noqa: BLE001 - a block fails in the way of its service
                 said = getattr(error, "log", None) or str(error) or type(error).__name__
-                found.append(Sent(end.state, "failed", for_terminal(" ".join(said.split()), 300)))
+                found.append(Sent(end.state, "failed", for_terminal(redact(" ".join(said.split())), 300)))
             else:
                 found.append(Sent(end.state, "sent"))
     return found
@@ -182,7 +182,7 @@ async def _outcomes(client: PrefectClient, events: dict[UUID, BadEnd], began: da
             else:
                 payload = event["payload"]
                 said = " ".join(f"{payload.get('reason') or ''}: {payload.get('notification_log') or ''}".split())
-                found[event_id] = Sent(events[event_id].state, "failed", for_terminal(said.strip(": "), 300))
+                found[event_id] = Sent(events[event_id].state, "failed", for_terminal(redact(said.strip(": ")), 300))
     return found
 
 

@@ -88,6 +88,8 @@ def audit_command(
     except _GenerationFailed as error:
         print(f"cachewatch: {error.message}", file=sys.stderr)
         return error.exit_status
+    for problem in found.problems:
+        print(f"cachewatch: the result is not recorded: {problem}", file=sys.stderr)
     print(json.dumps(asdict(found), indent=1) if as_json else found.summary())
     return _DIFFERENT if found.verdict == "different" else 0
 

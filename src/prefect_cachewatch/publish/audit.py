@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.activation import doubt_build
 from prefect_cachewatch.publish.builds import open_build, read_own_manifest
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, refusing, write_durably
@@ -63,6 +64,8 @@ class Audit:
     unstable: tuple[str, ...]
     #: How many wrong files -> the chance that none of them was compared.
     missed: Mapping[int, float]
+    #: Why it could not be recorded; empty if it was.
+    problems: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """Summarize it in one or two sentences."""
@@ -71,7 +74,7 @@ class Audit:
         )
         if self.verdict == "different":
             said = f"different: two generations agree, and the build {self.build_id} does not: {_list_some(self.different)}"
-            said += "; it is noted as doubtful"
+            said += "" if self.problems else "; it is noted as doubtful"
         else:
             said = f"equal: the build {self.build_id} is as it is generated anew{but}"
         if self.compared == self.files:
@@ -159,11 +162,15 @@ def audit_build(
             second = _generate(generate, f"{directory}/another", manifest, chosen)
             found = judge(build, first, second, known)
     unstable = tuple(sorted({*known, *found.unstable}))
-    with refusing("write the record of audits of", folder.path):
-        if found.unstable:
-            _write_unstable(folder, manifest.key, unstable)
+    problems = []
+    try:
         if found.different:
             doubt_build(folder, build_id, f"generated anew it is different: {_list_some(found.different)}")
+        if found.unstable:
+            with refusing("write the record of audits of", folder.path):
+                _write_unstable(folder, manifest.key, unstable)
+    except StoreError as error:  # the generation took hours: its result is told all the same
+        problems.append(error.message)
     wrong = sorted({1, math.ceil(len(paths) / 100), math.ceil(len(paths) / 10)}) if paths else []
     return Audit(
         build_id,
@@ -173,6 +180,7 @@ def audit_build(
         found.different,
         unstable,
         {bad: chance_to_miss(len(paths), len(chosen), bad) for bad in wrong},
+        tuple(problems),
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
+from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.publish.durable import refusing
+from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
 from prefect_cachewatch.publish.formats import Finding, inspect
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
 
-__all__ = ["inspect_build"]
+__all__ = ["find_broken", "inspect_build"]
 
 
 def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, Finding]]:
@@ -38,3 +40,21 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
 
     walk_build(build_fd, BuildTree(), visit)
     return sorted(found, key=lambda each: each[0])
+
+
+def find_broken(path: str, ignore: Iterable[str] = ()) -> set[str]:
+    """List the files of a build that contradict their own format; reads may hang with the file system.
+
+    Args:
+        path: of the build.
+        ignore: globs of files that are not part of the cache.
+
+    Returns:
+        Paths relative to it.
+
+    Raises:
+        StoreError: a file cannot be read or vanishes meanwhile.
+        OSError: the directory cannot be opened.
+    """
+    with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
+        return {name for name, found in inspect_build(fd, ignore) if found.verdict == "broken"}

@@ -120,6 +120,7 @@ class BuildTarget(Closing, ABC):
         *,
         window_s: float,
         reported: Collection[str] = (),
+        broken: Collection[str] = (),
     ) -> list[Suspect]:
         """Remove the files that a killed attempt may have cut, so that the next one writes them again.
 
@@ -131,6 +132,7 @@ class BuildTarget(Closing, ABC):
             window_s: the stall window, unless the policy sets one.
             reported: paths in the build that the watch saw growing, or open for writing, at the end; those recorded at
                 the end of an earlier run count too.
+            broken: paths in the build of files that contradict their own format.
 
         Returns:
             The files that were removed.
@@ -151,7 +153,7 @@ class BuildTarget(Closing, ABC):
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
                 reported={*reported, *self._read_reported(record_fd)},
-                broken=self._broken(fd, policy),
+                broken=broken,
             )
             if suspects and isinstance(known, str):
                 self.notes.append(
@@ -161,12 +163,6 @@ class BuildTarget(Closing, ABC):
                 remove_below(fd, suspect.path, entries[suspect.path] if entries is not None else None)
         self.note_growth()
         return suspects
-
-    def _broken(self, build_fd: int, policy: PublishPolicy) -> set[str]:
-        try:
-            return {path for path, found in inspect_build(build_fd, policy.ignore) if found.verdict == "broken"}
-        except StoreError:
-            return set()  # a file cannot be read: the other rules decide
 
     @property
     def growth_mark(self) -> str:

@@ -17,11 +17,12 @@ from typing import Any
 from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal, redact
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
+from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
@@ -42,6 +43,7 @@ __all__ = [
     "growth_summary",
 ]
 
+_CONTENT_S = 60.0
 _NAMED = 5
 _NOTE_S = 5.0
 
@@ -323,8 +325,23 @@ class PublishSession(Closing):
         except InputError as error:
             raise StoreError(error.message) from error
 
+    def _find_broken(self) -> set[str]:
+        """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
+        if self.policy.on_broken_content != "refuse" or self.policy.suspects == "keep":
+            return set()
+        try:
+            found: set[str] = self._files.run(
+                find_broken, self.target.path, tuple(self.policy.ignore), timeout_s=_CONTENT_S
+            )
+        except (OSError, StoreError) as error:
+            why = f"no answer within {format_duration(_CONTENT_S)}" if isinstance(error, TimeoutError) else error
+            self._logger.warning("the contents of the build's files could not be checked before resuming: %s", why)
+            return set()
+        return found
+
     def _remove_suspects(self, window_s: float, reported: Collection[str]) -> None:
-        removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported)
+        broken = self._find_broken()
+        removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported, broken=broken)
         if removed:
             names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:_NAMED])
             more = f" and {len(removed) - _NAMED} more" if len(removed) > _NAMED else ""

@@ -101,6 +101,16 @@ def test_a_scratch_without_room_is_refused_before_the_generation(store, monkeypa
         store.audit("c", generate=lambda path: pytest.fail("it must not run"))
 
 
+def test_a_result_that_cannot_be_recorded_is_told_all_the_same(store, monkeypatch):
+    def full(*_):
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(audit, "doubt_build", full)
+    found = store.audit("c", generate=generator(**{"3_bin": "other"}))
+    assert (found.verdict, found.different, found.problems) == ("different", ("3.bin",), ("the disk is full",))
+    assert "noted" not in found.summary()
+
+
 SIGNATURES = st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(0, 1), st.sampled_from("xy")))
 
 

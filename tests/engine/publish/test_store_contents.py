@@ -8,6 +8,7 @@ import pytest
 from tests.written import write_safetensors
 
 from prefect_cachewatch.publish.checks import Finding, refusals, spare_others
+from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
@@ -70,6 +71,7 @@ def test_a_retry_removes_what_is_provably_cut_however_long_ago_it_was_written(tm
         # As the watch does when it sees growth: what is older than the window counts as whole from now on.
         build.note_growth()
         Path(build.path, "last.bin").write_bytes(b"x")
-        gone = build.prepare_resume(policy, window_s=0.0)
+        broken = find_broken(build.path, policy.ignore)
+        gone = build.prepare_resume(policy, window_s=0.0, broken=broken)
     assert {suspect.path: suspect.reason for suspect in gone}["cut.safetensors"] == "broken"
     assert os.path.exists(f"{build.path}/whole.safetensors") and not os.path.exists(f"{build.path}/cut.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import StoreError
+from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import PublishSession
 
@@ -66,3 +68,29 @@ def test_a_store_that_hangs_later_ends_the_run_and_holds_nobody(tmp_path, step):
             with pytest.raises(StoreError, match=SAYS):
                 step(delivery)
             assert delivery.last_bytes() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "hangs", "stays"), [("refuse", False, False), ("warn", False, True), ("refuse", True, True)]
+)
+def test_a_retry_removes_a_broken_file_unless_that_is_only_a_warning_or_its_storage_hangs(
+    tmp_path, caplog, content, hangs, stays
+):
+    class OneHangs(InPlace):
+        def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
+            if hangs and function is find_broken:
+                raise TimeoutError
+            return function(*arguments)
+
+    job = CacheJob(name="c", command=["gen", "{cache_dir}"])
+    policy = PublishPolicy(store=tmp_path, on_broken_content=content, suspect_window_s=0)
+    with PublishSession(job, policy, files=OneHangs()) as delivery:
+        delivery.begin(clean=False)
+        cut = Path(delivery.target.path, "w.safetensors")
+        cut.write_bytes(b"half")
+        time.sleep(0.05)
+        delivery.target.note_growth()
+        Path(delivery.target.path, "later.bin").write_bytes(b"x")
+        delivery.prepare_retry(0)
+        assert cut.exists() == stays
+    assert ("no answer within 1 minute" in caplog.text) == hangs

@@ -92,7 +92,10 @@ def inspect(file: str | os.PathLike[str] | BinaryIO, name: str | None = None) ->
 
 def _inspect_open(file: BinaryIO, name: str) -> Finding:
     source = Source(file)
-    head = source.head(_HEAD_BYTES)
+    try:
+        head = source.head(_HEAD_BYTES)
+    except (Broken, Unjudged) as error:  # it is cut meanwhile, or its storage is very slow
+        return Finding("unknown", str(error))
     named, is_own = _find_by_name(name)
     begun = next((known for known in _FORMATS if head.startswith(known.magics)), None) if head else None
     chosen = begun or named
