@@ -25,7 +25,7 @@ from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.supervisor import await_survivors, describe_survivors, still_there
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event
-from prefect_cachewatch.tasks.prefect_api.handover import hand_over, why_not_elsewhere
+from prefect_cachewatch.tasks.prefect_api.handover import hand_over, taken_meanwhile, why_not_elsewhere
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
 from prefect_cachewatch.watching.site import CacheSite
@@ -59,6 +59,7 @@ class Retrying:
         self._steps: tuple[Step, ...] = ()
         self._locks: list[LockFile] = []
         self._due_s = 0.0
+        self._asked = False  # to be handed over, without an answer that it was
         if earlier.made:
             inputs.logger.info(
                 "this run was handed over after attempt %s: the next one is %s of %s",
@@ -178,13 +179,14 @@ class Retrying:
         kept = [step.change for step in self._steps if step.change in _STAYING]
         said = self._said(outcome, section)
         pause_s = max(LEAST_PAUSE_S, self._due_s - time.monotonic())  # from now on: this process has to end first
+        self._asked = True
         state = hand_over(self._tally(kept), pause_s, said, self.inputs.logger)
         if state is not None:
             self.inputs.logger.warning("%s", said)
             raise Pause(state=state)
 
     def pause(self, outcome: Outcome, section: NextAttempt) -> None:
-        """Wait until the next attempt is due, and say why there is one."""
+        """Wait until the next attempt is due, and say why there is one; raises Pause if another worker makes it after all."""
         self.inputs.logger.warning("%s", self._said(outcome, section))
         left_s = max(0.0, self._due_s - time.monotonic())
         live_view.get().attempt_waits(left_s)
@@ -193,6 +195,9 @@ class Retrying:
         except TerminationSignal:
             self._leave_cancelled(outcome)
             raise
+        if self._asked and (state := taken_meanwhile()) is not None:
+            raise Pause(state=state)
+        self._asked = False
 
     def _leave_cancelled(self, outcome: Outcome) -> None:
         """Tell of a run that was cancelled in a pause; the report of its last attempt stays as it is."""

@@ -94,7 +94,8 @@ class WorkerExecutor:
     def recall(self, run_ids: Sequence[UUID]) -> list[UUID]:
         """Cancel the runs that no worker has taken yet."""
         scheduled = children_of(self._fleet.client, self._fleet.run_id, types=[StateType.SCHEDULED])
-        found = [run.id for run in scheduled if run.id in set(run_ids)]
+        # One that was handed over between two attempts has begun, and waits as well.
+        found = [run.id for run in scheduled if run.id in set(run_ids) and not run.run_count]
         self.stop(found)
         return found
 

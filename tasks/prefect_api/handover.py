@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import datetime
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry
 
 from prefect_cachewatch.run.handover import Earlier, read_earlier
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
 
-__all__ = ["HANDOVER_LABEL", "earlier_attempts", "hand_over", "why_not_elsewhere"]
+__all__ = ["HANDOVER_LABEL", "earlier_attempts", "hand_over", "taken_meanwhile", "why_not_elsewhere"]
 
 HANDOVER_LABEL = "cachewatch.handover"
 _FLOW = "generate-cache"
 _PATIENCE_S = 30.0
+_REQUEST_S = 10.0
 
 
 def earlier_attempts() -> Earlier:
@@ -49,46 +52,75 @@ def hand_over(attempts: Earlier, pause_s: float, message: str, logger: AnyLogger
 
     Args:
         attempts: all that were made.
-        pause_s: seconds until the next one.
+        pause_s: seconds until the next one, from the moment at which Prefect takes it.
         message: of the state.
         logger: the run's logger.
 
     Returns:
-        The state that the run has now; None if it was not handed over, and is to go on here.
+        The state that the run has now; None if it was not handed over, or that is not known (`taken_meanwhile`).
     """
     run = _run()
     if run is None:
         return None
-    due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=pause_s)
-    state: State[Any] = AwaitingRetry(message=message, scheduled_time=due)
     problem = "the run could not be handed to another worker, and goes on here"
-    answer = try_until(lambda: _ask(run, attempts, state), problem, time.monotonic() + _PATIENCE_S, logger)
+    answer = try_until(lambda: _ask(run, attempts, pause_s, message), problem, time.monotonic() + _PATIENCE_S, logger)
+    if isinstance(answer, State):
+        return answer
     if isinstance(answer, str):
         logger.warning("%s: %s", problem, answer)
-    return answer if isinstance(answer, State) else None
+    with contextlib.suppress(Exception), _client() as client:  # for a later Retry by hand, which begins anew
+        client.update_flow_run_labels(run.id, {HANDOVER_LABEL: ""})
+    return None
 
 
-def _ask(run: FlowRun, attempts: Earlier, state: State[Any]) -> State[Any] | str:
+def taken_meanwhile() -> State[Any] | None:
+    """Read once more whether Prefect has taken this run back although no answer came; the state that it has then."""
+    run = _run()
+    if run is not None:
+        with contextlib.suppress(Exception), _client() as client:
+            return _state_elsewhere(client, run)
+    return None
+
+
+def _ask(run: FlowRun, attempts: Earlier, pause_s: float, message: str) -> State[Any] | str:
     """Ask once; returns the run's new state, or why Prefect refuses."""
-    with get_client(sync_client=True) as client:
+    with _client() as client:
         now = client.read_flow_run(run.id)
-        if now.state is not None and (
-            now.state.is_scheduled() or now.state.is_pending() or now.run_count > run.run_count
-        ):
-            return now.state  # it was handed over, and maybe taken by a worker: the answer was lost
+        if (state := _state_elsewhere(client, run, now)) is not None:
+            return state  # it was handed over, and maybe taken by a worker: the answer was lost
         if now.state is None or not now.state.is_running():
             return f"it is {now.state_name} already"
+        if now.empirical_policy.retry_type == "in_process":  # no worker asks for such a run
+            return "one of Prefect's own retries of it is under way"
         client.update_flow_run_labels(run.id, {HANDOVER_LABEL: attempts.to_json(run.run_count)})
+        due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=pause_s)
         # Not forced: Prefect keeps a cancellation that comes first, and gives back the deployment's concurrency slot.
-        answer = client.set_flow_run_state(run.id, state)
-        if answer.status is not SetStateStatus.ACCEPT or answer.state is None:
-            return f"Prefect refuses it ({answer.status.value.lower()})"
+        answer = client.set_flow_run_state(run.id, AwaitingRetry(message=message, scheduled_time=due))
+        # Prefect refuses what it has done already: the run itself says which it is.
+        state = _state_elsewhere(client, run)
+        return state or f"Prefect refuses it ({answer.status.value.lower()})"
+
+
+def _state_elsewhere(client: SyncPrefectClient, run: FlowRun, now: FlowRun | None = None) -> State[Any] | None:
+    """Return the state of a run that is in its pool again, or in another process; None if it is still this one's."""
+    now = client.read_flow_run(run.id) if now is None else now
+    if now.state is not None and now.state.is_scheduled():
         # With a process noted, a run that waits would be cancelled by nobody: Prefect leaves that to the one that has it.
         with contextlib.suppress(Exception):
             client.request(
                 "PATCH", "/flow_runs/{id}", path_params={"id": run.id}, json={"infrastructure_pid": None}
             ).raise_for_status()
-        return answer.state
+        return now.state
+    taken = now.state is not None and (now.state.is_pending() or now.run_count > run.run_count)
+    return now.state if taken else None
+
+
+@contextlib.contextmanager
+def _client() -> Iterator[SyncPrefectClient]:
+    """Open a client that asks once and soon gives up: each further try reads the run first."""
+    settings = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_S}
+    with temporary_settings(settings), get_client(sync_client=True) as client:
+        yield client
 
 
 def _run() -> FlowRun | None:

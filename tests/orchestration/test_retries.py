@@ -8,13 +8,15 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
-from prefect.states import AwaitingRetry, Pending, Running, State
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.states import AwaitingRetry, Cancelling, Pending, Running, State
 from tests.orchestration.test_generate_cache import job, run, task_states
 from tests.support import leave_behind
 
@@ -273,15 +275,61 @@ def test_a_device_that_cannot_be_reset_is_left_to_another_worker_or_ends_the_att
     assert "ended with exit code 7: another worker may do better" in caplog.text
 
 
-@pytest.mark.parametrize("now", [AwaitingRetry(), Pending(), Running()], ids=lambda state: state.name)
+class Api:
+    """A Prefect API of one run; `then` is its state after it was asked to be handed over, whatever the answer says."""
+
+    def __init__(self, now: State[Any], then: State[Any] | None = None, retry_type: str | None = None) -> None:
+        self.states, self.labels, self.asked = [now, then or now], list[str](), 0
+        self.retry_type = retry_type
+
+    def read_flow_run(self, _: UUID) -> SimpleNamespace:
+        state = self.states[min(self.asked, 1)]
+        taken = state.is_running() and state is not self.states[0]
+        policy = SimpleNamespace(retry_type=self.retry_type)
+        return SimpleNamespace(state=state, state_name=state.name, run_count=1 + taken, empirical_policy=policy)
+
+    def update_flow_run_labels(self, _: UUID, labels: dict[str, str]) -> None:
+        self.labels += labels.values()
+
+    def set_flow_run_state(self, *_: object) -> SimpleNamespace:
+        self.asked += 1
+        return SimpleNamespace(status=SetStateStatus.REJECT)
+
+
+@pytest.fixture
+def hand_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Api], State[Any] | None]:
+    def hand(api: Api) -> State[Any] | None:
+        monkeypatch.setattr(handover, "_run", lambda: SimpleNamespace(id=uuid4(), run_count=1))
+        monkeypatch.setattr(handover, "get_client", lambda **_: contextlib.nullcontext(api))
+        return handover.hand_over(Earlier(made=1), 20.0, "again", logging.getLogger("test"))
+
+    return hand
+
+
+@pytest.mark.parametrize("then", [AwaitingRetry(), Pending(), Running()], ids=lambda state: state.name)
 def test_a_run_that_a_worker_has_taken_meanwhile_is_left_to_it(
-    monkeypatch: pytest.MonkeyPatch, now: State[Any]
+    hand_to: Callable[[Api], State[Any] | None], then: State[Any]
 ) -> None:
-    # The server took the run back, and its answer was lost; the process of another worker has begun it, if it runs.
-    ours = SimpleNamespace(id=uuid4(), run_count=1)
-    there = SimpleNamespace(state=now, state_name=now.name, run_count=2 if now.is_running() else 1)
-    monkeypatch.setattr(handover, "_run", lambda: ours)
-    monkeypatch.setattr(
-        handover, "get_client", lambda **_: contextlib.nullcontext(SimpleNamespace(read_flow_run=lambda _: there))
-    )
-    assert handover.hand_over(Earlier(made=1), 20.0, "again", logging.getLogger("test")) is now
+    # The server took the run back and its answer was lost. Asked again, it refuses what it has done already.
+    api = Api(Running(), then)
+    assert hand_to(api) is then
+    assert handover.taken_meanwhile() is then
+    before = Api(then if not then.is_running() else Pending())
+    assert hand_to(before) is before.states[0] and not before.asked
+
+
+@pytest.mark.parametrize(
+    ("api", "why"),
+    [
+        (Api(Running()), "Prefect refuses it (reject)"),
+        (Api(Cancelling()), "it is Cancelling already"),
+        (Api(Running(), retry_type="in_process"), "one of Prefect's own retries of it is under way"),
+    ],
+    ids=["refused", "cancelled", "retried"],
+)
+def test_a_run_that_is_not_taken_back_leaves_no_count_of_attempts(
+    hand_to: Callable[[Api], State[Any] | None], caplog: pytest.LogCaptureFixture, api: Api, why: str
+) -> None:
+    assert hand_to(api) is None and handover.taken_meanwhile() is None
+    assert why in caplog.text
+    assert api.labels[-1] == ""
