@@ -26,7 +26,7 @@ from prefect_cachewatch.common.secrets import secret_values, worth_hiding
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.examination import LATE_MODULES, PostMortem
@@ -392,7 +392,7 @@ def _last_runs(inputs: Inputs, report: Report) -> list[JobRun]:
     """Return the last runs of the job, this one first; none if this one's report cannot be read."""
     try:
         runs: list[JobRun] = inputs.files.run(last_runs, report.name, timeout_s=_HISTORY_S)
-    except (OSError, CachewatchError):
+    except Exception:  # noqa: BLE001 - a comparison with the past must not end a run
         return []
     return runs if runs and runs[0].started_at[:19] == report.started_at[:19] else []
 

@@ -143,6 +143,14 @@ def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> boo
     Returns:
         Whether it was handed to Prefect.
     """
+    try:
+        _emit_counted(run_id, name, state, by)
+    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
+        return False
+    return True
+
+
+def _emit_counted(run_id: UUID, name: str, state: State[Any], by: str) -> None:
     ended = state.timestamp
     # Never before the end that it follows, by whatever clock that was told; a state's event has the state's id.
     occurred = max(ended, datetime.now(UTC))
@@ -151,12 +159,8 @@ def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> boo
     )
     flow = {"id": f"cachewatch.flow.{_GENERATION}", "name": _GENERATION, "role": "flow"}
     related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
-    try:
-        resource = _run_resource(run_id, name, state.type.value)
-        emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
-    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
-        return False
-    return True
+    resource = _run_resource(run_id, name, state.type.value)
+    emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
 
 
 def _run_resource(run_id: UUID, name: str, state_type: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas import OrchestrationResult
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -95,7 +96,9 @@ def _ask(run: FlowRun, attempts: Earlier, pause_s: float, message: str) -> State
         client.update_flow_run_labels(run.id, {HANDOVER_LABEL: attempts.to_json(run.run_count)})
         due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=pause_s)
         # Not forced: Prefect keeps a cancellation that comes first, and gives back the deployment's concurrency slot.
-        answer = client.set_flow_run_state(run.id, AwaitingRetry(message=message, scheduled_time=due))
+        answer: OrchestrationResult[Any] = client.set_flow_run_state(
+            run.id, AwaitingRetry(message=message, scheduled_time=due)
+        )
         # Prefect refuses what it has done already: the run itself says which it is.
         state = _state_elsewhere(client, run)
         return state or f"Prefect refuses it ({answer.status.value.lower()})"

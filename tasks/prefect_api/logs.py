@@ -68,15 +68,19 @@ class _FlowLines(logging.Filter):
         run_id = str(getattr(record, "flow_run_id", ""))
         if not self.knows(run_id):
             return True
-        text = record.getMessage()
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - a line with wrong arguments is reported by logging itself
+            return True
         if record.exc_info and record.exc_info[0] is not None and run_id in self._chosen:
             if text.startswith(_ENGINE_EXITED):
                 return False  # The engine raises for each Failed state that a flow returns.
             if text.startswith("Encountered exception during execution"):
                 record.exc_info = None
-        if (found := _FINISHED.match(text)) and any(repr(said) in text for said in tuple(self._said[run_id])):
+        if (found := _FINISHED.match(text)) and any(repr(said) in text for said in tuple(self._said.get(run_id, ()))):
             record.msg, record.args = found[0], ()
-        self._said[run_id].append(text)
+        if (last := self._said.get(run_id)) is not None:  # another thread may have dropped the oldest
+            last.append(text)
         return True
 
 
