@@ -121,7 +121,7 @@ def _state_elsewhere(client: SyncPrefectClient, run: FlowRun, now: FlowRun | Non
 @contextlib.contextmanager
 def _client() -> Iterator[SyncPrefectClient]:
     """Open a client that asks once and soon gives up: each further try reads the run first."""
-    settings = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_S}
+    settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_S}
     with temporary_settings(settings), get_client(sync_client=True) as client:
         yield client
 
