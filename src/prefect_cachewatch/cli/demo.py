@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def command(directory: Path) -> int:
     frozen = _run(root, "frozen", checkpoint, ["--freeze-at", str(_FREEZE_AT)])
 
     _say("4. what the run page shows")
-    shown = _print_artifacts("cachewatch-demo-frozen")
+    shown = _print_artifacts(["cachewatch-demo-frozen-report", "cachewatch-demo-frozen-listing"])
     tensors = len(list((root / "healthy").glob("*.tensorbin")))
     as_promised = (healthy, frozen, tensors, shown) == (0, 124, 4 * _LAYERS, 2)
     _say("done" if as_promised else "this demo did not go as it should")
@@ -91,7 +92,7 @@ def _run(root: Path, kind: str, checkpoint: Path, extra: list[str]) -> int:
     )
 
 
-def _print_artifacts(prefix: str) -> int:
+def _print_artifacts(keys: Sequence[str]) -> int:
     """Print the artifacts of a run as the server has them; returns how many there are."""
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey  # noqa: PLC0415
@@ -100,10 +101,10 @@ def _print_artifacts(prefix: str) -> int:
     found: dict[str, Any] = {}
     with get_client(sync_client=True) as client:
         for artifact in client.read_artifacts(
-            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(like_=f"{prefix}-%")), sort=ArtifactSort.CREATED_DESC
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=list(keys))), sort=ArtifactSort.CREATED_DESC
         ):
             recent = artifact.created and artifact.created.timestamp() > time.time() - 600
-            if recent and artifact.type in ("markdown", "table"):
+            if recent:
                 found.setdefault(str(artifact.key), artifact)
     for key, artifact in sorted(found.items(), reverse=True):
         print(f"--- artifact {key} ({artifact.type})")
