@@ -272,5 +272,10 @@ def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary
 
 
 def _late_modules(with_metrics: bool) -> list[str]:
-    names = ["run.preparation", "run.trace.recorder", *(["metrics.textfile"] if with_metrics else [])]
+    names = [
+        "publish.contents",
+        "run.preparation",
+        "run.trace.recorder",
+        *(["metrics.textfile"] if with_metrics else []),
+    ]
     return [*ASIDE_MODULES, *(f"prefect_cachewatch.{name}" for name in names)]
