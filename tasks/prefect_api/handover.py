@@ -69,8 +69,8 @@ def hand_over(attempts: Earlier, pause_s: float, message: str, logger: AnyLogger
         return answer
     if isinstance(answer, str):
         logger.warning("%s: %s", problem, answer)
-    with contextlib.suppress(Exception), _client() as client:  # for a later Retry by hand, which begins anew
-        client.update_flow_run_labels(run.id, {HANDOVER_LABEL: ""})
+        with contextlib.suppress(Exception), _client() as client:
+            _forget(client, run)
     return None
 
 
@@ -79,8 +79,15 @@ def taken_meanwhile() -> State[Any] | None:
     run = _run()
     if run is not None:
         with contextlib.suppress(Exception), _client() as client:
-            return _state_elsewhere(client, run)
+            if (state := _state_elsewhere(client, run)) is not None:
+                return state
+            _forget(client, run)
     return None
+
+
+def _forget(client: SyncPrefectClient, run: FlowRun) -> None:
+    """Take the count of attempts back, for a later Retry by hand, which begins anew."""
+    client.update_flow_run_labels(run.id, {HANDOVER_LABEL: ""})
 
 
 def _ask(run: FlowRun, attempts: Earlier, pause_s: float, message: str) -> State[Any] | str:

@@ -333,3 +333,21 @@ def test_a_run_that_is_not_taken_back_leaves_no_count_of_attempts(
     assert hand_to(api) is None and handover.taken_meanwhile() is None
     assert why in caplog.text
     assert api.labels[-1] == ""
+
+
+def test_the_count_of_attempts_stays_as_long_as_the_answer_may_only_be_lost(
+    hand_to: Callable[[Api], State[Any] | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api(Running(), AwaitingRetry())
+    reads = iter([api.read_flow_run])  # the first one is answered, and nothing after the state was asked for
+
+    def read(run_id: UUID) -> SimpleNamespace:
+        try:
+            return next(reads)(run_id)
+        except StopIteration:
+            raise ConnectionError("away") from None
+
+    monkeypatch.setattr(handover, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(api, "read_flow_run", read)
+    assert hand_to(api) is None and handover.taken_meanwhile() is None
+    assert json.loads(api.labels[-1])["made"] == 1
