@@ -186,7 +186,7 @@ $(VENV)/.scale: $(VENV)/.test
 test-scale: $(VENV)/.scale ## Run a dozen generations on PostgreSQL and Redis.
 	$(BIN)/pytest -m scale tests/scale $(ARGS)
 
-scale: $(VENV)/.scale ## Run 200 generations there, and write docs/scale.md.
+scale: $(VENV)/.scale ## Run 200 generations there, and some beside bare ones; write docs/scale.md.
 	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)
 
 # Each in an environment of its own below build/versions.

@@ -18,7 +18,6 @@ from typing import Any
 from uuid import uuid4
 
 from prefect.blocks.system import Secret
-from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 
 from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
@@ -32,8 +31,10 @@ from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.examination import LATE_MODULES, PostMortem
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
+from prefect_cachewatch.run.filled_key import known_key
 from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
 from prefect_cachewatch.run.learning import Learning
+from prefect_cachewatch.run.missed import KnownKey
 from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.past import JobRun, last_runs
@@ -42,6 +43,7 @@ from prefect_cachewatch.run.regression import slower_than_before
 from prefect_cachewatch.run.remedies import check_causes
 from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
+from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.artifacts import (
     PATIENCE_S,
     AnyLogger,
@@ -50,16 +52,19 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     publish_history,
 )
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
-from prefect_cachewatch.tasks.prefect_api.origin import this_origin
+from prefect_cachewatch.tasks.prefect_api.origin import this_origin, this_run
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
+from prefect_cachewatch.tasks.prefect_api.storage_board import neighbours_in_prefect
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
-from prefect_cachewatch.watching.site import CacheSite, check_command
+from prefect_cachewatch.watching.site import CacheDirectories, check_command
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
     "ASIDE_MODULES",
+    "AWAKE_S",
+    "CANCELLED_PATIENCE_S",
     "Inputs",
     "check_retry",
     "is_output_shown",
@@ -80,15 +85,18 @@ ASIDE_MODULES = (
     *LATE_MODULES,
     "prefect_cachewatch.common.statedir",
     "prefect_cachewatch.run.history",
+    "prefect_cachewatch.run.filled_key",
+    "prefect_cachewatch.run.host_board",
     "prefect_cachewatch.run.learning",
+    "prefect_cachewatch.run.missed",
     "prefect_cachewatch.run.past",
 )
 _HISTORY_S = 5.0
 Decide = Callable[[Outcome, Watch, PostMortem], NextAttempt | None]
 _TASKS_END_S = 20.0
-_AWAKE_S = 1.0
+AWAKE_S = 1.0
 # A cancelled run is killed 30 s after SIGTERM; by then its grace period is over.
-_CANCELLED_PATIENCE_S = 3.0
+CANCELLED_PATIENCE_S = 3.0
 
 
 # What shows an attempt in a terminal while it runs; set by the command.
@@ -113,6 +121,7 @@ class Inputs:
     metrics: MetricsExporter | None = None
     files: Files = field(default_factory=InPlace)
     learning: Learning | None = None
+    known: KnownKey = field(default_factory=KnownKey)
 
     def remember(self, outcome: Outcome) -> None:
         """Add a run that has completed to the history that windows are learned from."""
@@ -201,14 +210,17 @@ def prepare(
             format_duration(stall.poll_s),
             format_duration(poll_s),
         )
-    context = FlowRunContext.get()
-    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
+    run = this_run()
+    run_id = str(run.id if run is not None else uuid4())
     run_dir = stack.enter_context(contextlib.closing(open_run_directory(files, job.name, run_id))).path
     hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
-    return Inputs(job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files)
+    known = known_key(job, files, env)
+    return Inputs(
+        job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files, known=known
+    )
 
 
-def learning_for(inputs: Inputs, site: CacheSite) -> Inputs:
+def learning_for(inputs: Inputs, site: CacheDirectories) -> Inputs:
     """Return the same inputs with the learned windows of the run.
 
     Args:
@@ -244,12 +256,17 @@ def wait_awake(event: threading.Event, seconds: float = math.inf) -> None:
         seconds: the longest wait.
     """
     end_s = time.monotonic() + seconds
-    while (left_s := end_s - time.monotonic()) > 0 and not event.wait(min(left_s, _AWAKE_S)):
+    while (left_s := end_s - time.monotonic()) > 0 and not event.wait(min(left_s, AWAKE_S)):
         pass
 
 
 def run_attempt(
-    inputs: Inputs, site: CacheSite, number: int, decide: Decide, most: int | None = None
+    inputs: Inputs,
+    site: CacheDirectories,
+    number: int,
+    decide: Decide,
+    most: int | None = None,
+    storage: StorageSlots | None = None,
 ) -> tuple[Outcome, Report]:
     """Run `generate-N` and `monitor-N` side by side; the tree is gone when this returns or raises.
 
@@ -259,6 +276,7 @@ def run_attempt(
         number: number of the attempt, from 1.
         decide: says what follows it, for its report.
         most: how many attempts there may be at most.
+        storage: the run's share of its storage.
 
     Returns:
         How it ended, and its report, which has been written and published.
@@ -274,10 +292,13 @@ def run_attempt(
             runner.write(report, path)
         stalls.put(report)
 
+    neighbours, labels = neighbours_in_prefect(
+        inputs.files, site.paths, inputs.stall, inputs.job.name, storage, inputs.logger
+    )
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
-        on_stall=stalled, attempts=most, origin=this_origin(),
+        on_stall=stalled, attempts=most, origin=this_origin(), known=inputs.known, neighbours=neighbours,
     )  # fmt: skip
     size = _expected_size(inputs, site.paths)
     watch = runner.watch(
@@ -288,7 +309,9 @@ def run_attempt(
     note_work(watch)
     attempt = Attempt(watch, inputs.secrets)
     output = _output_log(inputs, watch)
-    reporter = Reporter(watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output)
+    reporter = Reporter(
+        watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output, labels=labels
+    )
     futures: list[PrefectFuture[Any]] = []
 
     def end() -> None:
@@ -348,7 +371,7 @@ def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int, 
         outcome = runner.conclude(watch, watch.finish())
         output.end(failed=True)
         inputs.logger.warning(outcome.message)
-        _report(inputs, watch, outcome, runner, number, _CANCELLED_PATIENCE_S)
+        _report(inputs, watch, outcome, runner, number, CANCELLED_PATIENCE_S)
     except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
 

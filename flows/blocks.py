@@ -23,6 +23,7 @@ from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolic
 from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS
+from prefect_cachewatch.flows.attempts import AWAKE_S, wait_awake
 from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
 from prefect_cachewatch.flows.telling import Telling, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
@@ -96,8 +97,11 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
                 `data["report"]` the report of its last attempt.
             BaseException: what interrupted the wait; the generator has been stopped before it is raised.
         """
+        ended = asyncio.wrap_future(self._ended)
         try:
-            await asyncio.shield(asyncio.wrap_future(self._ended))
+            while not ended.done():  # in short pieces, as `wait_awake` does
+                await asyncio.wait([ended], timeout=AWAKE_S)
+            await ended
         except asyncio.CancelledError:
             await asyncio.to_thread(self._break_off, "the wait for it was cancelled")
             raise
@@ -130,7 +134,10 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
 
     def outcome(self) -> GenerationSummary:
         """Wait for the end in this thread, and return the summary; raises as these two steps do."""
+        ended = threading.Event()
+        self._ended.add_done_callback(lambda _: ended.set())
         try:
+            wait_awake(ended)
             self._ended.result()
         except BaseException as error:
             self._break_off(type(error).__name__)

@@ -33,6 +33,7 @@ from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit
 from prefect_cachewatch.tasks.prefect_api.logs import say_end
 
@@ -141,7 +142,7 @@ def check_capacity(
     policy: Policy | None = None,
     window_s: _Window = 7 * 86400,
     until: datetime.datetime | None = None,
-    generation_flow: str = "generate-cache",
+    generation_flow: str = GENERATION_FLOW,
 ) -> list[dict[str, Any]] | State[Any]:
     """Compare past generations with the plan: Little's law, rates, burst times, by storage and hour.
 

@@ -12,6 +12,7 @@ the cache is then verified and published: Completed named `Cached` if it was who
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
+import logging
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, Storage
 from prefect_cachewatch.config.forms import OFF
-from prefect_cachewatch.config.profiles import complete_job
+from prefect_cachewatch.config.profiles import complete_job, profile_key
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
     ASIDE_MODULES,
@@ -44,6 +45,7 @@ from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
@@ -55,7 +57,7 @@ from prefect_cachewatch.tasks.publication import deliver_build, find_cached
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.sections import Publication, Readiness
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = [
     "CacheGenerationError",
@@ -93,7 +95,7 @@ class GenerationSummary(BaseModel):
     )
 
 
-@flow(name="generate-cache", flow_run_name="{job.name}", validate_parameters=True)
+@flow(name=GENERATION_FLOW, flow_run_name="{job.name}", validate_parameters=True)
 def generate_cache(
     job: CacheJob,
     stall: StallPolicy = StallPolicy(),  # noqa: B008 - frozen, and the UI's form shows the defaults
@@ -132,7 +134,11 @@ def generate_cache(
             admission.metrics = exporter = run_metrics.open(files)
             job, stall = complete_job(profile, job, stall)
             admission.check()
-            delivery = PublishSession(job, publish, logger, files) if publish is not None else None
+            delivery = (
+                PublishSession(job, publish.with_key(profile_key(profile)), logger, files)
+                if publish is not None
+                else None
+            )
             clean = retry.on_retry == "clean"
             with contextlib.ExitStack() as stack:
                 inputs = prepare(job, stall, stop, outputs, logger, delivery, exporter, files=files, stack=stack)
@@ -150,6 +156,7 @@ def generate_cache(
                 site.to_clean = retry.may_clean and (retry.attempts > 1 or stall.learned)
                 site.to_record = delivery is not None and delivery.let_watch_record()
                 if delivery is not None:
+                    site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark
                     delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 inputs = learning_for(inputs, site)
@@ -194,7 +201,7 @@ def final_state(state: State[Any]) -> State[Any]:
     return state
 
 
-def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
+def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
     logger, retrying = inputs.logger, Retrying(retry, inputs, site, earlier_attempts())
     admission.earlier = retrying.earlier.made
     while True:
@@ -204,12 +211,12 @@ def _run_attempts(inputs: Inputs, site: CacheSite, retry: RetryPolicy, admission
         note_work(attempts_left=retrying.most - number + (1 if extra else 0))
         live_view.get().attempt_begins(number, retrying.most)
         with admission.slots(logger):  # given back during the backoff
-            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide, retrying.most)
+            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide, retrying.most, admission)
         note_work()  # from here on the flow decides, waits and publishes by itself
         admission.outcomes.append(outcome)
         admission.report = report
         if outcome.name == "completed":
-            logger.info(outcome.message)
+            logger.log(logging.INFO if outcome.missed is None else logging.WARNING, outcome.message)
             if inputs.delivery is not None:
                 return _deliver(inputs, inputs.delivery, retrying.outcomes, report)
             inputs.remember(outcome)

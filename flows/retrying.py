@@ -28,7 +28,7 @@ from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.handover import hand_over, taken_meanwhile, why_not_elsewhere
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = ["Retrying"]
 
@@ -49,7 +49,13 @@ class Retrying:
         InputError: a change that they have made cannot be made here.
     """
 
-    def __init__(self, policy: RetryPolicy, inputs: Inputs, site: CacheSite, earlier: Earlier = Earlier()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        inputs: Inputs,
+        site: CacheDirectories,
+        earlier: Earlier = Earlier(),  # noqa: B008 - frozen
+    ) -> None:
         self.policy, self.inputs, self.earlier = policy, inputs, earlier
         self.outcomes: list[Outcome] = []
         self.lasting = ""

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.states import Completed, Failed
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,11 +25,12 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.config import AttachJob, StallPolicy, StopPolicy, WatchOutputs
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.flows.attempts import ASIDE_MODULES
+from prefect_cachewatch.flows.attempts import ASIDE_MODULES, CANCELLED_PATIENCE_S
 from prefect_cachewatch.flows.generation import final_state
 from prefect_cachewatch.tasks.prefect_api.artifacts import PATIENCE_S, AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
 from prefect_cachewatch.tasks.watching import Observation, watch_process
 from prefect_cachewatch.watching.outcomes import ending_of, is_failure, is_verdict
@@ -39,8 +39,6 @@ __all__ = ["WatchSummary", "watch_cache"]
 
 _TASK_ENDS_S = 20.0
 _LOOK_S = 0.5
-# As of a cancelled generation.
-_CANCELLED_PATIENCE_S = 3.0
 
 
 class WatchSummary(BaseModel):
@@ -77,8 +75,8 @@ def watch_cache(
     logger = get_run_logger()
     outlive_readers()
     tidy_run_logs()
-    context = FlowRunContext.get()
-    run_id = str(context.flow_run.id) if context and context.flow_run else str(uuid4())
+    run = this_run()
+    run_id = str(run.id if run is not None else uuid4())
     try:
         with contextlib.ExitStack() as stack:
             files = stack.enter_context(contextlib.closing(Aside.spawn(ASIDE_MODULES)))
@@ -118,7 +116,7 @@ def _observe(observation: Observation, logger: AnyLogger) -> None:
     except BaseException:
         # A cancellation arrives here as a TerminationSignal, and leaves its report before the worker's patience is over.
         _end(observation, reporter, future)
-        _tell_end(observation, logger, _CANCELLED_PATIENCE_S)
+        _tell_end(observation, logger, CANCELLED_PATIENCE_S)
         raise
     _end(observation, reporter, future)
     _tell_stalls(observation, logger)

@@ -28,7 +28,7 @@ from prefect_cachewatch.watching.headline import how_long
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothing, describe_stall, ending_of
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule
 
 __all__ = ["Attempt", "monitor_cache", "monitor_growth", "run_generator"]
@@ -161,7 +161,7 @@ def monitor_cache(
     """
     policy = stall or StallPolicy()
     refuse_learned(policy)
-    with CacheSite([Path(path) for path in cache_dirs], ignore=ignore, lock=False) as site:
+    with CacheDirectories([Path(path) for path in cache_dirs], ignore=ignore, lock=False) as site:
         baseline = site.begin()
         began_empty = holds_nothing(Growth(**baseline["growth"]))
         monitor = GrowthMonitor(site, StallRule(policy, time.monotonic()), time.monotonic, baseline)

@@ -104,7 +104,8 @@ def deliver_build(
         growth = growth_summary(outcomes[-1], report.attempt)
         state = publisher_of(delivery)(delivery, growth, return_state=True)
     left_alone = describe_left_alone(report.would_be_stops)
-    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone)))
+    missed = report.cache_missed.sentence if report.cache_missed is not None else ""
+    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone, missed)))
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)

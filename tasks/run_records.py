@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -28,6 +27,8 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
+from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 
 __all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "store_run_record", "stored_records"]
 
@@ -63,19 +64,16 @@ def store_run_record(record: RunRecord) -> UUID:
     Returns:
         The artifact's id.
     """
-    stored = create_markdown_artifact(
-        key=run_record_key(record.job),
-        markdown=f"```json\n{run_record_json(record)}\n```",
-        description=f"Record of {for_terminal(record.job)}"
-        + (f" on {for_terminal(record.storage)}" if record.storage else ""),
-    )
-    assert isinstance(stored, UUID)
-    return stored
+    description = f"Record of {for_terminal(record.job)}"
+    if record.storage:
+        description += f" on {for_terminal(record.storage)}"
+    text = f"```json\n{run_record_json(record)}\n```"
+    return create_artifact("markdown", run_record_key(record.job), text, description)
 
 
 @task(name="read-past-runs", cache_policy=NO_CACHE)
 def read_run_records(
-    start: datetime.datetime, end: datetime.datetime, flow_name: str = "generate-cache"
+    start: datetime.datetime, end: datetime.datetime, flow_name: str = GENERATION_FLOW
 ) -> list[RunRecord]:
     """Read the runs of the generation flow that touch a window.
 

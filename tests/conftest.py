@@ -24,3 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 undo_ignored_signals()
+# The size of the terminal that started the tests is not that of theirs.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)

@@ -5,13 +5,13 @@ The slots are those of a Prefect global concurrency limit; the planner computes 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 
 from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.config import Storage
@@ -19,12 +19,16 @@ from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
+from prefect_cachewatch.tasks.prefect_api.storage_incident import give_back_abandoned, storage_label
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot, storage_weight
 from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 
 __all__ = ["StorageSlots"]
+
+_logger = logging.getLogger("prefect.cachewatch")
 
 
 class StorageSlots:
@@ -43,6 +47,8 @@ class StorageSlots:
         self.earlier = 0  # attempts of other processes
         self.report: Report | None = None
         self.waited_s = 0.0
+        self.suspected = False
+        """Whether the storage was suspected in an attempt."""
         self.metrics: MetricsExporter | None = None
         self._started_s = time.time()
 
@@ -56,6 +62,12 @@ class StorageSlots:
             if self._slots is None:
                 self._slots = storage_weight(self.storage)
             require_limit(self.storage, self._slots)
+            _give_back(self.storage)
+
+    @property
+    def weight(self) -> int:
+        """Slots that an attempt occupies."""
+        return self._slots or 1
 
     @contextmanager
     def slots(self, logger: AnyLogger) -> Iterator[None]:
@@ -67,8 +79,8 @@ class StorageSlots:
         if self.storage is None:
             yield
             return
-        context = FlowRunContext.get()
-        run_id = context.flow_run.id if context and context.flow_run else None
+        run = this_run()
+        run_id = run.id if run is not None else None
         with ExitStack() as held:
             with self.metrics.waiting(self.storage) if self.metrics is not None else nullcontext():
                 waited_s = held.enter_context(storage_slot(self.storage, self._slots, logger, flow_run_id=run_id))
@@ -82,13 +94,12 @@ class StorageSlots:
             state: the run's final state.
             logger: the run's logger.
         """
-        context = FlowRunContext.get()
-        if context is None or context.flow_run is None:
+        if (run := this_run()) is None:
             return
-        if not is_fleet_job(context.flow_run.tags) and (self.storage is None or not self.outcomes):
+        if not is_fleet_job(run.tags) and (self.storage is None or not self.outcomes):
             return
         try:
-            store_run_record(self._record(str(context.flow_run.id), state))
+            store_run_record(self._record(str(run.id), state))
         except Exception as error:  # noqa: BLE001 - the record is for statistics; the run's own end counts
             logger.warning("the run record of %s was not stored: %s", self.job, type(error).__name__)
 
@@ -111,13 +122,22 @@ class StorageSlots:
             longest_pause_s=max((outcome.longest_pause_s for outcome in self.outcomes), default=None),
             first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
             state=state.name or (last.name if last else "Unknown"),
-            slots=self._slots or 1,
+            suspected=self.suspected,
+            slots=self.weight,
             attempts=self.earlier + len(self.outcomes),
             bytes_present=bytes_present,
             rate_bytes_per_s=_rate(last) if last is not None else None,
             cause=None if state.is_completed() else state.message,
             advice=None if state.is_completed() else advice or None,
         )
+
+
+def _give_back(storage: str) -> None:
+    """Give back slots that an incident has held back and nobody looks after; best effort."""
+    try:
+        give_back_abandoned(storage_label(storage), storage, _logger)
+    except Exception as error:  # noqa: BLE001 - a later run will
+        _logger.debug("the slots of %s were not looked at: %s", storage, type(error).__name__)
 
 
 def _rate(outcome: Outcome) -> float | None:

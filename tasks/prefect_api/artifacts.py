@@ -13,8 +13,6 @@ from logging import Logger, LoggerAdapter
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-
 from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown, for_terminal, markdown_code, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -27,6 +25,7 @@ from prefect_cachewatch.run.history import PastRun, enough_window_s
 from prefect_cachewatch.run.history_page import describe_runs, history_markdown
 from prefect_cachewatch.run.past import JobRun
 from prefect_cachewatch.run.regression import Regression
+from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_last, ending_of
@@ -74,15 +73,14 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
     """
     slug = slugify(report.name)
     makers: dict[str, Callable[[str], Any]] = {
-        f"cachewatch-{slug}-listing": lambda key: create_table_artifact(
-            listing_rows(report),
-            key=key,
-            description=f"Files of {for_markdown(report.name)}: what may be cut first, then what grew last",
+        f"cachewatch-{slug}-listing": lambda key: create_artifact(
+            "table", key, listing_rows(report),
+            f"Files of {for_markdown(report.name)}: what may be cut first, then what grew last",
         ),
-        f"cachewatch-{slug}-report": lambda key: create_markdown_artifact(
-            report_markdown(report), key=key, description=_description(report)
+        f"cachewatch-{slug}-report": lambda key: create_artifact(
+            "markdown", key, report_markdown(report), _description(report)
         ),
-    }
+    }  # fmt: skip
     deadline_s = time.monotonic() + patience_s
     return [key for key, make in makers.items() if _publish(make, key, deadline_s, logger) is not None]
 
@@ -113,7 +111,7 @@ def publish_completion(
     text = completion_markdown(report, history, stall, slower)
     description = _description(report) + (f" {slower.sentence()}" if slower is not None else "")
     made = _publish(
-        lambda key: create_markdown_artifact(text, key=key, description=description),
+        lambda key: create_artifact("markdown", key, text, description),
         key, time.monotonic() + patience_s, logger,
     )  # fmt: skip
     return [key] if made is not None else []
@@ -130,7 +128,7 @@ def publish_history(name: str, runs: Sequence[JobRun], logger: AnyLogger, patien
     """
     text, description = history_markdown(name, runs), describe_runs(name, runs)
     _publish(
-        lambda key: create_markdown_artifact(text, key=key, description=description),
+        lambda key: create_artifact("markdown", key, text, description),
         f"cachewatch-{slugify(name)}-history", time.monotonic() + patience_s, logger,
     )  # fmt: skip
 
@@ -221,9 +219,7 @@ def report_markdown(report: Report) -> str:
             f"Everything that was found out: {markdown_code('cachewatch report ' + report.bundle, 1000)} on the worker",
             "",
         ]
-    lines += ["| | |", "|---|---|"]
-    lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
-    lines += _remarks(report)
+    lines += [*_facts(rows), *_remarks(report)]
     if report.log_tail:
         tail = "\n".join(for_terminal(line, 300) for line in report.log_tail[-30:])
         fence = "`" * max(3, 1 + max((len(run) for run in tail.split() if set(run) == {"`"}), default=0))
@@ -273,9 +269,25 @@ def completion_markdown(
     lines = [_heading(report), ""]
     if slower is not None:
         lines += [f"**{slower.sentence()}**", ""]
-    lines += [for_markdown(report.message, 2000), "", _chart(report), "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {markdown_code(value, 500)} |" for name, value in rows]
+    lines += _missed(report)
+    lines += [for_markdown(report.message, 2000), "", _chart(report), "", *_facts(rows)]
     return "\n".join([*lines, *_remarks(report)]) + "\n"
+
+
+def _missed(report: Report) -> list[str]:
+    missed = report.cache_missed
+    if missed is None:
+        return []
+    lines = ["**The cache that was there was not used.** Written anew, the largest files first:", ""]
+    lines += [f"- {markdown_code(path, 500)}" for path in missed.files]
+    if missed.differs:
+        lines += ["", "What differs from the last run:", "", *(f"- {for_markdown(one, 500)}" for one in missed.differs)]
+    return [*lines, ""]
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> list[str]:
+    # No table: the UI at / breaks no line in one, and cuts it off at the edge of a phone.
+    return [f"- {name}: {markdown_code(value, 500)}" for name, value in rows]
 
 
 def _heading(report: Report) -> str:

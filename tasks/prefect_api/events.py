@@ -1,7 +1,7 @@
 """Events of a cache, for automations: `cachewatch.generation.started`, `.progress`, `.suspected`, `.stalled`, ...
 
 The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of that cache; Prefect relates the run
-itself. Those of `cachewatch.run.*` are about the flow run. Emitting never waits for a server: Prefect sends events from a thread of its own.
+itself. Those of `cachewatch.run.*` are about the flow run, those of `cachewatch.storage.*` about a storage. Emitting never waits for a server: Prefect sends events from a thread of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import Event, emit_event
 
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.watching.headline import headline_of
 
 __all__ = [
@@ -26,10 +27,10 @@ __all__ = [
     "emit_generation_event",
     "emit_run_counted",
     "emit_run_event",
+    "emit_silence",
+    "emit_storage_event",
     "resource_id",
 ]
-
-_GENERATION = "generate-cache"
 
 
 def resource_id(name: str) -> str:
@@ -53,7 +54,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
 
     Returns:
         Kind, name of the job, payload: outcome, headline, message, the stall's kind, the diagnosis' category,
-        summary and confidence, the numbers, and `where` and `ready` as in the report.
+        summary and confidence, the numbers, and `where`, `ready` and `cache_missed` as in the report.
     """
     growth, diagnosis = report.growth, report.diagnosis
     return (
@@ -78,6 +79,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "bundle": report.bundle,
             "retry": asdict(report.retry) if report.retry else None,
             "ready": asdict(report.ready) if report.ready else None,
+            "cache_missed": asdict(report.cache_missed) if report.cache_missed else None,
         },
     )
 
@@ -93,7 +95,7 @@ def emit_generation_event(kind: str, name: str, payload: Mapping[str, Any]) -> b
     Returns:
         Whether it was handed to Prefect.
     """
-    return _emit(f"cachewatch.generation.{kind}", name, payload)
+    return _emit(f"cachewatch.generation.{kind}", _cache_resource(name), payload)
 
 
 def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
@@ -107,28 +109,57 @@ def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
     Returns:
         Whether it was handed to Prefect.
     """
-    return _emit(f"cachewatch.cache.{kind}", name, payload)
+    return _emit(f"cachewatch.cache.{kind}", _cache_resource(name), payload)
 
 
-def emit_run_event(kind: str, payload: Mapping[str, Any]) -> bool:
+def emit_run_event(kind: str, payload: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> bool:
     """Emit `cachewatch.run.<kind>` about the flow run that this is called in, for the automation `silent`.
 
     Args:
         kind: sampled or paused.
         payload: numbers and short texts; no secrets.
+        labels: further ones of the run.
 
     Returns:
         Whether it was handed to Prefect.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    run = this_run()
+    if run is None:
         return False
-    resource = _run_resource(context.flow_run.id, context.flow_run.name, "RUNNING")
-    try:
-        emit_event(f"cachewatch.run.{kind}", resource, payload=dict(payload))
-    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
-        return False
-    return True
+    resource = {**_run_resource(run.id, run.name, "RUNNING"), **(labels or {})}
+    return _emit(f"cachewatch.run.{kind}", resource, payload)
+
+
+def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Mapping[str, Any]) -> bool:
+    """Emit `cachewatch.storage.<kind>` about a flow run, for the other runs on its storage.
+
+    Args:
+        kind: silent or moving.
+        run: the flow run.
+        labels: further ones of the run.
+        payload: numbers and short texts; no secrets.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    resource = {**_run_resource(run.id, run.name, "RUNNING"), **labels}
+    return _emit(f"cachewatch.storage.{kind}", resource, payload)
+
+
+def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any]) -> bool:
+    """Emit `cachewatch.storage.<kind>` about a storage.
+
+    Args:
+        kind: suspected or recovered.
+        label: of the storage.
+        told: what people are told of it.
+        payload: numbers and short texts; no secrets.
+
+    Returns:
+        Whether it was handed to Prefect.
+    """
+    resource = {"prefect.resource.id": f"cachewatch.storage.{label}", "prefect.resource.name": for_terminal(told, 200)}
+    return _emit(f"cachewatch.storage.{kind}", resource, payload)
 
 
 def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
@@ -157,7 +188,7 @@ def _emit_counted(run_id: UUID, name: str, state: State[Any], by: str) -> None:
     follows = Event.model_validate(
         {"id": state.id, "event": "x", "occurred": ended, "resource": {"prefect.resource.id": "x"}}
     )
-    flow = {"id": f"cachewatch.flow.{_GENERATION}", "name": _GENERATION, "role": "flow"}
+    flow = {"id": f"cachewatch.flow.{GENERATION_FLOW}", "name": GENERATION_FLOW, "role": "flow"}
     related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
     resource = _run_resource(run_id, name, state.type.value)
     emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
@@ -172,10 +203,22 @@ def _run_resource(run_id: UUID, name: str, state_type: str) -> dict[str, str]:
     }
 
 
-def _emit(event: str, name: str, payload: Mapping[str, Any]) -> bool:
-    resource = {"prefect.resource.id": resource_id(name), "prefect.resource.name": for_terminal(name, 100)}
+def _cache_resource(name: str) -> dict[str, str]:
+    return {"prefect.resource.id": resource_id(name), "prefect.resource.name": for_terminal(name, 100)}
+
+
+def _encodable(value: Any) -> Any:
+    """Escape lone surrogates, of file names: Prefect encodes an event in a thread of its own, and would lose it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {_encodable(name): _encodable(one) for name, one in value.items()}
+    return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any]) -> bool:
     try:
-        emit_event(event, resource=resource, payload=dict(payload))
+        emit_event(event, resource=resource, payload=_encodable(dict(payload)))
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True

@@ -5,16 +5,12 @@ The table is made once, then updated in place, so that a long fleet does not fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_table_artifact
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
@@ -22,6 +18,7 @@ from prefect_cachewatch.capacity.history import RunRecord
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.outcome import describe_fleet, table_rows
 from prefect_cachewatch.fleet.rows import JobRow, cause_of, kind_of
+from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.watching.leaving import named_would_be_stops
 
@@ -53,12 +50,9 @@ class FleetTable:
         text = describe_fleet(self._name, rows)
         try:
             if self._artifact is None:
-                made = create_table_artifact(table, key=f"cachewatch-fleet-{slugify(self._name)}", description=text)
-                assert isinstance(made, UUID)
-                self._artifact = made
+                self._artifact = create_artifact("table", f"cachewatch-fleet-{slugify(self._name)}", table, text)
             else:
-                with get_client(sync_client=True) as client:
-                    client.update_artifact(self._artifact, ArtifactUpdate(data=json.dumps(table), description=text))
+                update_artifact(self._artifact, table, text)
             self._said = table
         except Exception as error:  # noqa: BLE001 - any failure of the API
             self._logger.warning("the table of the fleet was not published: %s", type(error).__name__)

@@ -16,32 +16,33 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry
 
+from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.run.handover import Earlier, read_earlier
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
 __all__ = ["HANDOVER_LABEL", "earlier_attempts", "hand_over", "taken_meanwhile", "why_not_elsewhere"]
 
 HANDOVER_LABEL = "cachewatch.handover"
-_FLOW = "generate-cache"
 _PATIENCE_S = 30.0
 _REQUEST_S = 10.0
 
 
 def earlier_attempts() -> Earlier:
     """Read what the process before this one has left about the attempts of this run; none if it was not handed over."""
-    run = _run()
+    run = this_run()
     text = run.labels.get(HANDOVER_LABEL) if run is not None else None
     return read_earlier(text, run.run_count) if run is not None and isinstance(text, str) else Earlier()
 
 
 def why_not_elsewhere() -> str:
     """Say why this run cannot be handed to another worker; empty if it can."""
-    context, run = FlowRunContext.get(), _run()
+    context, run = FlowRunContext.get(), this_run()
     if run is None or run.deployment_id is None:
         return "it is no run of a deployment"
     if run.work_pool_name is None:
         return "its deployment has no work pool"
-    if context is None or context.flow is None or context.flow.name != _FLOW:
+    if context is None or context.flow is None or context.flow.name != GENERATION_FLOW:
         return "it is a part of another flow"
     return ""
 
@@ -60,7 +61,7 @@ def hand_over(attempts: Earlier, pause_s: float, message: str, logger: AnyLogger
     Returns:
         The state that the run has now; None if it was not handed over, or that is not known (`taken_meanwhile`).
     """
-    run = _run()
+    run = this_run()
     if run is None:
         return None
     problem = "the run could not be handed to another worker, and goes on here"
@@ -76,7 +77,7 @@ def hand_over(attempts: Earlier, pause_s: float, message: str, logger: AnyLogger
 
 def taken_meanwhile() -> State[Any] | None:
     """Read once more whether Prefect has taken this run back although no answer came; the state that it has then."""
-    run = _run()
+    run = this_run()
     if run is not None:
         with contextlib.suppress(Exception), _client() as client:
             if (state := _state_elsewhere(client, run)) is not None:
@@ -131,8 +132,3 @@ def _client() -> Iterator[SyncPrefectClient]:
     settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: _REQUEST_S}
     with temporary_settings(settings), get_client(sync_client=True) as client:
         yield client
-
-
-def _run() -> FlowRun | None:
-    context = FlowRunContext.get()
-    return context.flow_run if context is not None else None

@@ -6,11 +6,11 @@ import time
 from uuid import UUID
 
 from prefect import get_client
-from prefect.context import FlowRunContext
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.watching.outcomes import ending_of
 
 __all__ = ["CAUSE_LABEL", "LASTING_LABEL", "NEXT_LABEL", "label_cause"]
@@ -29,8 +29,7 @@ def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: flo
         logger: the run's logger.
         patience_s: seconds for which an unreachable server is tried.
     """
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None:
+    if (run := this_run()) is None:
         return
     known = report.diagnosis
     advice = known.resolution if known is not None else ending_of(report.outcome, report.stall.kind).advice
@@ -39,7 +38,7 @@ def label_cause(report: Report, lasting: str, logger: AnyLogger, patience_s: flo
         LASTING_LABEL: lasting,
         NEXT_LABEL: for_terminal(advice, 1000),
     }
-    run_id = context.flow_run.id
+    run_id = run.id
     try_until(
         lambda: _update(run_id, labels), "the labels of the run were not set", time.monotonic() + patience_s, logger
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.context import FlowRunContext
 
 from prefect_cachewatch.common.console import close_console, unblocked
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
 __all__ = ["outlive_readers", "say_end", "tidy_run_logs"]
 
@@ -117,8 +117,8 @@ def say_end(state: State[Any]) -> State[Any]:
 
 
 def _this_run() -> str | None:
-    context = FlowRunContext.get()
-    return str(context.flow_run.id) if context is not None and context.flow_run is not None else None
+    run = this_run()
+    return str(run.id) if run is not None else None
 
 
 _task_lines, _flow_lines = _TaskLines(), _FlowLines()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from prefect.context import FlowRunContext
 from prefect.logging import get_logger
 from prefect.logging.handlers import APILogHandler
 
 from prefect_cachewatch.config.outputs import StreamOutput
 from prefect_cachewatch.run.output_lines import LAST_LINES, OutputLines
+from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
 __all__ = ["OUTPUT_LOGGER", "OutputLog"]
 
@@ -60,5 +60,5 @@ def _logger(*, to_console: bool) -> logging.Logger:
 
 
 def _is_deployed() -> bool:
-    context = FlowRunContext.get()
-    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+    run = this_run()
+    return run is not None and run.deployment_id is not None

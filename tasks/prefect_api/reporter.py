@@ -9,25 +9,28 @@ import contextvars
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.postmortem.report import Report
+from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, emit_run_event
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["ExpectedSize", "Reporter"]
+__all__ = ["ExpectedSize", "Reporter", "times_as_long"]
 
-# At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact.
+# At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact; after half
+# an hour 2 a minute where the generator prints nothing.
 LOG_EVERY_S = 20.0
 PROGRESS_EVERY_S = 30.0
+# From 10 minutes on the line and the artifact come less often, from 30 minutes on a third as often.
+_UNHURRIED_S, _MOST_TIMES = 600.0, 3.0
 # Events are not requests: they have a connection of their own.
 EVENT_EVERY_S = 60.0
 _TICK_S = 1.0
@@ -43,6 +46,16 @@ class ExpectedSize:
     source: str
 
 
+def times_as_long(elapsed_s: float) -> float:
+    """Say how much longer the pause between two progress lines is than at the start of the attempt.
+
+    Example:
+        >>> [times_as_long(elapsed_s) for elapsed_s in (20, 900, 7200)]
+        [1.0, 1.5, 3.0]
+    """
+    return min(_MOST_TIMES, max(1.0, elapsed_s / _UNHURRIED_S))
+
+
 class Reporter:
     """Reports the progress of an attempt to Prefect.
 
@@ -54,6 +67,7 @@ class Reporter:
         expected: the expected size, if it is known.
         stalls: reports of stalls that stop nothing, as they come.
         output: logs the generator's output.
+        labels: of the run, for the events about it.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class Reporter:
         expected: ExpectedSize | None = None,
         stalls: queue.SimpleQueue[Report] | None = None,
         output: OutputLog | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> None:
         self._stalls = stalls if stalls is not None else queue.SimpleQueue[Report]()
         self._attempt = attempt
@@ -73,7 +88,7 @@ class Reporter:
         self._watch, self._logger = watch, logger
         self._log_every_s = log_every_s
         self._stop = threading.Event()
-        self._output = output
+        self._output, self._labels = output, labels
         self._suspicions_seen = self._phases_seen = 0
         self._sampled_s = -1.0
         self._artifact: UUID | None = None
@@ -103,11 +118,8 @@ class Reporter:
         self._emit("started", {"command": self._started_as(), "expected_bytes": self._expected_bytes})
         self._sample()
         now_s = time.monotonic()
-        next_log_s, next_progress_s, next_event_s = (
-            now_s + self._log_every_s,
-            now_s + min(_FIRST_PROGRESS_S, self._log_every_s),
-            now_s + EVENT_EVERY_S,
-        )
+        next_output_s = next_line_s = now_s + self._log_every_s
+        next_progress_s, next_event_s = now_s + min(_FIRST_PROGRESS_S, self._log_every_s), now_s + EVENT_EVERY_S
         ended = False
         while not ended:
             ended = self._stop.wait(min(_TICK_S, self._log_every_s))
@@ -120,23 +132,28 @@ class Reporter:
                     next_event_s = now_s + EVENT_EVERY_S
                     self._emit("progress", self._numbers())
                     self._sample()
-                if now_s >= next_log_s and not ended:
-                    next_log_s = now_s + self._log_every_s
+                if now_s >= next_output_s and not ended:
+                    next_output_s = now_s + self._log_every_s
+                    if self._output is not None:
+                        self._output.tell()
+                if now_s >= next_line_s and not ended:
+                    next_line_s = now_s + self._log_every_s * times_as_long(now_s - self._watch.started_s)
                     self._log()
                 # Also at the end, if it was ever shown: the artifact then stands at the attempt's last figures.
                 if (now_s >= next_progress_s and not ended) or (ended and self._artifact is not None):
-                    next_progress_s = now_s + PROGRESS_EVERY_S
+                    next_progress_s = now_s + PROGRESS_EVERY_S * times_as_long(now_s - self._watch.started_s)
                     self._progress()
             except Exception as error:  # noqa: BLE001 - a failing API must not end the generation
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
-        emit_run_event("paused", {"attempt": self._attempt})
+        emit_run_event("paused", {"attempt": self._attempt}, self._labels)
 
     def _sample(self) -> None:
         """Say that the run is measured; without a new measurement there is nothing to say."""
         last = self._watch.state.samples[-1]
         if last.at_s != self._sampled_s:
             self._sampled_s = last.at_s
-            emit_run_event("sampled", {"attempt": self._attempt, "bytes_present": last.bytes_present})
+            payload = {"attempt": self._attempt, "bytes_present": last.bytes_present}
+            emit_run_event("sampled", payload, self._labels)
 
     def _suspicions(self) -> None:
         for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:
@@ -177,8 +194,6 @@ class Reporter:
     def _log(self) -> None:
         state = self._watch.state
         rule, growth = state.rule, state.growth
-        if self._output is not None:
-            self._output.tell()
         warming_up = self._watch.serving is not None and rule.phases.now == "warm_up"
         self._logger.info(
             "%s in %s files, %s %s of %s%s",
@@ -197,11 +212,9 @@ class Reporter:
         description = f"{for_markdown(self._watch.job.name)}: {text}"
         if self._artifact is None:
             key = f"cachewatch-{slugify(self._watch.job.name)}-progress"
-            made = create_progress_artifact(percent, key=key, description=description)
-            assert isinstance(made, UUID)
-            self._artifact = made
+            self._artifact = create_artifact("progress", key, percent, description)
         else:
-            update_progress_artifact(self._artifact, percent, description=description)
+            update_artifact(self._artifact, percent, description)
 
     def _share(self) -> tuple[float, str]:
         """Per cent and text; without an expected size the text has the bytes, and the bar stands at zero."""

@@ -223,7 +223,7 @@ def test_a_container_whose_processes_may_not_be_signalled_is_frozen_by_its_engin
     )
     try:
         (found,) = json.loads(engine.podman("ps", "--format", "json"))
-        container = RunningContainer(engine.main.http, found["Id"], "no-cookie")
+        container = RunningContainer(engine.main.http, found["Id"], "no-run_token")
         assert container.freeze() == [0]  # nothing is known of its pids yet
         state = container.look()
         assert state is not None and state["Paused"]
@@ -240,7 +240,7 @@ def test_a_second_stop_ends_the_grace_period(engine):
     )
     try:
         (found,) = json.loads(engine.podman("ps", "--format", "json"))
-        container = RunningContainer(engine.main.http, found["Id"], "no-cookie")
+        container = RunningContainer(engine.main.http, found["Id"], "no-run_token")
         began_s = time.monotonic()
         stopped = container.stop(600.0, lambda seconds: nap(seconds) and time.monotonic())  # a deadline that is now
         assert stopped.gone

@@ -15,7 +15,7 @@ import pytest
 from prefect_cachewatch.containers.engine import find_engine
 from prefect_cachewatch.containers.volume_scanner import VolumeScanner
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE, Engine, Service
 from tests.support import CACHEWATCH, eventually, exec_argv, run, run_exec, running
 
@@ -104,7 +104,7 @@ def test_a_helper_that_is_killed_is_a_failed_scan_and_the_next_one_is_a_new_help
     _, where = volume
     (where / "llama" / "f").write_bytes(b"x" * 10)
     address = find_engine(None)
-    with CacheSite(
+    with CacheDirectories(
         [where / "llama"], create=False, lock=False,
         scanner=lambda deadline_s: VolumeScanner(address, PYTHON_IMAGE, {"far": str(where)}, deadline_s),
     ) as site:  # fmt: skip

@@ -41,6 +41,7 @@ PURE = [
     "watching.learned",
     "watching.refusal",
     "watching.stall",
+    "watching.suspicion",
     "watching.servers.warmup",
     "watching.headline",
     "watching.outcomes",
@@ -48,6 +49,7 @@ PURE = [
     "measure.growth",
     "measure.ledger",
     "measure.numbers",
+    "measure.rewriting",
     "common.tuples",
     "metrics.destination",
     "metrics.settings",
@@ -284,7 +286,7 @@ def test_what_a_process_that_hangs_may_not_answer_is_read_where_it_has_a_deadlin
     # Each of these reads them within `read_each`, or in a function that says that it may block.
     allowed = {
         "supervise/proc.py",
-        "supervise/adoptee.py",
+        "supervise/pinned_process.py",
         "supervise/client.py",
         "postmortem/proctree.py",
         "postmortem/procdetails.py",

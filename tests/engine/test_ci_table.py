@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.ci_table import Report, Step, table, targets, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -104,3 +106,19 @@ def test_ci_names_what_it_has_no_time_for_and_why(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
     assert found["test"].endswith("ok")
     assert "left out: no time: it takes about 900 s" in found["test-faults"]
+
+
+def test_the_workflows_call_targets_that_exist_and_the_lowest_and_newest_prefect_have_one_of_their_own() -> None:
+    workflows = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").iterdir()}
+    called = {
+        name: {
+            target
+            for job in workflow["jobs"].values()
+            for step in job["steps"]
+            for target in re.findall(r"^make ([a-z-]+)", step.get("run", ""))
+        }
+        for name, workflow in workflows.items()
+    }
+    assert set().union(*called.values()) <= set(targets((ROOT / "Makefile").read_text()))
+    assert called["versions.yml"] == {"test-versions"}
+    assert {"schedule", "push", "pull_request"} <= set(workflows["versions.yml"][True])  # YAML reads `on` as true

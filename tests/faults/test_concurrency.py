@@ -12,7 +12,7 @@ import pytest
 
 from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.watching.attempt import Watch, run_watch
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, living
 
@@ -48,7 +48,7 @@ def test_twenty_at_once_get_each_its_own_verdict(sandbox: Sandbox, who: str, fau
 def one_run(directory: Path, stall: bool) -> str:
     code = f"open({str(directory / 'f')!r},'ab').write(b'x'*9000)\n" + ("import time; time.sleep(60)" if stall else "")
     command = [sys.executable, "-I", "-S", "-c", code]
-    with CacheSite([directory]) as site:
+    with CacheDirectories([directory]) as site:
         job = CacheJob(name="run", command=command, cache_dirs=[directory])
         policy = StallPolicy(stall_after_s=0.5, first_write_within_s=10, poll_s=0.1)
         return run_watch(Watch(site, job, policy, StopPolicy(grace_s=0.2))).name

@@ -118,7 +118,7 @@ def test_a_process_that_outlives_all_its_guards_is_found_by_the_janitor(
         SECTION,
         "flow and both guards killed, then `cachewatch janitor`",
         "SIGKILL of all three at one instant",
-        "what is left is found by cookie or by (pid, start time, boot id) and killed",
+        "what is left is found by run token or by (pid, start time, boot id) and killed",
     )
     tag, command = sandbox.tree(shape)
     process = sandbox.guarded(command)

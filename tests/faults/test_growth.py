@@ -14,7 +14,7 @@ from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, until
 from tests.support import unavailable
 
-SECTION = "11 Growth off the beaten path"
+SECTION = "12 Growth off the beaten path"
 HEAD = """
 import mmap, os, sys, time
 cache, size = sys.argv[1], 250_000

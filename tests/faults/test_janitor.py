@@ -18,7 +18,7 @@ from tests.faults.conftest import Fault
 from tests.faults.harness import NOBODY, Sandbox
 
 SECTION = "8 The janitor"
-COOKIE = "0123456789abcdef" * 2
+RUN_TOKEN = "0123456789abcdef" * 2
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def victim(own_sandbox: Sandbox) -> subprocess.Popen[bytes]:
 
 def header(**changes: object) -> dict[str, object]:
     return {
-        "schema": 1, "cookie": COOKIE, "boot_id": boot_id(), "machine": machine_id(), "pid_namespace": pid_namespace(),
+        "schema": 1, "run_token": RUN_TOKEN, "boot_id": boot_id(), "machine": machine_id(), "pid_namespace": pid_namespace(),
         "flow": [os.getpid(), 1], **changes,
     }  # fmt: skip
 
 
-def put(runs: Path, head: object, tree: list[object], name: str = f"{COOKIE}.run") -> Path:
+def put(runs: Path, head: object, tree: list[object], name: str = f"{RUN_TOKEN}.run") -> Path:
     path = runs / name
     path.write_text("".join(json.dumps(line) + "\n" for line in [head, *tree]))
     path.chmod(0o600)
@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "nested 100,000 deep": (lambda runs, path: path.write_bytes(b"[" * 100_000), "its first line is not the header"),
     "other schema": (lambda runs, path: put(runs, header(schema=2), []), "its schema is 2"),
     "other name": (lambda runs, path: path.rename(runs / f"{'f' * 32}.run"), "its name is not that of the run"),
-    "empty cookie": (lambda runs, path: put(runs, header(cookie=""), []), "its name is not that of the run"),
+    "empty run_token": (lambda runs, path: put(runs, header(run_token=""), []), "its name is not that of the run"),
     "other machine": (lambda runs, path: put(runs, header(machine="m"), []), "a run on another machine"),
     "other container": (lambda runs, path: put(runs, header(pid_namespace="pid:[1]"), []), "another pid namespace"),
 }  # fmt: skip
@@ -157,7 +157,7 @@ def test_malformed_process_lines_are_left_out(runs: Path, victim: subprocess.Pop
 
 
 def test_a_running_run_is_left_alone(runs: Path, victim: subprocess.Popen[bytes]) -> None:
-    fd, path = create_run_file(COOKIE, str(runs))
+    fd, path = create_run_file(RUN_TOKEN, str(runs))
     with open(path, "ab") as file:
         file.write(json.dumps(identity(victim)).encode() + b"\n")
     try:
@@ -189,7 +189,7 @@ def test_the_janitor_never_kills_itself_or_its_ancestors(runs: Path) -> None:
         "print(len(clear_leftovers(sys.argv[1]).leftovers))"
     )
     put(runs, header(), [])
-    env = os.environ | {"CACHEWATCH_ID": COOKIE}
+    env = os.environ | {"CACHEWATCH_ID": RUN_TOKEN}
     done = subprocess.run([sys.executable, "-c", code, str(runs)], env=env, capture_output=True, check=True, timeout=30)
     assert done.stdout == b"0\n"
 

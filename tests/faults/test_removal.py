@@ -18,7 +18,7 @@ from tests.faults.harness import Sandbox, until
 from tests.faults.prefect_server import end, start_server
 from tests.support import unavailable
 
-SECTION = "10 What removes files"
+SECTION = "11 What removes files"
 pytestmark = pytest.mark.timeout(400)
 
 # In the generator: what the first attempt does is the case's; the second one says that it was made, and what it found.

@@ -18,7 +18,7 @@ from tests.faults.harness import Sandbox, in_namespace, living, new_tag, until
 from tests.faults.prefect_server import end, start_server
 from tests.support import unavailable
 
-SECTION = "12 The store"
+SECTION = "13 The store"
 pytestmark = pytest.mark.timeout(400)
 
 # Skips what exists, as many generators do, and gives its files dates from elsewhere, as cp -a, unzip and tar do.

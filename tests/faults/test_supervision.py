@@ -22,7 +22,7 @@ from tests.faults.test_janitor import header, identity, put
 from tests.faults.test_watch import WAYS, HangingMount
 from tests.support import signal_each, unavailable
 
-SECTION = "9 What holds up a stop"
+SECTION = "10 What holds up a stop"
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
 
 
@@ -183,13 +183,13 @@ LOOKS = """
     from prefect_cachewatch.errors import InputError
     from prefect_cachewatch.postmortem.evidence import collect_evidence
     from prefect_cachewatch.postmortem.proctree import sample_processes
-    from prefect_cachewatch.supervise.adoptee import Adoptee
+    from prefect_cachewatch.supervise.pinned_process import PinnedProcess
     pid = int(sys.argv[1])
     sample_processes(pid)
     found = collect_evidence([pid], [Path("/tmp")], python_stacks=False, budget_s=20)
     assert found.processes[0].pid == pid and found.processes[0].threads, found.missing
     with contextlib.suppress(InputError):
-        Adoptee(pid, to_stop=True).close()
+        PinnedProcess(pid, to_stop=True).close()
 """
 
 
@@ -238,21 +238,21 @@ HOLDS = """
     import fcntl, os, subprocess, sys, time
     from prefect_cachewatch.common.aside import Aside
     from prefect_cachewatch.publish.locks import hold_exclusive
-    from prefect_cachewatch.watching.site import CacheSite
+    from prefect_cachewatch.watching.site import CacheDirectories
     from prefect_cachewatch.supervise import client
     from prefect_cachewatch.supervise.supervisor import Launch
     tag, cache = sys.argv[1:]
     aside = Aside.spawn()
     aside.run(len, "", timeout_s=20)
-    site = CacheSite([cache])
+    site = CacheDirectories([cache])
     site.close()
     reader = os.open(cache, os.O_RDONLY)
     fcntl.flock(reader, fcntl.LOCK_SH)  # a backup: our own lock is on a file now
-    site = CacheSite([cache])
+    site = CacheDirectories([cache])
     lock = hold_exclusive(reader, "writer.lock", "test")
     make = client.create_run_file
-    def made(cookie):
-        found = make(cookie)
+    def made(run_token):
+        found = make(run_token)
         print("made", flush=True)
         sys.stdin.readline()
         return found
@@ -352,7 +352,7 @@ def namespace_init(sandbox: Sandbox) -> int:
 
 
 @pytest.mark.parametrize("end", ["exited", "stall", "SIGTERM", "SIGKILL"])
-def test_who_joined_another_pid_namespace_is_found_by_the_cookie(
+def test_who_joined_another_pid_namespace_is_found_by_the_run_token(
     end: str, sandbox: Sandbox, namespace_init: int, who: str, fault: Fault
 ) -> None:
     row = fault(
@@ -360,7 +360,7 @@ def test_who_joined_another_pid_namespace_is_found_by_the_cookie(
         "a child in another pid namespace",
         "setns into a pid namespace whose init is outside the tree, as nsenter does; the parent there ends, the "
         "generator ends, stalls, or is stopped",
-        "it carries the run's cookie, and does not survive",
+        "it carries the run's token, and does not survive",
     )
     tag = new_tag()
     sandbox.tags.append(tag)
@@ -391,28 +391,28 @@ def test_who_joined_another_pid_namespace_is_found_by_the_cookie(
     row.measured.append((f"{end} ({who})", f"gone {took:.1f} s after the command's end"))
 
 
-def test_other_runs_are_not_hit_by_a_search_for_the_cookie(own_sandbox: Sandbox, fault: Fault) -> None:
+def test_other_runs_are_not_hit_by_a_search_for_the_run_token(own_sandbox: Sandbox, fault: Fault) -> None:
     row = fault(
         SECTION,
-        "cookies of others",
-        "processes with the cookie of another run, with ours behind another, and from before the run",
+        "run tokens of others",
+        "processes with the run token of another run, with ours behind another, and from before the run",
         "left alone",
     )
-    from prefect_cachewatch.supervise.reading import find_by_cookie
+    from prefect_cachewatch.supervise.reading import find_by_run_token
 
-    cookie = os.urandom(16).hex()
-    early = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": cookie})
+    run_token = os.urandom(16).hex()
+    early = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": run_token})
     time.sleep(0.1)
-    own = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": cookie})
+    own = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": run_token})
     other = own_sandbox.popen(["sleep", "60"], env={"CACHEWATCH_ID": "f" * 32})
     nested = own_sandbox.popen(
-        ["sleep", "60"], env={"A": "b", "CACHEWATCH_ID": "e" * 32, "OUTER": f"CACHEWATCH_ID={cookie}"}
+        ["sleep", "60"], env={"A": "b", "CACHEWATCH_ID": "e" * 32, "OUTER": f"CACHEWATCH_ID={run_token}"}
     )
     began = read_stat(own.pid)
     assert began is not None
-    until(lambda: find_by_cookie("f" * 32) and find_by_cookie("e" * 32), 10, "they run")
-    assert set(find_by_cookie(cookie)) == {early.pid, own.pid}
-    assert set(find_by_cookie(cookie, began.start_ticks)) == {own.pid}
+    until(lambda: find_by_run_token("f" * 32) and find_by_run_token("e" * 32), 10, "they run")
+    assert set(find_by_run_token(run_token)) == {early.pid, own.pid}
+    assert set(find_by_run_token(run_token, began.start_ticks)) == {own.pid}
     assert other.poll() is None and nested.poll() is None
     row.measured.append(("", "held"))
 
@@ -517,8 +517,8 @@ def test_what_cannot_be_killed_costs_later_starts_next_to_nothing(own_sandbox: S
         for number, process in enumerate(left):
             freezer.freeze(process.pid)
             process.kill()
-            cookie = f"{number:032x}"
-            put(runs, header(cookie=cookie), [identity(process)], f"{cookie}.run")
+            run_token = f"{number:032x}"
+            put(runs, header(run_token=run_token), [identity(process)], f"{run_token}.run")
         began = time.monotonic()
         report = clear_leftovers(str(runs))
         took_s = time.monotonic() - began

@@ -92,8 +92,8 @@ def test_a_file_system_that_hangs_ends_the_run(hanging: HangingMount, sandbox: S
         SECTION,
         f"file system of {hanging.way} hangs",
         "a FUSE file system that caches nothing swallows every request",
-        "`filesystem_unresponsive` within window (3 s) + scan deadline (3 s); exit 124; what cannot be killed is named; "
-        "never a second scanner",
+        "`filesystem_unresponsive` decided within window (3 s) + scan deadline (3 s); then evidence (2 s), grace and 10 s of "
+        "SIGKILL; exit 124; what cannot be killed is named; never a second scanner",
     )
     tag, command = sandbox.tree("plain")
     process = sandbox.guarded(command, window="3s")

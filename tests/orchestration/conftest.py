@@ -200,26 +200,32 @@ def running_server(folder: Path, state_directory: Path, more: Mapping[str, str] 
         "PREFECT_CLI_PROMPT": "false",
         "CACHEWATCH_STATE": str(state_directory),
     }
-    log = (home / "server.log").open("wb")
-    process = subprocess.Popen(
-        [BIN / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env={**env, **(more or {})}, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        url = env["PREFECT_API_URL"]
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                if httpx.get(f"{url}/health", timeout=2).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                assert process.poll() is None, (home / "server.log").read_text()
-            assert time.monotonic() < deadline, (home / "server.log").read_text()
-            time.sleep(0.2)
-        yield Server(url, env, process)
-    finally:
-        end(process)
-        log.close()
+    with started_server({**env, **(more or {})}, home / "server.log") as process:
+        yield Server(env["PREFECT_API_URL"], env, process)
+
+
+@contextmanager
+def started_server(env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`prefect server start` at the address of its environment, as soon as it answers."""
+    url = env["PREFECT_API_URL"]
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [BIN / "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(httpx.URL(url).port)],
+            env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                try:
+                    if httpx.get(f"{url}/health", timeout=2).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            yield process
+        finally:
+            end(process)
 
 
 @pytest.fixture(scope="session")

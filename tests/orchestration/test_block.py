@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.orchestration.conftest import BIN, Server, wait_until_gone
+from tests.orchestration.test_signals_own_flow import to_another_thread
 
 GENERATOR = """
 import os, sys, time
@@ -139,17 +140,25 @@ def test_in_a_flow_it_is_a_subflow_and_async_code_awaits_it(server: Server, tmp_
         assert (inner["name"], inner["state_name"]) == (name, "Completed")
 
 
+@pytest.mark.parametrize("to", ["process", "another thread"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
-    kind: str, server: Server, tmp_path: Path
+    kind: str, to: str, server: Server, tmp_path: Path
 ) -> None:
     started, tag = start(INTERRUPTED, tmp_path, server, kind)
     deadline = time.monotonic() + 90
     while not (tmp_path / tag / "layers.2.tensorbin").exists():
         assert started.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
-    started.send_signal(signal.SIGTERM)
-    started.communicate(timeout=60)
+    if to == "process":
+        started.send_signal(signal.SIGTERM)
+    else:
+        to_another_thread(started.pid)
+    try:
+        started.communicate(timeout=60)
+    except subprocess.TimeoutExpired as late:
+        started.kill()
+        pytest.fail(f"the flow goes on: {(late.stderr or b'').decode()}")
     wait_until_gone(tag)
     runs = server.request("POST", "/flow_runs/filter", flow_runs={"name": {"any_": [tag]}})
     assert [run["state_name"] for run in runs] == ["Cancelled"]

@@ -469,4 +469,4 @@ for n in range(9):
     told = job(cache, silent, progress_log=pattern)
     state = run(told.model_copy(update={"command": [*told.command, "repeats"]}))
     assert (state.name, "Its output last told of progress" in str(state.message)) == ("Stalled", True)
-    assert "| Progress told | `1 of 9 (11 %)" in str(artifacts(state))
+    assert "- Progress told: `1 of 9 (11 %)" in str(artifacts(state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -114,7 +115,9 @@ def test_a_test_sends_one_of_each_kind_straight_to_a_block_in_the_service_s_own_
     done = paged.cachewatch("automations", "test", "--notify", block)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, not_tested, meaning = done.stdout.splitlines()
-    assert lines == [f"sent: {kind}" for kind in [*KINDS, "Notify-reported", "Late", "Missed", "Silent"]]
+    assert lines == [
+        f"sent: {kind}" for kind in [*KINDS, "Notify-reported", "Notify-storage", "Late", "Missed", "Silent"]
+    ]
     assert not_tested.startswith("Not tested: the automations") and meaning.startswith("Sent means that the service")
     received = paged.webhooks.of(host)
     assert len(received) == len(lines)
@@ -136,9 +139,13 @@ def test_a_test_sends_one_of_each_kind_straight_to_a_block_in_the_service_s_own_
 def test_a_test_goes_through_the_server_s_automations_and_says_what_the_block_answered(paged: Paged) -> None:
     paged.apply(paged.notify, "--notify", "custom-webhook/ops")
     before = len(paged.webhooks.received)
-    done = paged.cachewatch("automations", "test", "--wait", "5m", timeout_s=380)
+    done = paged.cachewatch("automations", "test", "--wait", "5m", "--json", timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[:-2] == [f"sent: {kind}" for kind in KINDS]
+    told = json.loads(done.stdout)
+    assert told["all_sent"] and [(one["kind"], one["outcome"]) for one in told["messages"]] == [
+        (k, "sent") for k in KINDS
+    ]
+    assert "Not tested: late, missed" in done.stderr
     got = {one.body["subject"] for one in paged.webhooks.received[before:]}
     assert len(got) == len(KINDS) and all(subject.startswith("TEST: ") for subject in got)
 

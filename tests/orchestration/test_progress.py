@@ -94,13 +94,23 @@ def test_the_events_tell_the_story_in_order(
     run("Told 1", [tmp_path / "cache"], code)
     of_the_run = [event for event, _, _ in seen if event.startswith("cachewatch.run.")]
     assert of_the_run == ["cachewatch.run.sampled", "cachewatch.run.paused"], "for the automation silent"
-    seen = [one for one in seen if one[0] not in of_the_run]
+    seen = [one for one in seen if one[0].startswith("cachewatch.generation.")]
     assert [event.removeprefix("cachewatch.generation.") for event, _, _ in seen] == kinds
     assert {resource["prefect.resource.id"] for _, resource, _ in seen} == {"cachewatch.cache.told-1"}
     assert all(payload["attempt"] == 1 for _, _, payload in seen)
     last = seen[-1][2]
     assert (last["bytes_written"], last["files_present"]) == (300_000, 6)
     assert last["category"] == {"stalled": "unknown", "failed": "generator_failed"}.get(kinds[-1])
+
+
+def test_artifacts_come_without_events_of_their_own_beside_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr("prefect.events.utilities.emit_event", lambda event, **_: sent.append(event))
+    state = run("without events", [tmp_path / "cache"])
+    assert progress(state).key == "cachewatch-without-events-progress"
+    assert [event for event in sent if event.startswith("prefect.artifact")] == []
 
 
 @pytest.mark.campaign
@@ -115,7 +125,7 @@ def test_a_stall_that_is_only_reported_is_told_at_once_and_the_run_ends_as_its_g
     state = run("left alone", [tmp_path / "cache"], WRITES + "time.sleep(5)", on_stall="report")
     assert (state.type, state.name) == ("COMPLETED", "Completed"), state
     assert str(state.message).endswith("It would have been stopped once, in vain: it completed.")
-    seen = [one for one in seen if not one[0].startswith("cachewatch.run.")]
+    seen = [one for one in seen if not one[0].startswith("cachewatch.")]  # of the run and its storage
     assert [kind for kind, _ in seen] == ["started", "suspected", "stall_reported", "completed"]
     told = seen[2][1]
     assert (told["outcome"], told["kind"], told["attempt"]) == ("stalled", "no_growth", 1)

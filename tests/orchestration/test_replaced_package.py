@@ -87,9 +87,11 @@ def functions_run_aside() -> Iterator[tuple[str, str]]:
         name = ".".join(
             package.parts if package.parts[0] == "prefect_cachewatch" else ("prefect_cachewatch", *package.parts)
         )
-        for found in re.finditer(r"files\.(?:run|open|consult)\(\s*(\w+),", path.read_text()):
+        text = path.read_text()
+        for found in re.finditer(r"files\.(?:run|open|consult)\(\s*(\w+),", text):
             if found[1] != "function":
-                yield getattr(importlib.import_module(name), found[1]).__module__, found[1]
+                late = re.search(rf"^ +from (\S+) import [^()#\n]*\b{found[1]}\b", text, re.MULTILINE)
+                yield getattr(importlib.import_module(late[1] if late else name), found[1]).__module__, found[1]
 
 
 def test_the_helper_process_of_a_flow_has_loaded_whatever_it_may_be_asked_to_call() -> None:

@@ -299,7 +299,7 @@ class Api:
 @pytest.fixture
 def hand_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Api], State[Any] | None]:
     def hand(api: Api) -> State[Any] | None:
-        monkeypatch.setattr(handover, "_run", lambda: SimpleNamespace(id=uuid4(), run_count=1))
+        monkeypatch.setattr(handover, "this_run", lambda: SimpleNamespace(id=uuid4(), run_count=1))
         monkeypatch.setattr(handover, "get_client", lambda **_: contextlib.nullcontext(api))
         return handover.hand_over(Earlier(made=1), 20.0, "again", logging.getLogger("test"))
 

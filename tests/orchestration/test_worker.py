@@ -99,7 +99,9 @@ def test_a_stall_on_a_worker_is_failed_named_stalled_and_leaves_nothing(deployed
     assert sorted(deployed.artifacts(run_id)) == [
         f"cachewatch-{tag}-{what}" for what in ("history", "listing", "report")
     ]
-    # Retry, as the button in the UI does it: a new process, the second run of the same flow run.
+    # Retry, as the button in the UI does it: a new process, the second run of the same flow run. Not before the worker has
+    # cleared the first one away, which takes the working directory of both along with Prefect 3.7.
+    deployed.wait_for_process(run_id)
     deployed.set_state(run_id, "SCHEDULED", "AwaitingRetry")
     deadline = time.monotonic() + 60
     while (run := deployed.flow_run(run_id))["run_count"] < 2 or run["state_type"] not in ("FAILED", "COMPLETED"):
@@ -172,6 +174,8 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
     assert report["listing"]["total_files"] == report["growth"]["files_present"]
     assert "was cancelled (the flow run was cancelled)" in report["message"]
     assert sorted(deployed.artifacts(run_id)) == [f"cachewatch-{tag}-listing", f"cachewatch-{tag}-report"]
+    bundled = json.loads((Path(report["bundle"]) / "report.json").read_text())["diagnosis"]
+    assert bundled["summary"].startswith("it was cancelled (the flow run was cancelled) after ")
     payload = deployed.wait_for_event(run_id, "cancelled")["payload"]
     assert payload["outcome"] == "cancelled"
     # Where it ran, in report and event: pids mean nothing without it.

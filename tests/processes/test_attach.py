@@ -18,7 +18,7 @@ import pytest
 from prefect_cachewatch.cli.main import main
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.adopted import AttachedProcess, ProcessTree
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 from prefect_cachewatch.supervise.supervisor import exit_of
 from support import (
@@ -151,6 +151,7 @@ def test_the_end_of_a_process_that_is_no_child_is_seen_with_its_exit_code(cache,
     assert (attached["pid"], attached["on_stall"], attached["stalls"]) == (process.pid, "report", [])
     assert report["cache_dirs"] == [str(cache)]
     assert ran.last_line == report["message"]
+    assert ("its output is not seen by an observer" in ran.last_line) is (name == "failed")
 
 
 def test_a_process_that_a_signal_ended_is_128_and_its_number(cache, started):
@@ -163,17 +164,17 @@ def test_a_process_that_a_signal_ended_is_128_and_its_number(cache, started):
 
 def test_the_status_of_a_reaped_process_comes_from_the_kernel_or_is_honestly_unknown(started, tmp_path):
     process = started(WAITS + "raise SystemExit(9)")
-    with Adoptee(process.pid) as adoptee:
+    with PinnedProcess(process.pid) as pinned:
         (tmp_path / "go").touch()
         assert process.wait(PATIENCE_S) == 9
-        assert adoptee.wait_exit(PATIENCE_S)
+        assert pinned.wait_exit(PATIENCE_S)
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
-        known = exit_of(adoptee.exit_status())
+        known = exit_of(pinned.exit_status())
         assert known == ((9, None) if release >= (6, 15) else (None, None))
 
 
 def test_an_end_whose_code_nobody_knows_is_said_so(cache, started, tmp_path, monkeypatch):
-    monkeypatch.setattr(Adoptee, "exit_status", lambda self: None)  # a kernel before 6.15, and a stranger
+    monkeypatch.setattr(PinnedProcess, "exit_status", lambda self: None)  # a kernel before 6.15, and a stranger
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process's own handlers stay
     process = started(WAITS)
 
@@ -429,10 +430,10 @@ def test_a_process_that_may_not_be_signalled_is_named_as_survivor(of_another_use
     source = f"""
 import os
 from prefect_cachewatch.supervise import adopted
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 os.setresuid(12345, 12345, 12345)
 adopted._KILL_DEADLINE_S = 0.5
-one = adopted.AttachedProcess(Adoptee({process.pid}), grace_s=0.2)
+one = adopted.AttachedProcess(PinnedProcess({process.pid}), grace_s=0.2)
 one.start()
 one.stop()
 report = one.wait(30)
@@ -448,15 +449,15 @@ print(report.why, [who["pid"] for who in report.survivors], report.killed, repor
 
 def refused(pid: int, **options: object) -> str:
     with pytest.raises(InputError) as caught:
-        Adoptee(pid, **options)
+        PinnedProcess(pid, **options)
     return caught.value.message
 
 
 def test_a_start_time_that_differs_is_another_process_and_refused(cache, started):
     process = started(SLEEPS)
     ticks = read_stat(process.pid).start_ticks
-    with Adoptee(process.pid, start_ticks=ticks) as adoptee:
-        assert adoptee.start_ticks == ticks
+    with PinnedProcess(process.pid, start_ticks=ticks) as pinned:
+        assert pinned.start_ticks == ticks
     ran = watch(process.pid, cache, "--start-ticks", ticks - 1)
     assert (ran.status, ran.stderr.count("\n")) == (125, 1)
     assert ran.last_line == (
@@ -496,11 +497,11 @@ def test_another_users_process_may_be_watched_and_not_stopped(of_another_user):
     source = f"""
 import os
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 os.setresuid(12345, 12345, 12345)
-Adoptee({process.pid}).close()
+PinnedProcess({process.pid}).close()
 try:
-    Adoptee({process.pid}, to_stop=True)
+    PinnedProcess({process.pid}, to_stop=True)
 except InputError as error:
     print(error.message)
 """
@@ -557,13 +558,13 @@ def test_a_directory_that_is_none_is_refused_and_not_made(tmp_path, started, pat
 
 def test_letting_go_is_no_stop_and_a_stop_is_verified(started):
     process = started(SLEEPS)
-    first = AttachedProcess(Adoptee(process.pid), grace_s=5)
+    first = AttachedProcess(PinnedProcess(process.pid), grace_s=5)
     first.start()
     first.let_go()
     assert first.wait(PATIENCE_S).why == "released"
     first.close()
     assert is_alive(process.pid, read_stat(process.pid).start_ticks)
-    second = AttachedProcess(Adoptee(process.pid), grace_s=5)
+    second = AttachedProcess(PinnedProcess(process.pid), grace_s=5)
     second.start()
     assert second.freeze(1) == []
     second.stop()

@@ -665,11 +665,11 @@ def test_a_signal_while_the_start_is_measured_starts_nothing(tmp_path):
     source = f"""
         import os, signal, sys
         from prefect_cachewatch.watching import site
-        real = site.CacheSite.begin
+        real = site.CacheDirectories.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIGTERM)
             return real(self)
-        site.CacheSite.begin = begin
+        site.CacheDirectories.begin = begin
         from prefect_cachewatch.cli.main import main
         main(["exec", "--cache-dir", {str(tmp_path / "c")!r}, "--", "touch", {str(tmp_path / "ran")!r}])
     """

@@ -20,7 +20,7 @@ from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.watching import finding, learned
 from prefect_cachewatch.watching.attempt import Outcome, run_watch
 from prefect_cachewatch.watching.finding import FindingWatch
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from support import CACHEWATCH, Ran, assert_none_left, needs_root, new_tag, run_exec, running
 
 QUICK = ("--poll", "0.3s", "--no-bundle", "--grace", "0.5s")
@@ -59,7 +59,7 @@ def test_a_command_without_a_directory_is_watched_where_it_writes_and_a_stall_is
     assert_none_left(tag)
 
 
-def bare_watch(tmp_path: Path, site: CacheSite, script: str, told: list[str], **policy: object) -> FindingWatch:
+def bare_watch(tmp_path: Path, site: CacheDirectories, script: str, told: list[str], **policy: object) -> FindingWatch:
     command = ["sh", "-c", script, new_tag()]
     job = CacheJob(name="x", command=command, allow_empty=True, cwd=tmp_path)
     given = {"poll_s": 0.2, "stall_after_s": 1, "first_write_within_s": 60} | policy
@@ -71,7 +71,7 @@ def bare_watch(tmp_path: Path, site: CacheSite, script: str, told: list[str], **
 
 def test_a_generator_that_writes_nothing_runs_on_under_guard_and_that_is_said(tmp_path):
     told: list[str] = []
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         outcome = run_watch(bare_watch(tmp_path, site, "sleep 4; exit 3", told))
     assert (outcome.name, outcome.exit_code) == ("failed", 3)
     assert told == [
@@ -83,7 +83,7 @@ def test_a_generator_that_writes_nothing_runs_on_under_guard_and_that_is_said(tm
 
 def test_an_unwatched_generator_has_its_time_limit(tmp_path):
     told: list[str] = []
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         watch = bare_watch(tmp_path, site, "sleep 100", told, max_duration_s=2.5)
         outcome = run_watch(watch)
     assert (outcome.name, len(told)) == ("deadline_exceeded", 1)
@@ -94,7 +94,7 @@ def test_an_unwatched_generator_has_its_time_limit(tmp_path):
 def test_files_that_are_open_for_a_moment_only_are_found_at_the_places_that_the_command_names(tmp_path):
     told: list[str] = []
     script = f"mkdir {tmp_path}/made; head -c 9000 /dev/zero > {tmp_path}/made/a; sleep 6"
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         watch = bare_watch(tmp_path, site, script, told)
         watch.job.command.append(f"{tmp_path}/made")
         outcome = run_watch(watch)
@@ -106,7 +106,7 @@ def test_a_directory_that_another_job_holds_is_not_watched_and_the_generator_run
     told: list[str] = []
     held = tmp_path / "held"
     script = f"exec 5> {held}/w; for i in 1 2 3 4 5 6 7 8; do head -c 300000 /dev/zero >&5; sleep 0.4; done"
-    with CacheSite([held]), CacheSite([]) as site:
+    with CacheDirectories([held]), CacheDirectories([]) as site:
         outcome = run_watch(bare_watch(tmp_path, site, script, told))
         assert (outcome.name, site.lock_fds) == ("completed", [])
     assert "which cannot be watched (cache directory" in told[0]
@@ -115,7 +115,7 @@ def test_a_directory_that_another_job_holds_is_not_watched_and_the_generator_run
 
 def test_a_cancelled_search_ends_the_tree(tmp_path):
     told: list[str] = []
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         watch = bare_watch(tmp_path, site, "sleep 100", told)
         watch._look_for_s = 60
         threading.Timer(1.0, lambda: watch.cancel("test")).start()
@@ -146,7 +146,7 @@ with open(f"{top}/large/w.bin", "wb", buffering=0) as large:
 @pytest.mark.parametrize("on_stall", ["stop", "report"])
 def test_a_guess_that_was_wrong_is_mended_before_it_harms(tmp_path, on_stall):
     told: list[str] = []
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         watch = bare_watch(tmp_path, site, "", told, stall_after_s=2)
         command = [sys.executable, "-c", MOVES, new_tag(), "data"]
         watch.job = watch.job.model_copy(update={"command": command, "on_stall": on_stall})
@@ -162,7 +162,7 @@ def test_a_tree_that_can_never_run_again_is_proven_to_in_directories_that_were_f
     script = (
         f"mkdir a; exec 3>a/f; for i in 1 2 3 4; do echo x >&3; sleep 0.2; done; exec {sys.executable} -S -c '{LOCKS}'"
     )
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         outcome = run_watch(bare_watch(tmp_path, site, script, told, stall_after_s=300, prove_after_s=0.5))
     assert (outcome.name, outcome.kind, outcome.paths) == ("stalled", "deadlocked", (f"{tmp_path}/a",)), told
     assert [wait.call for wait in outcome.waits] == ["futex"]
@@ -172,7 +172,7 @@ def test_a_tree_that_writes_only_a_little_elsewhere_is_silent(tmp_path):
     told: list[str] = []
     writes = "mkdir a b; exec 3>a/f; for i in 1 2 3 4 5 6 7 8; do echo x >&3; sleep 0.3; done"
     script = f"{writes}; exec 4>b/beat; while :; do echo >&4; sleep 0.2; done"
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         watch = bare_watch(tmp_path, site, script, told)
         outcome = run_watch(watch)
     assert (outcome.name, outcome.kind, outcome.paths) == ("stalled", "no_growth", (f"{tmp_path}/a",)), told
@@ -185,7 +185,7 @@ def test_a_tree_with_mounts_of_its_own_is_not_looked_for_in_ours(tmp_path):
         (tmp_path / name).mkdir()
     told: list[str] = []
     inside = f"mount -t tmpfs none {tmp_path}/data; mkdir {tmp_path}/data/out; exec 3>{tmp_path}/data/out/w; for i in 1 2 3 4 5 6; do head -c 99999 /dev/zero >&3; sleep 0.4; done; sleep 2"
-    with CacheSite([]) as site:
+    with CacheDirectories([]) as site:
         outcome = run_watch(bare_watch(tmp_path, site, f"exec unshare -m sh -c '{inside}'", told))
     assert (outcome.name, outcome.paths) == ("completed", ())
     assert told[0].startswith("no cache directory was found"), told
@@ -218,7 +218,7 @@ def test_windows_are_learned_of_directories_that_were_found_and_a_stop_in_vain_i
     def generate() -> list[Outcome]:
         shutil.rmtree(top, ignore_errors=True)
         outcomes: list[Outcome] = []
-        with CacheSite([]) as site:
+        with CacheDirectories([]) as site:
             learning = Learning(job, stall, site, InPlace(), said.append)
 
             def attempt(number: int) -> tuple[Outcome, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -36,6 +37,11 @@ def test_check_says_what_would_run_and_makes_nothing(tmp_path: Path) -> None:
         f"{tmp_path}/jobs.yaml: fleet 'jobs', 2 jobs on this host",
         "Storages and deployments were not looked at: PREFECT_API_URL is not set",
     ]
+    told = fleet(tmp_path / "jobs.yaml", "--check", "--json")
+    assert told.stderr.splitlines() == ran.stdout.splitlines()
+    assert json.loads(told.stdout) == {
+        "name": "jobs", "jobs": ["a", "b"], "deployments": [], "looked_at_prefect": False, "limits": {"nfs": None},
+    }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.yaml"]
 
 
@@ -78,6 +84,14 @@ def test_settings_that_prefect_refuses_are_one_sentence(tmp_path: Path, setting:
     assert "Traceback" not in ran.stderr
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("cachewatch: Prefect refuses its settings (") and says in last
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.campaign
+def test_a_temporary_server_that_does_not_start_is_one_sentence(tmp_path: Path) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS="1")
+    assert ran.status == 125 and "Traceback" not in ran.stderr
+    assert "cachewatch: the temporary Prefect server did not start (Timed out " in ran.stderr
     assert not (tmp_path / "a").exists()
 
 

@@ -24,7 +24,7 @@ from prefect_cachewatch.supervise.proc import (
     read_stat,
     send_signal,
 )
-from prefect_cachewatch.supervise.reading import find_by_cookie
+from prefect_cachewatch.supervise.reading import find_by_run_token
 from prefect_cachewatch.supervise.supervisor import Launch
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, running, signal_each, tagged
 
@@ -100,7 +100,7 @@ def guarded(argv, *, grace_s=0.3, wait_for="tree", env=None, cwd=None):
     null = os.open(os.devnull, os.O_RDWR)
     guard = GuardClient(Launch(
         argv, env=dict(os.environ) if env is None else env, cwd=cwd, stdio=(null, null, null),
-        grace_s=grace_s, cookie=uuid.uuid4().hex, wait_for=wait_for,
+        grace_s=grace_s, run_token=uuid.uuid4().hex, wait_for=wait_for,
     ))  # fmt: skip
     try:
         guard.start()
@@ -145,7 +145,7 @@ def test_the_death_of_the_flow_process_leaves_nobody(name):
         from prefect_cachewatch.supervise.supervisor import Launch
         null = os.open(os.devnull, os.O_RDWR)
         guard = GuardClient(Launch([sys.executable, "-I", "-S", "-c", {textwrap.dedent(source)!r}, "{tag}"],
-            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex))
+            env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, run_token=uuid.uuid4().hex))
         guard.start()
         print(*guard.root_pids, flush=True)
         time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
@@ -176,7 +176,7 @@ def test_the_death_of_one_guard_leaves_nobody(which, name):
     assert report.why == ("outer_guard_died" if which == "outer" else "inner_guard_died")
 
 
-def test_the_death_of_both_guards_leaves_nobody_that_carries_the_cookie():
+def test_the_death_of_both_guards_leaves_nobody_that_carries_the_run_token():
     tag = new_tag()
     with guarded(program(SESSIONS, tag)) as guard:
         assert eventually(lambda: len(tagged(tag)) >= 201)
@@ -347,7 +347,7 @@ def test_a_command_that_cannot_be_executed_is_said_as_env_says_it(tmp_path, name
         pass
     assert error.value.exit_code == exit_code
     assert str(path) in error.value.message
-    assert find_by_cookie(error.value.message) == {}
+    assert find_by_run_token(error.value.message) == {}
 
 
 def test_a_working_directory_that_cannot_be_entered_is_cachewatchs_own_failure():
@@ -370,11 +370,11 @@ def test_the_generator_gets_its_environment_its_directory_and_no_stray_descripto
     """
     with guarded(program(source, new_tag()), env={"A": "b", "LC_ALL": "C.UTF-8"}, cwd=str(tmp_path)) as guard:
         gone(guard)
-        cookie = guard.cookie
+        run_token = guard.run_token
     import json
 
     environ, cwd, fds, leads, handlers, mask = json.loads(out.read_text())
-    assert environ == {"A": "b", "LC_ALL": "C.UTF-8", "CACHEWATCH_ID": cookie}
+    assert environ == {"A": "b", "LC_ALL": "C.UTF-8", "CACHEWATCH_ID": run_token}
     assert (cwd, leads, mask) == (str(tmp_path), True, [])
     assert handlers == [2]  # Python's own for SIGINT
     assert fds == [0, 1, 2]
@@ -438,12 +438,12 @@ def test_children_of_every_thread_are_found():
         os.kill(sleeper, signal.SIGKILL)
 
 
-def test_processes_are_found_by_the_cookie_they_were_started_with():
-    cookie = uuid.uuid4().hex
-    process = subprocess.Popen(["sleep", str(LIFE_S)], env={"CACHEWATCH_ID": cookie})
+def test_processes_are_found_by_the_run_token_they_were_started_with():
+    run_token = uuid.uuid4().hex
+    process = subprocess.Popen(["sleep", str(LIFE_S)], env={"CACHEWATCH_ID": run_token})
     try:
-        assert eventually(lambda: list(find_by_cookie(cookie)) == [process.pid])
-        assert find_by_cookie(cookie[:-1]) == {}
+        assert eventually(lambda: list(find_by_run_token(run_token)) == [process.pid])
+        assert find_by_run_token(run_token[:-1]) == {}
     finally:
         process.kill()
         process.wait()

@@ -33,7 +33,7 @@ class Shown:
         termios.tcsetwinsize(side, (24, columns))
         self.process = subprocess.Popen(
             argv, stdin=side, stdout=side, stderr=side, start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm", "NO_COLOR": "1"},
+            env=os.environ | {"TERM": "xterm", "NO_COLOR": "1"},
         )  # fmt: skip
         os.close(side)
         self.reading = threading.Event()
@@ -55,6 +55,11 @@ class Shown:
 
     def has_view(self) -> bool:
         return any(line.startswith("pause") for line in self.lines())
+
+    def shows_view(self) -> bool:
+        """Whether it is on the screen, and not above it."""
+        with self.lock:
+            return any(line.startswith("pause") for line in self.screen.display)
 
     def end(self) -> int:
         status = self.process.wait(PATIENCE_S)
@@ -81,7 +86,7 @@ def frames(one: Shown, count: int) -> int:
     seen = 0
     for _ in range(count):
         time.sleep(0.05)
-        seen += one.has_view()
+        seen += one.shows_view()
     return seen
 
 
@@ -186,6 +191,16 @@ def test_each_sample_is_a_json_object_for_other_tools(tmp_path):
     assert {each["cachewatch"] for each in samples} == {"sample"}
     assert samples[-1]["bytes_present"] == 250_000 and samples[-1]["files_present"] == 5
     assert samples[-1]["window_s"] == 300
+
+
+@pytest.mark.parametrize(
+    ("verbose", "each", "steps"), [("-v", False, True), ("-vv", True, True), ("--quiet", False, False)]
+)
+def test_more_is_said_of_each_step_and_still_more_of_each_measurement(tmp_path, verbose, each, steps):
+    argv = exec_argv(tmp_path / "cache", *OFTEN, "--no-bundle", verbose, command=["sleep", "1"])
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert (ran.stderr.count("; scan ") >= 3) is each
+    assert ("the command was started as pid" in ran.stderr) is steps
 
 
 @pytest.mark.parametrize(

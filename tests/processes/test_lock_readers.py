@@ -16,7 +16,7 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.supervise.filelocks import find_holders
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 HOLDS = """
 import fcntl, os, sys, time
@@ -131,25 +131,25 @@ def test_a_reader_that_locked_a_cache_directory_keeps_no_job_out_but_a_second_jo
     cache = tmp_path / "cache"
     cache.mkdir()
     reader = stranger("LOCK_SH", cache)
-    with CacheSite([cache]):
+    with CacheDirectories([cache]):
         with pytest.raises(CacheDirectoryBusy):
-            CacheSite([cache])
+            CacheDirectories([cache])
         assert reader.stdin is not None
         reader.stdin.close()
         reader.wait(10)
         with pytest.raises(CacheDirectoryBusy):
-            CacheSite([cache])
-    with CacheSite([cache]), pytest.raises(CacheDirectoryBusy):
-        CacheSite([cache])
+            CacheDirectories([cache])
+    with CacheDirectories([cache]), pytest.raises(CacheDirectoryBusy):
+        CacheDirectories([cache])
 
 
 def test_a_reader_of_the_directorys_lock_file_keeps_no_job_out(tmp_path: Path, stranger: Locker) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     stranger("LOCK_SH", cache)
-    CacheSite([cache]).close()
+    CacheDirectories([cache]).close()
     stranger("LOCK_SH", cache / ".cachewatch.lock")
-    CacheSite([cache]).close()
+    CacheDirectories([cache]).close()
     assert (cache / ".cachewatch.lock").stat().st_mode & 0o777 == 0o600
 
 
@@ -163,7 +163,7 @@ def test_a_stranger_that_locked_a_cache_directory_for_itself_is_named_as_none_of
         assert holder.poll() is None
         time.sleep(0.02)
     with pytest.raises(CacheDirectoryBusy) as caught:
-        CacheSite([cache])
+        CacheDirectories([cache])
     holder.communicate()
     assert caught.value.message.startswith(f"cache directory {cache} is locked by a program that is no job of ")
     assert f"(pid {holder.pid}: " in caught.value.message

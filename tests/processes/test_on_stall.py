@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import made_bench
 
-from support import PATIENCE_S, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, running, tagged
+from support import (
+    CACHEWATCH,
+    PATIENCE_S,
+    assert_none_left,
+    eventually,
+    exec_argv,
+    new_tag,
+    program,
+    run,
+    run_exec,
+    running,
+    tagged,
+)
 
 SHADOW = (
     "--on-stall",
@@ -80,12 +92,31 @@ def test_what_stalls_is_left_alone_and_each_report_says_what_became_of_it(cache,
     assert len(told) >= 2 and {stall["kind"] for stall in told} == {"no_growth"}
     assert all(stall["message"].count("would have been stopped, and was left alone.") == 1 for stall in told)
     assert all(json.loads((Path(stall["bundle"]) / "report.json").read_text())["would_be_stops"] for stall in told)
+    ends = [json.loads((Path(stall["bundle"]) / "end.json").read_text()) for stall in told]
+    assert [(end["outcome"], end["exit_code"]) for end in ends] == [("failed", 3)] * len(told)
     assert told[0]["at_s"] < told[0]["resumed_at_s"] < told[1]["at_s"]
     assert told[0]["in_vain"] is True
     assert said.count("The generator would have been stopped, and was left alone.") == len(told)
     assert f"It would have been stopped {len(told)} times, " in final["message"]
     assert said.rstrip().endswith(final["message"])
     assert_none_left(tag)
+
+
+def test_the_history_has_a_run_that_was_left_alone_as_it_ended(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
+    ran = run_exec(cache, *SHADOW, command=["sh", "-c", f"echo 1234 > {cache}/a; sleep 3"])
+    assert (ran.status, ran.report["outcome"]) == (0, "completed")
+    (bundle,) = (tmp_path / "state" / "bundles").iterdir()
+
+    def told(*words: str) -> str:
+        ran = run([*CACHEWATCH, *words])
+        assert ran.status == 0, ran.stderr
+        return ran.stdout
+
+    (last,) = json.loads(told("history", "cache", "--json"))["runs"]
+    assert (last["outcome"], last["stalls"]) == ("completed", 1)
+    assert "then    Tensor cache generation completed" in told("report", str(bundle))
+    assert ", then completed" in told("report", "--list")
 
 
 @pytest.mark.campaign

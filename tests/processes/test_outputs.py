@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support import CACHEWATCH, PATIENCE_S, exec_argv, run
+from support import CACHEWATCH, PATIENCE_S, exec_argv, run, run_exec
 
 END = ["sh", "-c", 'head -c 9000 /dev/zero > "$0/a"; echo said; exit 3']
 
@@ -43,3 +43,25 @@ def test_a_full_device_hides_no_end(tmp_path: Path, option: str):
     if option == "--report":
         assert "report file /dev/full cannot be written: No space left on device" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--report", "names a directory: name a file in it"),
+        ("--log", "names a directory: name a file in it"),
+        ("--record", "names a directory that does not exist: create it first"),
+    ],
+)
+def test_a_name_that_ends_with_a_slash_is_not_taken_for_a_file(tmp_path, option, said):
+    ran = run_exec(tmp_path / "cache", option, f"{tmp_path}/out/", command=["true"])
+    assert ran.status == 125 and said in ran.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_goes_into_a_directory_that_exists(tmp_path):
+    (tmp_path / "out").mkdir()
+    ran = run_exec(tmp_path / "cache", "--record", f"{tmp_path}/out/", command=["touch", f"{tmp_path}/cache/a"])
+    assert ran.status == 0
+    (trace,) = (tmp_path / "out").iterdir()
+    assert trace.suffix == ".csv"

@@ -50,7 +50,7 @@ def guarded(source: str, *, wait_for: str = "tree") -> Iterator[tuple[GuardClien
     null = os.open(os.devnull, os.O_RDWR)
     guard = GuardClient(Launch(
         program(source, tag), env=dict(os.environ), cwd="/", stdio=(null, null, null), grace_s=0.3,
-        cookie=uuid.uuid4().hex, wait_for=wait_for, may_release=True,
+        run_token=uuid.uuid4().hex, wait_for=wait_for, may_release=True,
     ))  # fmt: skip
     try:
         guard.start()
@@ -121,7 +121,7 @@ def test_a_guard_whose_state_file_stays_does_not_let_go(tmp_path: Path, monkeypa
     directory.mkdir()
     file.touch()
 
-    def made(cookie: str) -> tuple[int, str]:
+    def made(run_token: str) -> tuple[int, str]:
         return park(os.open(file, os.O_RDWR | os.O_CLOEXEC)), str(directory)
 
     monkeypatch.setattr("prefect_cachewatch.supervise.client.create_run_file", made)
@@ -147,7 +147,7 @@ def test_a_release_after_a_stop_comes_too_late_and_waits_for_nothing(first: str)
     assert_none_left(tag)
 
 
-def record_of(server: RunningServer, cookie: str, **more: object):
+def record_of(server: RunningServer, run_token: str, **more: object):
     facts = {
         "name": "llama",
         "cache_dirs": ("/mnt/x",),
@@ -156,13 +156,13 @@ def record_of(server: RunningServer, cookie: str, **more: object):
         "stop_grace_s": 0.3,
         "log": None,
     }
-    return make_record(server, run_id=cookie, **facts | more)
+    return make_record(server, run_id=run_token, **facts | more)
 
 
 def test_a_released_tree_is_stopped_by_its_record_alone():
     with guarded(FAMILY) as (guard, tag):
         assert eventually(lambda: len(tagged(tag)) == 4)
-        path = write_record(record_of(guard.running(), guard.cookie))
+        path = write_record(record_of(guard.running(), guard.run_token))
         assert guard.release(PATIENCE_S) is None
         guard.close()
         (found,) = list_servers()

@@ -16,7 +16,7 @@ import pytest
 from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, ScanError, ScanTimeout
 from prefect_cachewatch.measure import scanner as scanner_module
 from prefect_cachewatch.measure.scanner import DirectoryScanner
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from support import CACHEWATCH, PATIENCE_S, eventually, exec_argv, needs_root, run, unavailable
 
 HERE = Path(__file__).parent
@@ -208,28 +208,28 @@ def test_clean_removes_what_the_job_wrote_and_nothing_else(scanner, tmp_path):
 
 
 def test_a_second_job_on_one_directory_is_refused_and_told_who_holds_it(tmp_path):
-    with CacheSite([tmp_path / "c"]):
+    with CacheDirectories([tmp_path / "c"]):
         with pytest.raises(CacheDirectoryBusy, match=f"in use by another job \\(pid {os.getpid()}: ") as error:
-            CacheSite([tmp_path / "c"])
+            CacheDirectories([tmp_path / "c"])
         assert error.value.data["holder_pid"] == os.getpid()
-    CacheSite([tmp_path / "c"]).close()
+    CacheDirectories([tmp_path / "c"]).close()
 
 
 @pytest.mark.parametrize(("first", "second", "how"), [("c", "c/below/it", "lies in"), ("c/below/it", "c", "holds")])
 def test_a_job_in_a_directory_above_or_below_anothers_is_refused(tmp_path, first, second, how):
     (tmp_path / "link").symlink_to(tmp_path)
-    with CacheSite([tmp_path / first], lock=True):
+    with CacheDirectories([tmp_path / first], lock=True):
         for path in (tmp_path / second, tmp_path / "link" / second):
             with pytest.raises(CacheDirectoryBusy, match=f"{how} .*, which is in use by another job") as error:
-                CacheSite([path])
+                CacheDirectories([path])
             assert error.value.data["holder_pid"] == os.getpid()
-        CacheSite([tmp_path / "beside"]).close()
-    CacheSite([tmp_path / second]).close()
+        CacheDirectories([tmp_path / "beside"]).close()
+    CacheDirectories([tmp_path / second]).close()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["below", "beside", "c", "it", "link"]
 
 
 def test_a_job_with_directories_in_one_another_is_no_hindrance_to_itself(tmp_path):
-    with CacheSite([tmp_path / "c", tmp_path / "c/below"]) as site:
+    with CacheDirectories([tmp_path / "c", tmp_path / "c/below"]) as site:
         assert len(site.paths) == 2
 
 
@@ -237,21 +237,21 @@ def test_a_lock_of_a_program_that_is_no_job_does_not_keep_jobs_out_below_it(tmp_
     held = subprocess.Popen(["flock", "-x", str(tmp_path), "sleep", "60"], start_new_session=True)
     try:
         eventually(lambda: f":{tmp_path.stat().st_ino} " in Path("/proc/locks").read_text())
-        CacheSite([tmp_path / "c"]).close()
+        CacheDirectories([tmp_path / "c"]).close()
     finally:
         os.killpg(held.pid, signal.SIGKILL)
         held.wait()
 
 
 def test_a_lock_leaves_nothing_in_the_directory(tmp_path):
-    with CacheSite([tmp_path / "c"]):
+    with CacheDirectories([tmp_path / "c"]):
         assert list((tmp_path / "c").iterdir()) == []
 
 
 def test_links_are_resolved_once_and_a_directory_given_twice_is_one(tmp_path):
     (tmp_path / "c").mkdir()
     (tmp_path / "link").symlink_to("c")
-    with CacheSite([tmp_path / "link", tmp_path / "c", tmp_path / "c/../c"]) as site:
+    with CacheDirectories([tmp_path / "link", tmp_path / "c", tmp_path / "c/../c"]) as site:
         assert site.paths == [str((tmp_path / "c").resolve())]
         assert len(site.lock_fds) == 1
 
@@ -259,13 +259,13 @@ def test_links_are_resolved_once_and_a_directory_given_twice_is_one(tmp_path):
 def test_nothing_is_created_when_another_directory_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CacheDirectoryError, match="is not a directory"):
-        CacheSite([tmp_path / "new", tmp_path / "file"])
+        CacheDirectories([tmp_path / "new", tmp_path / "file"])
     assert not (tmp_path / "new").exists()
 
 
 def test_a_cache_that_cannot_fit_is_refused(tmp_path):
     with pytest.raises(CacheDirectoryError, match=r"needs 8\.00 PiB|needs 8192 TiB"):
-        CacheSite([tmp_path / "c"], expected_bytes=2**53)
+        CacheDirectories([tmp_path / "c"], expected_bytes=2**53)
 
 
 def test_a_stuck_scan_process_is_left_without_a_warning(tmp_path, recwarn):
@@ -439,7 +439,7 @@ def test_measure_in_words(tmp_path):
     (tmp_path / "c/a").write_bytes(b"x" * 2048)
     done = run([*CACHEWATCH, "measure", str(tmp_path / "c")])
     assert done.stdout.startswith("2.00 KiB (2,048 bytes, ")
-    assert " in 1 files and 1 directories, " in done.stdout
+    assert " in 1 file, 1 directory; " in done.stdout
 
 
 @pytest.mark.parametrize(

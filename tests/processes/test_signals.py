@@ -164,19 +164,19 @@ def test_a_signal_that_comes_before_the_command_is_started_waits_for_it(tmp_path
         import os, signal, sys
         sys.argv = ["cachewatch", *{exec_argv(tmp_path / "cache", *WELL, command=["sleep", str(LIFE_S)])[3:]!r}]
         import prefect_cachewatch.watching.site as site
-        real = site.CacheSite.begin
+        real = site.CacheDirectories.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIGUSR2)
             return real(self)
-        site.CacheSite.begin = begin
+        site.CacheDirectories.begin = begin
         from prefect_cachewatch.cli import main
-        run = main._exec_apart
+        run = main._exec_small
         def early(argv):
             from prefect_cachewatch.cli import signals
             signals.hold_back()
             os.kill(os.getpid(), signal.SIGUSR1)
             return run(argv)
-        main._exec_apart = early
+        main._exec_small = early
         main.main()
     """
     with running([sys.executable, "-c", textwrap.dedent(source)]) as process:
@@ -255,11 +255,11 @@ def test_what_ends_the_run_before_the_generator_exists_starts_nothing(tmp_path, 
         import os, signal, sys, time
         sys.argv = ["cachewatch", *{exec_argv(tmp_path / "cache", *WELL, command=["touch", str(tmp_path / "ran")])[3:]!r}]
         import prefect_cachewatch.watching.site as site
-        real = site.CacheSite.begin
+        real = site.CacheDirectories.begin
         def begin(self):
             os.kill(os.getpid(), signal.SIG{name})
             return real(self)
-        site.CacheSite.begin = begin
+        site.CacheDirectories.begin = begin
         from prefect_cachewatch.cli.main import main
         main()
     """

@@ -36,8 +36,10 @@ def test_stop_lists_its_servers_and_stops_one_by_name(bench: Bench):
 
 def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(bench: Bench):
     bench.exec(ignore_term=True)
-    stopped = bench.cachewatch("stop", "cache", "--grace", "0.3s")
-    assert (stopped.status, "1 of 1 killed" in stopped.stdout) == (0, True)
+    stopped = bench.cachewatch("stop", "cache", "--grace", "0.3s", "--json")
+    assert (stopped.status, "1 of 1 killed" in stopped.stderr) == (0, True)
+    (told,) = json.loads(stopped.stdout)["servers"]
+    assert (told["name"], told["killed"], told["survivors"]) == ("cache", 1, [])
     assert_none_left(bench.tag, 5)
 
 

@@ -17,7 +17,7 @@ from tests.processes.test_guard import LIFE_S, PLAIN, gone, guarded
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import is_alive, living_thread, read_stat, send_signal
-from prefect_cachewatch.supervise.reading import find_by_cookie, is_stuck, read_each
+from prefect_cachewatch.supervise.reading import find_by_run_token, is_stuck, read_each
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, signal_each, tagged
 
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
@@ -112,7 +112,7 @@ FLOW = f"""
     null = os.open(os.devnull, os.O_RDWR)
     source = "import time; time.sleep({LIFE_S})"
     guard = GuardClient(Launch([sys.executable, "-I", "-S", "-c", source, sys.argv[1]],
-        env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, cookie=uuid.uuid4().hex))
+        env=dict(os.environ), cwd=None, stdio=(null, null, null), grace_s=0.3, run_token=uuid.uuid4().hex))
     guard.start()
     print(*guard.root_pids, flush=True)
     time.sleep({LIFE_S})  # prefect_cachewatch: tells this process from its tree
@@ -194,8 +194,8 @@ def test_a_process_whose_main_thread_has_ended_is_alive() -> None:
         assert found.state in "SRD"
         assert is_alive(process.pid, found.start_ticks)
         assert living_thread(process.pid)[0] != process.pid
-        assert process.pid in find_by_cookie("c0ffee")
-        assert process.pid not in find_by_cookie("c0ffee", found.start_ticks + 1)
+        assert process.pid in find_by_run_token("c0ffee")
+        assert process.pid not in find_by_run_token("c0ffee", found.start_ticks + 1)
         assert send_signal(process.pid, found.start_ticks, signal.SIGKILL)
         assert eventually(lambda: not is_alive(process.pid, found.start_ticks))
         process.wait(PATIENCE_S)
@@ -217,12 +217,12 @@ def test_a_child_whose_main_thread_has_ended_is_stopped_and_named(tmp_path: Path
 
 def test_an_adopted_process_whose_main_thread_has_ended_is_watched_and_stopped(tmp_path: Path) -> None:
     from prefect_cachewatch.supervise.adopted import AttachedProcess
-    from prefect_cachewatch.supervise.adoptee import Adoptee
+    from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 
     path = tmp_path / "grows"
     with running(leaderless(path)) as process:
         assert eventually(lambda: path.exists() and raw_state(process.pid) == "Z")
-        adopted = AttachedProcess(Adoptee(process.pid, to_stop=True), 0.2)
+        adopted = AttachedProcess(PinnedProcess(process.pid, to_stop=True), 0.2)
         adopted.start()
         assert adopted.wait(1) is None
         adopted.stop()
@@ -261,12 +261,12 @@ def test_a_clean_up_command_that_a_handler_starts_is_left_to_end(tmp_path: Path)
 
 def test_a_clean_up_command_of_an_adopted_process_is_left_to_end(tmp_path: Path) -> None:
     from prefect_cachewatch.supervise.adopted import AttachedProcess
-    from prefect_cachewatch.supervise.adoptee import Adoptee
+    from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 
     path = tmp_path / "tidied"
     with running(with_handler(path)) as process:
         assert eventually(Path(f"{path}.ready").exists)
-        adopted = AttachedProcess(Adoptee(process.pid, to_stop=True), 30)
+        adopted = AttachedProcess(PinnedProcess(process.pid, to_stop=True), 30)
         adopted.start()
         adopted.stop()
         assert eventually(lambda: process.poll() is not None)

@@ -7,7 +7,9 @@ import json
 import os
 import pty
 import subprocess
+import sys
 import termios
+import textwrap
 import time
 from pathlib import Path
 
@@ -140,3 +142,35 @@ def test_what_is_said_at_the_end_reaches_a_reader_who_is_late(cache):
     with open(read, "rb") as reader:
         assert reader.read().startswith(b"Tensor cache generation completed")
     assert process.wait(PATIENCE_S) == 0
+
+
+def test_an_error_reaches_a_reader_who_is_late(cache):
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(write, b"." * 4096):
+            continue
+    os.set_blocking(write, True)
+    process = subprocess.Popen(exec_argv(cache, command=["/no/such/program"]), stderr=write)
+    os.close(write)
+    time.sleep(1.2)  # it is said by then, or soon
+    with open(read, "rb") as stream:
+        assert b"does not exist" in stream.read()
+    assert process.wait(PATIENCE_S) == 127
+
+
+def test_an_end_while_the_writing_thread_holds_its_lock_is_an_end():
+    source = """
+        import sys, threading, time
+        from prefect_cachewatch.common.console import install_console, standard_error
+        install_console()
+        held = threading.Event()
+        def hold():
+            with standard_error()._changed:
+                held.set()
+                time.sleep(1000)
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        sys.exit(3)
+    """
+    assert subprocess.run([sys.executable, "-c", textwrap.dedent(source)], timeout=PATIENCE_S).returncode == 3

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _DAY_S = 86400.0
+# What a generation of minutes does beside one of seconds (tasks/prefect_api/reporter.py): requests for progress, a log
+# batch and an artifact, less often from 10 minutes on and a third as often from 30 on; and events.
+_REQUESTS_A_MINUTE, _UNHURRIED_S, _MOST_TIMES = 5.0, 600.0, 3.0
+_EVENTS_A_MINUTE = 2.0
 _EVENT_TABLES = ("events", "event_resources")
 BUSY = 0.6  # share of a core that is planned for; above it waiting times grow steeply
 EVENTS_KEPT_DAYS = 7  # Prefect's default
@@ -58,7 +62,7 @@ def work_out(figures: Mapping[str, Any], per_day: int, duration_s: float, limit:
         ... }
         >>> need = work_out(figures, 8640, 1000.0)
         >>> need.at_once, need.workers, round(need.requests_per_s, 2), need.database_bytes_per_day
-        (100.0, 7, 5.7, 1728000000.0)
+        (100.0, 7, 13.09, 1728000000.0)
     """
     rate_per_s = per_day / _DAY_S
     at_once = rate_per_s * duration_s
@@ -74,7 +78,10 @@ def work_out(figures: Mapping[str, Any], per_day: int, duration_s: float, limit:
     runs = figures["plan"]["runs"]
     database = figures["database"]
     events = sum(database["tables_bytes"].get(table, 0) for table in _EVENT_TABLES) / runs
-    a_run_bytes = database["total_bytes"] / runs
+    an_event = events * runs / database["rows"]["events"] if database.get("rows") else 0.0
+    longer = an_event * _EVENTS_A_MINUTE * max(0.0, duration_s - figures["watch_s_per_run"]) / 60
+    events, a_run_bytes = events + longer, database["total_bytes"] / runs + longer
+    requests = figures["requests_per_run"] + _progress(duration_s) - _progress(figures["watch_s_per_run"])
     return Need(
         per_day=per_day,
         duration_s=duration_s,
@@ -83,9 +90,17 @@ def work_out(figures: Mapping[str, Any], per_day: int, duration_s: float, limit:
         worker_cores=(rate_per_s * max(0.0, begun_s) + at_once * watching) / BUSY,
         worker_memory_bytes=at_once * a_run + workers * memory["worker"].get("median", 0.0),
         server_cores=rate_per_s * sum(spent[role] for role in ("server", "postgres", "redis")) / BUSY,
-        requests_per_s=rate_per_s * figures["requests_per_run"]
-        + workers * figures["requests_of_a_worker_per_minute"] / 60,
+        requests_per_s=rate_per_s * requests + workers * figures["requests_of_a_worker_per_minute"] / 60,
         database_bytes_per_day=a_run_bytes * per_day,
-        wal_bytes_per_day=database["wal_bytes"] / runs * per_day,
+        wal_bytes_per_day=database["wal_bytes"] / database["total_bytes"] * a_run_bytes * per_day,
         database_bytes_kept=per_day * (events * EVENTS_KEPT_DAYS + (a_run_bytes - events) * RUNS_KEPT_DAYS),
     )
+
+
+def _progress(duration_s: float) -> float:
+    """Count the requests for progress of a generation that takes so long."""
+    slowest_s = _UNHURRIED_S * _MOST_TIMES
+    minutes = min(duration_s, _UNHURRIED_S) / 60
+    if duration_s > _UNHURRIED_S:
+        minutes += _UNHURRIED_S / 60 * math.log(min(duration_s, slowest_s) / _UNHURRIED_S)
+    return _REQUESTS_A_MINUTE * (minutes + max(0.0, duration_s - slowest_s) / 60 / _MOST_TIMES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import sqlite3
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ _LINE = re.compile(r'- "(?P<method>[A-Za-z]+) (?P<path>\S+)(?: HTTP/[\d.]+)?" (?
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 # Asked at intervals by each worker, runs or none; everything else comes with the runs.
 _POLLING = ("/get_scheduled_flow_runs", "/workers/heartbeat", "/work_pools/", "/health", "/api/work_pools")
+_EVENTS = "SELECT event, count(*) AS count FROM events GROUP BY event"
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ class DatabaseSize:
     wal_bytes: int  # written since the cluster was made
     tables: dict[str, int]
     rows: dict[str, int]
+    events: dict[str, int] = field(default_factory=dict)  # by name
 
 
 def measure_database(url: str) -> DatabaseSize:
-    """Ask PostgreSQL how big its database is, and how many rows each table has.
+    """Ask PostgreSQL or SQLite how big its database is, and how many rows each table has.
 
     Args:
         url: of the database.
@@ -87,7 +91,19 @@ def measure_database(url: str) -> DatabaseSize:
     Returns:
         The sizes.
     """
+    if url.startswith("sqlite:"):
+        return _measure_sqlite(url.removeprefix("sqlite:///"))
     return asyncio.run(_measure(url))
+
+
+def _measure_sqlite(path: str) -> DatabaseSize:
+    """Sizes of tables are not asked for, since that would read all of them."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as connection:
+        [(size,)] = connection.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = {name: int(connection.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0]) for name in names}
+        events = dict(connection.execute(_EVENTS).fetchall())
+    return DatabaseSize(int(size), 0, {}, rows, events)
 
 
 async def _measure(url: str) -> DatabaseSize:
@@ -102,7 +118,8 @@ async def _measure(url: str) -> DatabaseSize:
             rows[record["relname"]] = int(count)
         total = await connection.fetchval("SELECT pg_database_size(current_database())")
         wal = await connection.fetchval("SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')")
-        return DatabaseSize(int(total), int(wal), tables, rows)
+        events = {record["event"]: int(record["count"]) for record in await connection.fetch(_EVENTS)}
+        return DatabaseSize(int(total), int(wal), tables, rows, events)
     finally:
         await connection.close()
 
@@ -119,9 +136,11 @@ def growth(before: DatabaseSize, after: DatabaseSize) -> dict[str, Any]:
     """
     tables = {name: size - before.tables.get(name, 0) for name, size in after.tables.items()}
     rows = {name: count - before.rows.get(name, 0) for name, count in after.rows.items()}
+    events = {name: count - before.events.get(name, 0) for name, count in after.events.items()}
     return {
         "total_bytes": after.total_bytes - before.total_bytes,
         "wal_bytes": after.wal_bytes - before.wal_bytes,
         "tables_bytes": {n: s for n, s in sorted(tables.items(), key=lambda i: -i[1]) if s > 0},
         "rows": {n: c for n, c in sorted(rows.items(), key=lambda i: -i[1]) if c > 0},
+        "events": {n: c for n, c in sorted(events.items(), key=lambda i: -i[1]) if c > 0},
     }

@@ -250,6 +250,19 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
+def spent_s(pid: int) -> tuple[float, float]:
+    """Processor seconds of a process, and of those of its children that it has waited for; zeros if it is gone."""
+    words = _read(pid, "stat").rpartition(b") ")[2].split()
+    ticks = [int(word) for word in words[11:15]] or [0] * 4
+    return sum(ticks[:2]) * _TICK_S, sum(ticks[2:]) * _TICK_S
+
+
+def tree_of(pid: int) -> list[int]:
+    """List a process and its living descendants."""
+    children = _read(pid, f"task/{pid}/children").split()
+    return [pid, *(one for child in children for one in tree_of(int(child)))]
+
+
 def _pss(pid: int) -> float | None:
     for line in _read(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):

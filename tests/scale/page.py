@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,61 @@ def render(data: Mapping[str, Any]) -> str:
         The text.
     """
     return "\n".join(
-        [*_facts(data), *_ends(data), *_figures(data["figures"]), *_routes(data["figures"]), *_needs(data)]
-    )
+        [
+            *_facts(data), *_ends(data), *_figures(data["figures"]), *_routes(data["figures"]), *_needs(data),
+            *(line for name, found in sorted(data.get("beside", {}).items()) for line in beside_lines(name, found)),
+        ]
+    )  # fmt: skip
+
+
+def beside_lines(database: str, found: Mapping[str, Any]) -> list[str]:
+    """Write what a guarded run costs beside a bare one as Markdown; a figure of ours has its ratio with it.
+
+    Args:
+        database: its name.
+        found: what `measure_beside` returns, with `started_at`.
+
+    Returns:
+        The lines.
+    """
+    sizes, kinds = found["sizes"], [kind for kind in found if kind not in ("sizes", "started_at", "load_average")]
+
+    def row(name: str, values: Sequence[float], form: str) -> str:
+        cells = [format(values[0], form)]
+        cells += [format(v, form) + (f" ({v / values[0]:.2f} x)" if values[0] else "") for v in values[1:]]
+        return f"| {name} | {' | '.join(cells)} |"
+
+    def part(section: str, name: str) -> list[float]:
+        return [found[kind][section].get(name, 0.0) for kind in kinds]
+
+    def rows(section: str, *, added: bool = False) -> list[str]:
+        names = dict.fromkeys(name for kind in reversed(kinds) for name in found[kind][section])
+        told = [(name, part(section, name)) for name in names]
+        return [row(f"`{name}`", each, ".1f") for name, each in told if max(each) >= 0.05 and not (added and each[0])]
+
+    def total(section: str) -> list[float]:
+        return [sum(found[kind][section].values()) for kind in kinds]
+
+    head = [f"| a run, on {database} | {' | '.join(kinds)} |", "|---|" + "---|" * len(kinds)]
+    return [
+        f"### Beside a bare flow, on {database}",
+        "",
+        f"Measured {found['started_at']}: {sizes['runs']} runs of each kind in {sizes['batches']} batches, in turn on one server; {sizes['workers']} process "
+        f"workers of {sizes['limit']} runs each, generators of {sizes['seconds']:g} s, {sum(found[kind]['ended_badly'] for kind in kinds)} not Completed. "
+        f"Load average {found['load_average']['median']:.1f} (median). The bare flow has two tasks side by side, one of which runs the same generator.",
+        "",
+        *head,
+        row("runs a minute", [found[kind]["runs_per_minute"] for kind in kinds], ".1f"),
+        row("processor seconds of the run's processes", part("processor_s", "runs"), ".2f"),
+        row("processor seconds of all processes", total("processor_s"), ".2f"),
+        row("requests", total("requests"), ".1f"),
+        row("rows", total("rows"), ".1f"),
+        row("KiB of database", [size / 1024 for size in part("bytes", "total")], ".0f"),
+        "",
+        head[0].replace("a run", "requests of a run", 1), head[1], *rows("requests"), "",
+        head[0].replace("a run", "rows of a run", 1), head[1], *rows("rows"), "",
+        head[0].replace("a run", "events that a bare run does not send", 1), head[1], *rows("events", added=True), "",
+    ]  # fmt: skip
 
 
 def _facts(data: Mapping[str, Any]) -> list[str]:
@@ -136,21 +189,22 @@ def _needs(data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"### {PER_DAY:,} generations a day",
         "",
-        "| a generation takes | at once | workers of 16 | cores for them | memory for them | cores for the server, PostgreSQL and Redis | requests |",
-        "|---|---|---|---|---|---|---|",
+        "| a generation takes | at once | workers of 16 | cores for them | memory for them | cores for the server, PostgreSQL and Redis | requests | database a day |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for duration_s in DURATIONS_S:
         need = work_out(figures, PER_DAY, duration_s + figures["begin_s"])
         lines.append(
             f"| {format_duration(duration_s)} | {need.at_once:.1f} | {need.workers} | {need.worker_cores:.1f} "
-            f"| {format_bytes(need.worker_memory_bytes)} | {need.server_cores:.1f} | {need.requests_per_s:.1f}/s |"
+            f"| {format_bytes(need.worker_memory_bytes)} | {need.server_cores:.1f} | {need.requests_per_s:.1f}/s "
+            f"| {format_bytes(need.database_bytes_per_day)} |"
         )
-    need = work_out(figures, PER_DAY, DURATIONS_S[0])
+    shortest, longest = (work_out(figures, PER_DAY, duration_s) for duration_s in (DURATIONS_S[0], DURATIONS_S[-1]))
     return [
         *lines,
         "",
-        f"The database grows by {format_bytes(need.database_bytes_per_day)} a day and writes {format_bytes(need.wal_bytes_per_day)} of "
-        f"write-ahead log a day, whatever a generation takes; with events kept for 7 days and runs for 30 it settles at "
-        f"{format_bytes(need.database_bytes_kept)}.",
+        f"The write-ahead log is {format_bytes(shortest.wal_bytes_per_day)} a day for the shortest, {format_bytes(longest.wal_bytes_per_day)} for the longest. "
+        f"With events kept for 7 days and runs for 30 the database settles at {format_bytes(shortest.database_bytes_kept)} and "
+        f"{format_bytes(longest.database_bytes_kept)}.",
         "",
     ]

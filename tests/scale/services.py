@@ -61,9 +61,12 @@ class Stack:
     Args:
         server_settings: Prefect settings of the server, on top of what a server on PostgreSQL and Redis needs.
         client_settings: the same for workers, and through them the runs.
+        database: `postgresql`, which has Redis beside it, or `sqlite`, alone.
     """
 
-    def __init__(self, server_settings: dict[str, str], client_settings: dict[str, str]) -> None:
+    def __init__(
+        self, server_settings: dict[str, str], client_settings: dict[str, str], database: str = "postgresql"
+    ) -> None:
         self.parts = find_parts()
         self.root = Path(tempfile.mkdtemp(prefix="cachewatch-scale-"))
         self.root.chmod(0o711)  # PostgreSQL refuses root, and its user must come through
@@ -73,7 +76,9 @@ class Stack:
         self.url = f"http://127.0.0.1:{self.port}/api"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._password = secrets.token_hex(16)
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "CACHEWATCH"))}
+        # Modules are found compiled, as where they are installed.
+        away = ("PREFECT", "CACHEWATCH", "PYTHONDONTWRITEBYTECODE")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(away)}
         self.client_env = clean | {
             "PREFECT_HOME": str(self.home),
             "PREFECT_API_URL": self.url,
@@ -82,7 +87,7 @@ class Stack:
             "CACHEWATCH_STATE": str(self.root / "state"),
             **client_settings,
         }
-        self._server_settings = server_settings
+        self._server_settings, self._is_sqlite = server_settings, database == "sqlite"
         self._redis_port = self._postgres_port = 0
 
     @property
@@ -96,12 +101,15 @@ class Stack:
 
     @property
     def database_url(self) -> str:
+        if self._is_sqlite:
+            return f"sqlite:///{self.home}/prefect.db"
         return f"postgresql://prefect:{self._password}@127.0.0.1:{self._postgres_port}/postgres"
 
     def start(self) -> None:
         """Start PostgreSQL, Redis and the server; returns when the API answers."""
-        self._start_postgres()
-        self._start_redis()
+        if not self._is_sqlite:
+            self._start_postgres()
+            self._start_redis()
         self.start_server()
 
     def _start_postgres(self) -> None:
@@ -145,8 +153,17 @@ class Stack:
 
     def start_server(self) -> None:
         """Start the Prefect server, or start it again on the same port and database."""
+        parts = {} if self._is_sqlite else self._parts_of_a_fleet()
+        env = self.client_env | parts | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"} | self._server_settings
+        # At INFO uvicorn writes the access log, from which the requests are counted.
+        argv = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        process = self._spawn("server", [*argv, "--log-level", "INFO"], env=env, cwd=self.home)
+        _until(self._healthy, 240, "the Prefect server answers", process, self.server_log)
+
+    def _parts_of_a_fleet(self) -> dict[str, str]:
+        """Name the server's settings for PostgreSQL and Redis."""
         redis = f"redis://:{self._password}@127.0.0.1:{self._redis_port}"
-        env = self.client_env | {
+        return {
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self.database_url.replace("postgresql", "postgresql+asyncpg", 1),
             "PREFECT_MESSAGING_BROKER": "prefect_redis.messaging",
             "PREFECT_MESSAGING_CACHE": "prefect_redis.messaging",
@@ -154,13 +171,7 @@ class Stack:
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect_redis.lease_storage",
             "PREFECT_REDIS_MESSAGING_URL": f"{redis}/0",
             "PREFECT_SERVER_DOCKET_URL": f"{redis}/1",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            **self._server_settings,
         }
-        # At INFO uvicorn writes the access log, from which the requests are counted.
-        argv = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
-        process = self._spawn("server", [*argv, "--log-level", "INFO"], env=env, cwd=self.home)
-        _until(self._healthy, 240, "the Prefect server answers", process, self.server_log)
 
     def _healthy(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):

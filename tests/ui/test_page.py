@@ -201,3 +201,9 @@ def test_a_click_copies_the_command_that_judges_the_run_again(browser, page):
     browser.evaluate("document.getElementById('copy').click()")
     browser.wait_for("document.getElementById('copy').textContent === 'Copied'")
     assert browser.evaluate("getSelection().toString()").startswith("cachewatch replay /")
+
+
+def test_on_a_phone_no_file_and_no_line_of_the_log_runs_off_the_screen(browser, page):
+    browser.open(page, width=400, height=844, mobile=True)
+    blocks = "[...document.querySelectorAll('pre, .scroll:has(#files)')]"
+    assert browser.evaluate(f"{blocks}.length >= 2 && {blocks}.every((e) => e.scrollWidth <= e.clientWidth)")

@@ -58,6 +58,7 @@ class RunRecord:
     rate_bytes_per_s: float | None = None  # mean of the last attempt, from its first growth to its last
     cause: str | None = None  # why it did not complete, in a sentence
     advice: str | None = None  # what to do next
+    suspected: bool = False  # whether its storage was suspected meanwhile: its pauses are not its own
 
     @property
     def entered_s(self) -> float:
@@ -74,6 +75,7 @@ class RunRecord:
         """Whether it ran to the end in one attempt and wrote: then its rate says something."""
         return (
             self.state == "Completed"
+            and not self.suspected
             and self.attempts == 1
             and bool(self.bytes_written)
             and (self.service_s or 0.0) > 0
@@ -225,7 +227,7 @@ def suggest_stall_window(records: Sequence[RunRecord]) -> float | None:
     """Suggest a stall window from the pauses of runs that completed: 3 x the longest, in whole 10 s.
 
     Args:
-        records: runs; only those that completed and reported their longest pause count.
+        records: runs; only those that completed on a storage that was well, and reported their longest pause, count.
 
     Returns:
         Seconds, at least 60; None with fewer than 5 such runs.
@@ -235,7 +237,8 @@ def suggest_stall_window(records: Sequence[RunRecord]) -> float | None:
         >>> suggest_stall_window(runs)
         80.0
     """
-    pauses_s = [r.longest_pause_s for r in records if r.state == "Completed" and r.longest_pause_s is not None]
+    well = [r for r in records if r.state == "Completed" and not r.suspected]
+    pauses_s = [r.longest_pause_s for r in well if r.longest_pause_s is not None]
     if len(pauses_s) < MIN_RUNS:
         return None
     return max(MIN_STALL_WINDOW_S, math.ceil(PAUSE_FACTOR * max(pauses_s) / 10) * 10.0)
@@ -263,4 +266,9 @@ def _finite(value: Any) -> float:
     return number
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {"str": str, "float": _finite, "int": lambda value: int(_finite(value))}
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "str": str,
+    "float": _finite,
+    "int": lambda value: int(_finite(value)),
+    "bool": lambda value: value is True,
+}

@@ -81,8 +81,8 @@ def plan_sections(plan: LimitPlan) -> Iterator[Section]:
         yield Section("With the slots shared out evenly", items=_shares(plan.mix))
     yield Section("The most that the rules admit", items=_bindings(plan))
     yield Section(text=f"Bottleneck: {plan.bottleneck}.")
-    if plan.purchases:
-        changes = [f"{change.change}: {change.sentence}" for change in plan.purchases]
+    if plan.what_if:
+        changes = [f"{change.change}: {change.sentence}" for change in plan.what_if]
         alone = f", for {name} alone" if len(plan.classes) > 1 else ""
         yield Section(f"What the next purchase would change{alone}", items=changes)
     if plan.simulation:

@@ -44,31 +44,26 @@ def api_url() -> str:
     return for_terminal(redact(PREFECT_API_URL.value() or ""), 300)
 
 
-def check_api(patience_s: float) -> None:
+def check_api(patience_s: float) -> str:
     """Check that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
 
     Args:
         patience_s: the longest wait.
+
+    Returns:
+        The server's version; empty for Prefect Cloud and for a temporary server.
 
     Raises:
         InputError: it does not answer, or something else answers at its address.
     """
     url = api_url()
     if not url:
-        return
+        return ""
     if "://" not in url:
         raise InputError(f"PREFECT_API_URL is {url}, without a scheme: write http://{url}")
-    from prefect.client.orchestration import get_client  # noqa: PLC0415 - Prefect is imported when it is used
-
-    def ask() -> object:
-        with get_client(sync_client=True) as client:
-            if (error := client.api_healthcheck()) is not None:
-                raise error
-            return client.api_version()
-
     version: object = None
     try:
-        version = Bounded().call(ask, patience_s)
+        version = Bounded().call(_ask_api, patience_s)
     except TimeoutError:
         why = f"has not answered within {format_duration(patience_s)}"
     except ValueError:
@@ -92,6 +87,20 @@ def check_api(patience_s: float) -> None:
         raise InputError(
             f"what answers at {url} is no Prefect API (a login page, a proxy?): check PREFECT_API_URL, which ends with /api"
         )
+    return version
+
+
+def _ask_api() -> object:
+    from prefect.client.base import ServerType  # noqa: PLC0415 - Prefect is imported when it is used
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
+
+    with get_client(sync_client=True) as client:
+        if (error := client.api_healthcheck()) is not None:
+            raise error
+        if client.server_type != ServerType.CLOUD:
+            return client.api_version()
+        client.read_flows(limit=1)  # Prefect's own clients never ask Cloud for its version: it may have none to tell
+        return ""
 
 
 def prepare_api(patience_s: float) -> None:
@@ -129,10 +138,14 @@ def logging_filtered(passes: Callable[[logging.LogRecord], bool]) -> Iterator[No
 
 
 def _shield_temporary_server() -> None:
-    """Print a temporary server's output as cachewatch's own: a server that waits for a reader answers no request."""
+    """Print a temporary server's output as cachewatch's own, and say in one sentence if it does not start.
+
+    A server that waits for a reader of its output answers no request.
+    """
     if api_url():
         return
-    from prefect.server.api.server import SubprocessASGIServer  # noqa: PLC0415 - Prefect is imported when it is used
+    import httpx  # noqa: PLC0415 - comes with Prefect, which is imported when it is used
+    from prefect.server.api.server import SubprocessASGIServer  # noqa: PLC0415
 
     server: Any = SubprocessASGIServer()  # the one of this process, which Prefect's clients start
     if (start := getattr(server, "_run_uvicorn_command", None)) is None:
@@ -142,7 +155,19 @@ def _shield_temporary_server() -> None:
         with lent_streams():
             return start()
 
-    server._run_uvicorn_command = start_apart
+    begin = server.start
+
+    def begin_or_say(timeout: int | None = None) -> None:
+        try:
+            begin(timeout)
+        except (RuntimeError, httpx.HTTPError) as error:
+            told = for_terminal(" ".join(str(error).split()) or type(error).__name__, 300).rstrip(".")
+            raise InputError(
+                f"the temporary Prefect server did not start ({told}): try again when this machine is less busy, or start "
+                "one of your own (prefect server start) and set PREFECT_API_URL"
+            ) from None
+
+    server._run_uvicorn_command, server.start = start_apart, begin_or_say
 
 
 class ApiWatchdog:

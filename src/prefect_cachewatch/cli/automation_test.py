@@ -19,12 +19,12 @@ from prefect.exceptions import ObjectNotFound
 from prefect_cachewatch.cli.automation_files import AutomationFile, for_deployments, read_automations
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.bad_ends import BAD_ENDS, BadEnd
+from prefect_cachewatch.run.bad_ends import BAD_ENDS, GENERATION_FLOW, BadEnd
 
 __all__ = ["Sent", "one_of_each", "send_through_automations", "send_to_block"]
 
 _NOTIFY = "notify"
-_DIRECT = ("notify-reported", "late", "missed", "silent")
+_DIRECT = ("notify-reported", "notify-storage", "late", "missed", "silent")
 _JOB = "cachewatch-test"
 _FACTS = "Tensor cache generation stalled: no disk write activity detected for 6 minutes in /mnt/cache (1.08 GiB in 43 files)."
 _CAUSES = {
@@ -98,7 +98,7 @@ async def send_to_block(client: PrefectClient, block: str, kinds: Sequence[str] 
     found: list[Sent] = []
     for name in kinds or (_NOTIFY, *_DIRECT):
         (file, *_) = for_deployments(read_automations([name]))
-        for end in one_of_each() if name == _NOTIFY else [BadEnd("generate-cache", name.capitalize())]:
+        for end in one_of_each() if name == _NOTIFY else [BadEnd(GENERATION_FLOW, name.capitalize())]:
             subject, body = _render(file, end)
             try:
                 with loaded.raise_on_failure():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -30,6 +32,8 @@ _LEAST_S = 10.0
 
 T = TypeVar("T")
 
+_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
 
 @click.group()
 def command() -> None:
@@ -51,6 +55,7 @@ def command() -> None:
     "--within", "within_s", type=DURATION, help="Window of missed: the deployment's period and its longest run."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@_as_json
 def apply_command(
     files: tuple[str, ...],
     notify: str | None,
@@ -58,11 +63,12 @@ def apply_command(
     deployments: tuple[str, ...],
     within_s: float | None,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Create or update automations by name; done twice it changes nothing.
 
     FILES are YAML files, or short names of the shipped automations: follow-up (runs a stalled generation again once),
-    notify and notify-reported (tell people), late, missed and silent (tell people of what did not happen), zombies
+    notify, notify-reported and notify-storage (tell people), late, missed and silent (tell people of what did not happen), zombies
     (marks dead runs Crashed). Default: all of them.
     """
     if within_s is not None and within_s < _LEAST_S:
@@ -73,7 +79,11 @@ def apply_command(
     async def apply(client: PrefectClient) -> list[Applied]:
         return await apply_automations(client, wanted, notify=notify, run=run, dry_run=dry_run)
 
-    for one in asyncio.run(_with_server(apply)):
+    found = asyncio.run(_with_server(apply))
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "automations": [asdict(one) for one in found]}))
+        return
+    for one in found:
         paused = "" if one.enabled else " (paused)"
         print(f"{words[one.change]}: {for_terminal(one.name)}{paused}")
 
@@ -85,11 +95,12 @@ def apply_command(
 @click.option(
     "--wait", "wait_s", type=DURATION, default=_WAIT_S, help="How long the server's answer is waited for (default 3m)."
 )
-def test_command(notify: str | None, wait_s: float) -> None:
+@_as_json
+def test_command(notify: str | None, wait_s: float, as_json: bool) -> None:
     """Send one test message of each kind that notify sends, marked TEST; the exit status is 1 if one was not sent.
 
     The messages go the way of the real ones: a test event of each bad end, the server's automations, their block. late,
-    missed, silent and notify-reported wait for a window or a run and are not sent so; --notify TYPE/NAME sends them too.
+    missed, silent, notify-reported and notify-storage wait for a window or a run and are not sent so; --notify TYPE/NAME sends them too.
     """
     if notify is not None and not is_reference(notify):
         raise InputError(
@@ -104,11 +115,14 @@ def test_command(notify: str | None, wait_s: float) -> None:
         return await send_through_automations(client, wait_s, lambda text: click.echo(f"cachewatch: {text}", err=True))
 
     found = asyncio.run(_with_server(test))
+    all_sent = all(one.outcome == "sent" for one in found)
+    if as_json:
+        print(json.dumps({"all_sent": all_sent, "messages": [asdict(one) for one in found]}))
     words = {"sent": "sent", "failed": "not sent", "unseen": "not seen"}
-    for one in found:
+    for one in found if not as_json else ():
         print(f"{words[one.outcome]}: {one.kind}" + (f": {one.detail}" if one.detail else ""))
-    print(_not_seen(found, notify))
-    raise SystemExit(0 if all(one.outcome == "sent" for one in found) else 1)
+    click.echo(_not_seen(found, notify), err=as_json)
+    raise SystemExit(0 if all_sent else 1)
 
 
 def _not_seen(found: list[Sent], notify: str | None) -> str:
@@ -119,7 +133,9 @@ def _not_seen(found: list[Sent], notify: str | None) -> str:
             "For what was not seen the server has said nothing: is `prefect server services` running, and is it busy?"
         )
     if notify is None:
-        lines.append("Not tested: late, missed, silent and notify-reported (--notify TYPE/NAME sends theirs).")
+        lines.append(
+            "Not tested: late, missed, silent, notify-reported and notify-storage (--notify TYPE/NAME sends theirs)."
+        )
     else:
         lines.append(
             "Not tested: the automations, and the way from the server to the service; these came from this machine."

@@ -24,7 +24,7 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError
 from prefect_cachewatch.measure.space import look_at_storage
 from prefect_cachewatch.watching.refusal import find_refusal
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = ["PREFIX", "check_directory", "examine", "judge"]
 
@@ -64,7 +64,7 @@ def check_directory(files: Files, directory: str) -> list[Check]:
 def _refusal_of_a_run(files: Files, path: str) -> str:
     """Return the sentence with which a run refuses the directory; empty if it does not. Locks nothing."""
     try:
-        with CacheSite([Path(path)], create=False, lock=False, files=files) as site:
+        with CacheDirectories([Path(path)], create=False, lock=False, files=files) as site:
             answer = site.scanner.request("check", AHEAD_S, path=path, create=False, writable=True)
             return for_terminal(str(answer["error"] or ""), 1000)
     except CachewatchError as error:

@@ -12,7 +12,6 @@ from typing import Any
 
 from prefect_cachewatch.cli.api_patience import api_url, check_api
 from prefect_cachewatch.cli.doctor_checks import Check
-from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import InputError
 
@@ -48,31 +47,20 @@ def _check_address(url: str, patience_s: float) -> Check:
         said = f"PREFECT_API_URL {url} has no scheme"
         return Check("Prefect", "missing", said, _COSTS, f"set it to http://{url}{_end_of(url)}", facts)
     try:
-        check_api(patience_s)
-        server, is_cloud = Bounded().call(_ask, patience_s)
+        server = check_api(patience_s)
     except InputError as error:
         said, advice = error.message, ""
         if _end_of(url):
             advice = f"an address ends with /api: try {url.rstrip('/')}/api"
         return Check("Prefect", "missing", said, _COSTS, advice, facts)
-    except TimeoutError:
-        return Check("Prefect", "missing", f"the Prefect API at {url} is too slow", _COSTS, "look at the server", facts)
     facts["server"] = server
-    return compare_versions(prefect.__version__, "" if is_cloud else server, facts)
+    return compare_versions(prefect.__version__, server, facts)
 
 
 def _end_of(url: str) -> str:
     """Return what is missing at the end of an address."""
     path = url.partition("://")[2] or url
     return "" if path.rstrip("/").endswith("/api") or "/api/" in path else "/api"
-
-
-def _ask() -> tuple[str, bool]:
-    from prefect.client.base import ServerType  # noqa: PLC0415 - Prefect is imported when it is used
-    from prefect.client.orchestration import get_client  # noqa: PLC0415
-
-    with get_client(sync_client=True) as client:
-        return str(client.api_version()), client.server_type == ServerType.CLOUD
 
 
 def compare_versions(client: str, server: str, facts: Mapping[str, Any]) -> Check:

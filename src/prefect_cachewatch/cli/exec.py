@@ -1,7 +1,7 @@
 """`cachewatch exec`: the engine alone, like timeout(1) but by progress. No Prefect, no server.
 
 It stays in memory for as long as the generator runs, so it uses the standard library only. `exec_command` reads the
-command line in a process of its own (`apart`).
+command line in a process of its own (`option_reader`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
@@ -22,13 +22,15 @@ from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.run.filled_key import compared_key
+from prefect_cachewatch.run.host_board import neighbours_on_host
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.helper_client import HelperClient
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Watch
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +102,8 @@ def _watch_command(
 ) -> int:
     job, quiet = place.job, settings.quiet
     say = _say_nothing if quiet else _say
-    progress = ProgressLine(settings.progress, quiet)
+    progress = ProgressLine(settings.progress, quiet, settings.verbose)
+    known = compared_key(settings.opened_key, files)
     if settings.note and not quiet:
         print(f"cachewatch: {settings.note}", file=sys.stderr)
 
@@ -108,7 +111,7 @@ def _watch_command(
         relay.settle()
         return replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
 
-    def attempt(site: CacheSite, learning: Learning | None, number: int) -> tuple[Outcome, Report]:
+    def attempt(site: CacheDirectories, learning: Learning | None, number: int) -> tuple[Outcome, Report]:
         def say_stall(report: Report) -> None:
             progress.say_stall(report)
             runner.write(report, settings.outputs.report)
@@ -116,6 +119,7 @@ def _watch_command(
         runner = Runner(
             files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
             bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
+            neighbours=neighbours_on_host(files, site, settings.stall, job.name, _say), known=known,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,
@@ -150,9 +154,9 @@ def _watch_command(
     return report.exit_status(relay.received[0] if relay.received else None)
 
 
-def _open_site(settings: ExecSettings, place: Runtime, files: Files) -> CacheSite:
+def _open_site(settings: ExecSettings, place: Runtime, files: Files) -> CacheDirectories:
     if settings.find:
-        return CacheSite([], ignore=settings.job.ignore, files=files)
+        return CacheDirectories([], ignore=settings.job.ignore, files=files)
     return place.open_site(create=settings.create, files=files)
 
 

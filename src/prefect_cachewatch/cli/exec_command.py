@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.options.container import environment_from
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
@@ -22,17 +24,26 @@ from prefect_cachewatch.cli.options.guard import (
     stop_from,
 )
 from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
-from prefect_cachewatch.cli.options.sections import SectionedCommand, option
+from prefect_cachewatch.cli.options.sections import SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
+from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.run.filled_key import OpenKey, open_key
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config.ready import ReadyWhen
 
-__all__ = ["command"]
+__all__ = ["KNOWN_PROGRAMS", "command"]
 
+_REGISTRY = "prefect_cachewatch.config.profiles.registry"
+#: Words of the commands that the built-in profiles know.
+KNOWN_PROGRAMS = frozenset(
+    {
+        "vllm", "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server", "sglang", "sglang.launch_server",
+        "trtllm-build", "tensorrt_llm.commands.build", "hf", "huggingface-cli", "run.py", "tt-inference-server",
+    }
+)  # fmt: skip
 _PLACE_NEEDED = Path(CACHE_DIR_PLACEHOLDER)
 
 
@@ -72,6 +83,13 @@ def _recognize(options: dict[str, Any]) -> str | None:
     return f"{said}; --profile none turns this off"
 
 
+def _open_key(job: CacheJob, env: Mapping[str, str]) -> OpenKey | None:
+    """Read the key of a command that a profile may know; the profiles take 20 ms to load, and most commands are no such."""
+    words = {os.path.basename(word) for word in job.command}
+    may_be_known = words & KNOWN_PROGRAMS or "TORCHINDUCTOR_CACHE_DIR" in env or _REGISTRY in sys.modules
+    return open_key(job, env) if may_be_known else None
+
+
 def _describe_ready(ready: ReadyWhen) -> str:
     if ready.kind == "http":
         return f"{ready.url} answers {ready.status}"
@@ -101,9 +119,7 @@ _PROCESS = [
         help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
     ),
 ]
-_VERBOSE = option(
-    "-v", "--verbose", is_flag=True, help="Say what is done about each signal, and each step of the guard."
-)
+_VERBOSE = verbose_option("Tell each signal and step (-vv: measurements too). The growth is shown in lines then.")
 
 
 @click.command(
@@ -124,7 +140,7 @@ _VERBOSE = option(
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
 ),
 )  # fmt: skip
-def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options: Any) -> int:
+def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
     said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
@@ -156,6 +172,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: bool, **options:
         note="; ".join(filter(None, (said, poll_said))) or None,
         find=find,
         as_json=options["as_json"],
+        opened_key=_open_key(job, {**os.environ, **job.env}),
     )
     if context.obj is not None:  # another process runs it, without the libraries loaded to read it
         status: int = context.obj(settings)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from prefect_cachewatch.cli.api_patience import api_url, check_api, logging_filt
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
-from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
@@ -46,9 +48,10 @@ _SECTIONS = [
         option("--name", help="Name of the fleet; default the file's."),
     ]),
     Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel"), shared="*"),
-    Section("Output", "--quiet --json --strict-secrets", [
+    Section("Output", "--quiet --verbose --json --strict-secrets", [
         option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),
-        option("--json", "as_json", is_flag=True, help="Print the jobs as JSON in place of the table."),
+        verbose_option("Show Prefect's log from INFO on (-vv: DEBUG), and no live table."),
+        option("--json", "as_json", is_flag=True, help="Print the jobs as JSON in place of the table; with --check what was looked at."),
         option(
             "--strict-secrets",
             is_flag=True,
@@ -63,7 +66,10 @@ _SECTIONS = [
     cls=SectionedCommand,
     sections=_SECTIONS,
     needed={},
-    examples=["cachewatch fleet jobs.yaml --check", "cachewatch fleet jobs.yaml --deployment generate-cache/nightly"],
+    examples=[
+        "cachewatch fleet jobs.yaml --check",
+        "cachewatch fleet jobs.yaml --deployment generate-cache/fleet-member",
+    ],
 )
 @click.argument("jobs_file", metavar="JOBS.yaml", type=click.Path(path_type=Path))
 def command(
@@ -73,6 +79,7 @@ def command(
     deployment: str | None,
     strict_secrets: bool,
     quiet: bool,
+    verbose: int,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -89,24 +96,39 @@ def command(
     if plan.jobs[0].deployment is None:
         check_host(plan.jobs)
     if check:
-        _check(plan, for_terminal(str(jobs_file)))
+        _check(plan, for_terminal(str(jobs_file)), as_json)
         return 0
-    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet, as_json)
+    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet, as_json, verbose)
 
 
-def _check(plan: FleetPlan, shown: str) -> None:
+def _check(plan: FleetPlan, shown: str, as_json: bool) -> None:
     """Look at what Prefect has for the fleet; change nothing."""
+    say: Callable[[str], None] = functools.partial(click.echo, err=as_json)
     named = sorted({job.storage_name for job in plan.jobs if job.storage_name is not None})
     deployments = sorted({job.deployment for job in plan.jobs if job.deployment is not None})
     where = f"by {', '.join(map(for_terminal, deployments))}" if deployments else "on this host"
-    print(
-        f"{shown}: fleet '{for_terminal(plan.name)}', {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'} {where}"
-    )
-    if not named and not deployments:
-        return
-    if not api_url():
-        print("Storages and deployments were not looked at: PREFECT_API_URL is not set")
-        return
+    facts: dict[str, Any] = {"name": plan.name, "jobs": [job.name for job in plan.jobs], "deployments": deployments}
+    say(f"{shown}: fleet '{for_terminal(plan.name)}', {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'} {where}")
+    unprotected: Collection[str] = ()
+    looked = bool(api_url()) and bool(named or deployments)
+    if looked:
+        unprotected = _look_at_prefect(plan)
+    elif named or deployments:
+        say("Storages and deployments were not looked at: PREFECT_API_URL is not set")
+    for storage in named if looked else ():
+        made = (
+            f"would be made with {plan.policy.created_limit} slots"
+            if plan.policy.created_limit
+            else "is missing, and ignored"
+        )
+        say(f"Storage {for_terminal(storage)}: its concurrency limit {made if storage in unprotected else 'is there'}")
+    if as_json:
+        limits = {storage: storage not in unprotected if looked else None for storage in named}
+        print(json.dumps(facts | {"looked_at_prefect": looked, "limits": limits}))
+
+
+def _look_at_prefect(plan: FleetPlan) -> Collection[str]:
+    """Check the deployments and limits; return the storages without a limit."""
     check_api(60.0)
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - a second of imports
 
@@ -117,28 +139,27 @@ def _check(plan: FleetPlan, shown: str) -> None:
     lenient = plan.policy.model_copy(update={"missing_limit": "ignore"}) if plan.policy.created_limit else plan.policy
     with get_client(sync_client=True) as client:
         check_deployments(client, plan.jobs, logger)
-        unprotected = check_limits(client, plan.jobs, lenient, logger)
-    for storage in named:
-        made = (
-            f"would be made with {plan.policy.created_limit} slots"
-            if plan.policy.created_limit
-            else "is missing, and ignored"
-        )
-        print(
-            f"Storage {for_terminal(storage)}: its concurrency limit {made if storage in unprotected else 'is there'}"
-        )
+        return check_limits(client, plan.jobs, lenient, logger)
 
 
 def _run(
-    jobs_file: Path, plan: FleetPlan, deployment: str | None, strict_secrets: bool, quiet: bool, as_json: bool
+    jobs_file: Path,
+    plan: FleetPlan,
+    deployment: str | None,
+    strict_secrets: bool,
+    quiet: bool,
+    as_json: bool,
+    verbose: int,
 ) -> int:
+    if verbose > 1:
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "DEBUG")
     prepare_api(60.0)
     if not quiet and not api_url():
         print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
     from prefect_cachewatch.flows.fleet.flow import fleet_view, generate_fleet  # noqa: PLC0415
     from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415
 
-    view = TerminalView(quiet)
+    view = TerminalView(quiet, verbose > 0)
     token = fleet_view.set(view)
     with logging_filtered(lambda record: view.passes(record, SHOWN)):
         try:

@@ -128,10 +128,10 @@ class TerminalView:
         quiet: show nothing while it runs.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, verbose: bool = False) -> None:
         self.rows: list[JobRow] = []
-        self._quiet = quiet
-        self._live = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._quiet, self._verbose = quiet, verbose
+        self._live = not quiet and not verbose and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._block = LiveBlock(standard_error().put, wants_colour()) if self._live else None
         self._began_s = self._said_s = time.monotonic()
 
@@ -165,6 +165,8 @@ class TerminalView:
             record: the line.
             shown_attribute: attribute that marks records whose content is in the table.
         """
+        if self._verbose:
+            return True
         if record.levelno < logging.WARNING or getattr(record, shown_attribute, False):
             return False
         self.close()

@@ -23,10 +23,11 @@ from prefect_cachewatch.cli.options.guard import (
     stall_from,
     stop_from,
 )
+from prefect_cachewatch.cli.options.profile_choice import profile_from
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
 from prefect_cachewatch.cli.options.retry_cause import read_causes
-from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
 from prefect_cachewatch.cli.signals import relayed_to_flow
@@ -66,7 +67,7 @@ _RETRY = Fields(
     },
 )
 _ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options(), shared="*")
-_VERBOSE = option("-v", "--verbose", is_flag=True, help="Show Prefect's log from DEBUG on, not from INFO on.")
+_VERBOSE = verbose_option("Show Prefect's log from DEBUG on (-vv: measurements too).")
 _PREFECT = [
     option(
         "--api-patience",
@@ -104,8 +105,7 @@ def command(
 ) -> int:
     """Generate through the Prefect flow; options, exit status and report of exec.
 
-    With --store the finished cache is verified, published and activated: exit 0 when it is published or already
-    whole, 1 when the checks refuse it.
+    With --store it is verified, published and activated: exit 1 if refused.
     """
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _generate(name, api_patience, strict_secrets, files, options)
@@ -119,7 +119,9 @@ def _generate(
     options: dict[str, Any],
 ) -> int:
     require_places(files)
-    publish = policy_from(options)
+    publish, profile = policy_from(options), profile_from(options)
+    if publish is not None and profile is not None:
+        publish = publish.with_key(profile.key)
     if publish is not None and publish.mode == "staged" and name is None:
         raise InputError("--store needs --name NAME: the name of the cache in the store")
     job = with_ready(job_from(name, options, publish is not None), options)
@@ -173,7 +175,7 @@ def run_flow(
     progress: Mode | None = None,
     api_patience_s: float = 300.0,
     as_json: bool = False,
-    verbose: bool = False,
+    verbose: int = 0,
 ) -> int:
     """Run `generate_cache` in this process and return its exit status.
 
@@ -190,7 +192,7 @@ def run_flow(
         progress: how the growth is shown; default live in a terminal, else by Prefect's log lines.
         api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
         as_json: print the report as the last line of standard output.
-        verbose: whether Prefect's log lines of level DEBUG are shown too.
+        verbose: 1 to show Prefect's log lines of level DEBUG too, 2 to show each measurement as well.
 
     Returns:
         The status of `cachewatch exec`; 1 if the checks refuse the build.
@@ -204,7 +206,7 @@ def run_flow(
     from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
-    view = ProgressLine(progress, quiet)
+    view = ProgressLine(progress, quiet, verbose)
 
     def clear(record: logging.LogRecord) -> bool:
         view.clear()
@@ -212,7 +214,8 @@ def run_flow(
 
     with relayed_to_flow() as received, logging_filtered(clear):
         token = show_output.set(True)
-        view_token = live_view.set(view if progress is not None or view.mode == "live" else View())
+        shows = progress is not None or view.mode == "live" or verbose > 1
+        view_token = live_view.set(view if shows else View())
         told = Telling()
         telling_token = whom_to_tell.set(told)
         watchdog = ApiWatchdog(told, api_patience_s)
@@ -230,6 +233,8 @@ def run_flow(
                 metrics=metrics,
                 return_state=True,
             )
+        except InputError:
+            raise
         except Exception as error:
             if not _is_of_the_api(error):
                 raise

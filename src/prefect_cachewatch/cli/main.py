@@ -1,6 +1,6 @@
 """The `cachewatch` command: a table of sub-commands, each imported only when it is used.
 
-`exec`, which runs for hours, does not load the libraries that read its command line (see `apart`).
+`exec`, which runs for hours, does not load the libraries that read its command line (see `option_reader`).
 Every error that the engine raises becomes one sentence on stderr and an exit status;
 a traceback is a defect.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.cli.apart import ExecSettings
+    from prefect_cachewatch.cli.option_reader import ExecSettings
 
 __all__ = ["COMMANDS", "main"]
 
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
         install_console()
     if argv is None and sys.argv[1:2] == ["exec"]:  # no other code needs this process's memory
-        _end_with(lambda: _exec_apart(sys.argv[1:]))
+        _end_with(lambda: _exec_small(sys.argv[1:]))
     _end_with(lambda: _run_click(argv))
 
 
@@ -104,11 +104,11 @@ def _import_without(name: str, seldom: str) -> None:
             del sys.modules[seldom]
 
 
-def _exec_apart(argv: Sequence[str]) -> int:
+def _exec_small(argv: Sequence[str]) -> int:
     _import_without("dataclasses", "inspect")  # a megabyte, for the docstrings of classes that have none
     _import_without("subprocess", "locale")  # for texts in the encoding of the locale
     _import_without("urllib.parse", "ipaddress")  # a third of one, for addresses in brackets
-    from prefect_cachewatch.cli.apart import settings_from  # noqa: PLC0415 - for exec alone
+    from prefect_cachewatch.cli.option_reader import settings_from  # noqa: PLC0415 - for exec alone
     from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415
     from prefect_cachewatch.common.pinned import PinnedModules  # noqa: PLC0415
 
@@ -155,9 +155,15 @@ def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int
 def _end_with(action: Callable[[], Any]) -> NoReturn:
     """End with the exit status that an action returns, or with one sentence for an exception."""
     try:
+        _end(action)
+    finally:
+        _close_console()
+
+
+def _end(action: Callable[[], Any]) -> NoReturn:
+    try:
         result = action()
         sys.stdout.flush()
-        _close_console()
     except CachewatchError as error:
         fail(error.message, error.exit_code)
     except KeyboardInterrupt:

@@ -45,9 +45,11 @@ def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...])
         row = {name: last[name] for name in ("bytes", "allocated_bytes", "files", "directories", "errors")}
         print(json.dumps({"path": root["path"], **row, "seconds": seconds, "repeats": repeat}))
         return
+    count = {name: last[name] for name in ("files", "directories")}
     print(
         f"{format_bytes(last['bytes'])} ({last['bytes']:,} bytes, {format_bytes(last['allocated_bytes'])} allocated) in "
-        f"{last['files']:,} files and {last['directories']:,} directories, {seconds:.3f} s a scan"
+        f"{count['files']:,} file{'' if count['files'] == 1 else 's'}, {count['directories']:,} "
+        f"director{'y' if count['directories'] == 1 else 'ies'}; {seconds:.3f} s"
     )
     for text in last["errors"]:
         click.echo(f"cachewatch: not counted: {for_terminal(text, 400)}", err=True)

@@ -13,6 +13,7 @@ from prefect_cachewatch.cli.options.profile_choice import complete_profile, spli
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
+from prefect_cachewatch.config.profiles.key import describe_source
 from prefect_cachewatch.errors import InputError
 
 __all__ = ["command"]
@@ -56,13 +57,21 @@ def _list(as_json: bool) -> None:
 def _show_parameters(kind: type[Profile], as_json: bool) -> None:
     fields = kind.model_fields
     if as_json:
-        print(json.dumps({"name": kind.profile_name, "summary": kind.summary, "parameters": kind.model_json_schema()}))
+        told = {"name": kind.profile_name, "summary": kind.summary, "parameters": kind.model_json_schema()}
+        key = {source.name: describe_source(source) for source in kind.key_sources}
+        print(json.dumps({**told, "key": key, "packages": kind.packages}))
         return
-    print(f"{kind.profile_name}: {kind.summary}\n")
+    print(textwrap.fill(f"{kind.profile_name}: {kind.summary}", _WIDTH) + "\n")
     for name, field in fields.items():
         default = "required" if field.is_required() else None if field.default is None else f"default {field.default}"
         note = f" ({default})" if default else ""
         print(_hanging(f"  {name:<16}", f"{field.description or ''}{note}"))
+    if kind.key_sources or kind.packages:
+        print("\nThe key of a cache in a store is filled from:\n")
+    for source in kind.key_sources:
+        print(_hanging(f"  {source.name:<16}", describe_source(source)))
+    for package in kind.packages:
+        print(_hanging(f"  {package:<16}", "its version, as it is installed beside the command's interpreter"))
 
 
 def _show_settings(settings: ProfileSettings, as_json: bool) -> None:
@@ -74,6 +83,7 @@ def _show_settings(settings: ProfileSettings, as_json: bool) -> None:
     rows += [("environment", f"{name}={value}") for name, value in settings.env.items()]
     if settings.command:
         rows.append(("command", " ".join(settings.command)))
+    rows += [("key", f"{name}={value}") for name, value in settings.key.items()]
     rows += [(name, _window(name, value)) for name, value in settings.stall.items()]
     rows.append(("never counts", " ".join(settings.ignore)))
     if settings.ready is not None:

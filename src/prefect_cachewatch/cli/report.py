@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import textwrap
@@ -17,7 +18,7 @@ from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_report
+from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_end, load_report
 from prefect_cachewatch.run.past import read_report_in
 from prefect_cachewatch.watching.headline import split_message
 
@@ -30,7 +31,7 @@ _MAX_FILES = 10
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @click.option("--open", "open_page", is_flag=True, help="Open its report.html in a browser.")
 @click.option("--list", "list_all", is_flag=True, help="List the bundles there are, the newest first.")
-@click.option("--json", "as_json", is_flag=True, help="Write its report.json as it is.")
+@click.option("--json", "as_json", is_flag=True, help="Write its report.json as it is, or the list as one JSON object.")
 @click.option(
     "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
 )
@@ -42,6 +43,11 @@ def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool,
     root = bundle_dir or default_bundle_root()
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
     if list_all:
+        if as_json:
+            click.echo(
+                json.dumps({"directory": str(root), "bundles": [_facts_of(path) for path in find_bundles(root)]})
+            )
+            return
         for line in list_bundles(root, max(80, width)):
             click.echo(line)
         return
@@ -61,7 +67,7 @@ def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool,
     if as_json:
         click.echo((directory / "report.json").read_text(encoding="ascii"), nl=False)
         return
-    for line in describe_bundle(report, directory, width):
+    for line in describe_bundle(report, directory, width, load_end(directory)):
         click.echo(line)
     if open_page:
         page = directory / "report.html"
@@ -71,13 +77,16 @@ def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool,
             raise InputError(f"no browser was found on this machine: open {for_terminal(str(page))} in one")
 
 
-def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80) -> Iterator[str]:
+def describe_bundle(
+    report: Mapping[str, Any], directory: Path, width: int = 80, end: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """Write a bundle's report for a terminal.
 
     Args:
         report: the report, from `load_report`.
         directory: directory of the bundle.
         width: columns.
+        end: from `load_end`.
 
     Yields:
         Lines without line ends, safe for a terminal.
@@ -89,14 +98,17 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
     """
     diagnosis: Mapping[str, Any] = report["diagnosis"]
     outcome = for_terminal(str(report.get("outcome") or "stalled"))
-    yield f"{outcome}: {_text(diagnosis.get('category'))} (confidence {_text(diagnosis.get('confidence'))})"
+    category = _text(diagnosis.get("category"))
+    sure = f": {category} (confidence {_text(diagnosis.get('confidence'))})"
+    yield outcome if category == outcome else f"{outcome}{sure}"
     yield ""
     summary = _text(diagnosis.get("summary"), 600)
     yield from _wrapped("cause", summary[:1].upper() + summary[1:] + ".", width)
     yield from _wrapped("next", _text(diagnosis.get("resolution") or "", 1000), width)
     yield from _wrapped("retry", _text((report.get("retry") or {}).get("sentence") or "", 1000), width)
-    first, facts = split_message(str(report.get("message") or ""))
-    yield from _wrapped("what", _text(facts or first, 1000), width)
+    yield from _wrapped("what", _facts(report), width)
+    if end is not None:
+        yield from _wrapped("then", _facts(end), width)
     yield from _wrapped("growth", _growth(report), width)
     for index, line in enumerate(diagnosis.get("evidence") or ()):
         yield from _wrapped("seen" if index == 0 else "", _text(line, 400), width)
@@ -119,6 +131,11 @@ def describe_bundle(report: Mapping[str, Any], directory: Path, width: int = 80)
         yield from _wrapped("cut", _text(cut, 400), width)
     yield ""
     yield f"page    {for_terminal(str(directory / 'report.html'), 4096)}"
+
+
+def _facts(report: Mapping[str, Any]) -> str:
+    first, facts = split_message(str(report.get("message") or ""))
+    return _text(facts or first, 1000)
 
 
 def _growth(report: Mapping[str, Any]) -> str:
@@ -171,14 +188,25 @@ def list_bundles(root: Path, width: int = 80) -> Iterator[str]:
     yield f"They are in {for_terminal(str(root), 4096)}; cachewatch report BUNDLE shows one."
 
 
-def _listed(path: Path) -> list[str]:
+def _facts_of(path: Path) -> dict[str, Any]:
+    """Return what a list has of a bundle; only where it lies, if it cannot be read."""
     day, time = path.name[:8], path.name[9:13]
-    when = f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]}"
+    facts: dict[str, Any] = {"path": str(path), "written": f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]}"}
     try:
         with Opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
             report = read_report_in(fd)
     except (OSError, ValueError):
-        return [when, "-", "report not readable"]
-    diagnosis = report.get("diagnosis")
+        return facts | {"readable": False}
+    diagnosis, end = report.get("diagnosis"), load_end(path)
     category = diagnosis.get("category") if isinstance(diagnosis, dict) else None
-    return [when, _text(report.get("name"), 24), _text(category, 36)]
+    then = None if end is None else end.get("outcome")
+    told = {"name": report.get("name"), "outcome": report.get("outcome"), "category": category, "then": then}
+    return facts | {"readable": True} | told
+
+
+def _listed(path: Path) -> list[str]:
+    facts = _facts_of(path)
+    if not facts["readable"]:
+        return [facts["written"], "-", "report not readable"]
+    then = "" if facts["then"] is None else f", then {_text(facts['then'], 24)}"
+    return [facts["written"], _text(facts["name"], 24), f"{_text(facts['category'], 36)}{then}"]

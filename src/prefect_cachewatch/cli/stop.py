@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -34,7 +37,7 @@ _LEFT_OVER = 1
 @click.option("--pid", type=int, help="The server with this process.")
 @click.option("--all", "everyone", is_flag=True, help="All of them.")
 @click.option("--list", "only_list", is_flag=True, help="Only say which run; nothing is stopped.")
-@click.option("--json", "as_json", is_flag=True, help="The list as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="The list, or what was stopped, as JSON.")
 @click.option("--grace", type=DURATION, help="Between SIGTERM and SIGKILL; default as the generation was told.")
 def command(
     name: str | None, pid: int | None, everyone: bool, only_list: bool, as_json: bool, grace: float | None
@@ -43,39 +46,43 @@ def command(
 
     Servers are those that `cachewatch exec --ready` and `generate --ready` left running for this user on this machine.
     """
-    if as_json and not only_list:
-        raise InputError("--json belongs to --list: write cachewatch stop --list --json")
     if only_list:
         if name is not None or pid is not None or everyone:
             raise InputError("--list names all servers: leave out NAME, --pid and --all")
         return _list(as_json)
     if [name is not None, pid is not None, everyone].count(True) != 1:
         raise InputError("say which server to stop: its NAME, --pid PID or --all; cachewatch stop --list shows them")
-    left, chosen = 0, _chosen(name, pid)
+    say: Callable[[str], None] = functools.partial(click.echo, err=as_json)
+    left, chosen = 0, _chosen(name, pid, say)
+    told: list[dict[str, Any]] = []
     if everyone and not chosen:
-        print("no server that was left running runs any more")
+        say("no server that was left running runs any more")
     for record, path in chosen:
         stopped = stop_server(record, grace)
+        left_over = [{"pid": one.pid, "state": one.state} for one in stopped.survivors]
+        told.append({"name": record.name, "pid": record.pid, **asdict(stopped), "survivors": left_over})
         shown = f"{for_terminal(record.name, 100)} ({record.who})"
         if stopped.survivors:
             left += 1
             pids = ", ".join(f"{one.pid} (state {one.state})" for one in stopped.survivors[:10])
-            print(f"{shown} could not be stopped: pid {pids} did not end after SIGKILL; look what it waits for")
+            say(f"{shown} could not be stopped: pid {pids} did not end after SIGKILL; look what it waits for")
             continue
         remove_record(path)
         count = stopped.terminated + stopped.killed
         how = f"{stopped.killed} of {count} killed" if stopped.killed else f"{count} ended after SIGTERM"
-        print(f"{shown} was stopped in {format_duration(stopped.seconds)}: {how}")
+        say(f"{shown} was stopped in {format_duration(stopped.seconds)}: {how}")
+    if as_json:
+        print(json.dumps({"servers": told}))
     return _LEFT_OVER if left else 0
 
 
-def _chosen(name: str | None, pid: int | None) -> list[tuple[ServerRecord, Any]]:
+def _chosen(name: str | None, pid: int | None, say: Callable[[str], None]) -> list[tuple[ServerRecord, Any]]:
     """The running servers that match; records of servers that have ended are removed, with a message."""
     chosen, ended = [], 0
     for one in list_servers():
         record = one.record
         if record is None or one.state == "refused":
-            print(f"record {for_terminal(str(one.path))} was left alone: {one.reason}")
+            say(f"record {for_terminal(str(one.path))} was left alone: {one.reason}")
             continue
         meant = name in (None, record.name) and (
             pid is None or pid == record.pid or pid in {member for member, _ in record.tree}
@@ -84,7 +91,7 @@ def _chosen(name: str | None, pid: int | None) -> list[tuple[ServerRecord, Any]]
             remove_record(one.path)
             if meant:
                 ended += 1
-                print(f"{for_terminal(record.name, 100)} ({record.who}) had ended already")
+                say(f"{for_terminal(record.name, 100)} ({record.who}) had ended already")
         elif meant and one.state == "elsewhere" and (name is not None or pid is not None):
             raise InputError(
                 f"server {for_terminal(record.name, 100)} ({record.who}) runs on another machine or in another container "

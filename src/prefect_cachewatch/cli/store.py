@@ -144,7 +144,7 @@ def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_
 @_deep
 @_as_json
 def activate_command(root: str, name: str, build_id: str | None, full: bool, as_json: bool) -> None:
-    """Make BUILD_ID current; default: the last published build that nothing is known against."""
+    """Make BUILD_ID current; default: the last published one, passing over doubtful, unhealthy and rolled-back ones."""
     _say(CacheStore(root).activate(name, build_id, verify="full" if full else "quick"), "active", as_json)
 
 

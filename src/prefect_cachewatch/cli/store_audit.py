@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from prefect_cachewatch.cli.apart import ExecSettings
+from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.options.fields import DURATION, build_model, split_pairs
 from prefect_cachewatch.common.secrets import HIDDEN
 from prefect_cachewatch.common.text import for_terminal
@@ -27,7 +27,7 @@ from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 __all__ = ["audit_command"]
 
 _DIFFERENT = 1
-SIGNALLED = 128
+_SIGNALLED = 128
 
 
 class _GenerationFailed(CachewatchError):
@@ -36,7 +36,7 @@ class _GenerationFailed(CachewatchError):
     def __init__(self, status: int) -> None:
         super().__init__(f"the generation ended with exit status {status}: the build could not be audited")
         # 1 would say that the build is different.
-        self.exit_status = status if status > SIGNALLED else OWN_FAILURE
+        self.exit_status = status if status > _SIGNALLED else OWN_FAILURE
 
 
 @click.command("audit", context_settings={"allow_interspersed_args": True})
@@ -120,7 +120,7 @@ def _run(argv: Sequence[str], path: str, env: Mapping[str, str], stall_after: fl
         quiet=False,
         progress=None,
         foreground=False,
-        verbose=False,
+        verbose=0,
         rewrite={},
         metrics=None,
         note=None,

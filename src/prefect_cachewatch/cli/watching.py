@@ -18,7 +18,7 @@ from prefect_cachewatch.cli.options.guard import (
     stall_section,
     stop_from,
 )
-from prefect_cachewatch.cli.options.sections import Section, SectionedCommand
+from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, verbose_option
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
@@ -26,7 +26,7 @@ from prefect_cachewatch.common.text import for_terminal, redact_argv
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import STOPPED
 from prefect_cachewatch.watching.outcomes import exit_status as status_of
@@ -46,13 +46,16 @@ _FIELDS = Fields(
 )
 
 
+_VERBOSE = verbose_option("Show each measurement as a line.")
+
+
 @click.command(
     "watch",
     cls=SectionedCommand,
     sections=[
         Section("Basics", "--pid --container --cache-dir --on-stall --name", _FIELDS.options("ignore")),
         stall_section(_FIELDS["ignore"]),
-        Section("Output", "--report --quiet", REPORTING, SHARED_OUTPUT),
+        Section("Output", "--report --quiet --verbose", [*REPORTING, _VERBOSE], SHARED_OUTPUT),
     ],
     needed={"--pid": "required, or --container", "--cache-dir": "required"},
     options_metavar="--pid PID --cache-dir DIR [OPTIONS]",
@@ -69,7 +72,7 @@ _FIELDS = Fields(
 def command(**options: Any) -> int:
     """Watch the cache directories of a running process grow; report a stall, or stop the process on one."""
     attach, stall, stop = _attach_from(options), stall_from(options), stop_from(options)
-    progress = ProgressLine(options["shown"], options["quiet"])
+    progress = ProgressLine(options["shown"], options["quiet"], 2 if options["verbose"] else 0)
 
     files = Aside.fork()  # before any thread is started
     run = AttachedRun(
@@ -130,7 +133,7 @@ def _attach_from(options: dict[str, Any]) -> AttachJob:
             raise InputError(
                 "no cache directory given: say where the container writes with --cache-dir DIR, a path in it or on this host"
             )
-        with Adoptee(pid, start_ticks=options["start_ticks"]):  # errors in the process id are reported first
+        with PinnedProcess(pid, start_ticks=options["start_ticks"]):  # errors in the process id are reported first
             where = suggest_directories(pid)
         raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
     return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))

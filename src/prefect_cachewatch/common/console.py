@@ -156,13 +156,17 @@ class _Stream(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    # While the interpreter ends, the writing thread is gone, perhaps with its lock: the console was closed before.
+
     def write(self, data: object) -> int:
         with memoryview(data) as view:  # type: ignore[arg-type]
-            self._writer.put(bytes(view), _PATIENCE_S)
+            if not sys.is_finalizing():
+                self._writer.put(bytes(view), _PATIENCE_S)
             return view.nbytes
 
     def flush(self) -> None:
-        self._writer.flush()
+        if not sys.is_finalizing():
+            self._writer.flush()
 
     def fileno(self) -> int:
         return self._writer.fd

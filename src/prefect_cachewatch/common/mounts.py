@@ -35,6 +35,8 @@ class Mount(NamedTuple):
     source: str
     #: Options of the mount, then of the file system below it; without `rw` if either is read-only.
     options: tuple[str, ...]
+    #: Major and minor number of the device.
+    device: str = ""
 
     @property
     def is_network(self) -> bool:
@@ -79,7 +81,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         options = tuple(dict.fromkeys(",".join((left[5], *right[2:3])).split(",")))
         if "ro" in options:
             options = tuple(option for option in options if option != "rw")
-        mounts.append(Mount(left[0], _unescape(left[4]), right[0], _unescape(right[1]), options))
+        mounts.append(Mount(left[0], _unescape(left[4]), right[0], _unescape(right[1]), options, left[2]))
     return mounts
 
 

@@ -1,7 +1,9 @@
-"""Name patterns of files that are still being written: suspect in a report, and never published. Pure."""
+"""Name patterns of files with a meaning: still being written, which is suspect and never published; vouching for others. Pure."""
 
 from __future__ import annotations
 
-__all__ = ["TEMPORARY"]
+__all__ = ["MARKERS", "TEMPORARY"]
 
 TEMPORARY = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete", "*.part", "*.crdownload")
+# Written when the cache around them was whole: of tt-metal (a suffix says which build variant) and of tt-inference-server.
+MARKERS = (".weights_complete", ".weights_complete.*", "TT_METAL_CACHE_COMPLETED")

@@ -101,9 +101,7 @@ def markdown_code(name: str, limit: int = 255) -> str:
         >>> markdown_code("layers.0.w1")
         '`layers.0.w1`'
     """
-    # A pipe ends a table's cell unless a backslash escapes it, and a second backslash before it would undo that.
-    shown = re.sub(r"\\\|+", lambda m: "\\" + "\\x7c" * (len(m[0]) - 1), for_terminal(name, limit))
-    shown = re.sub(r"\|", r"\\|", shown)
+    shown = for_terminal(name, limit)
     longest = max((len(run) for run in re.findall("`+", shown)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if shown.startswith("`") or shown.endswith("`") or not shown else ""

@@ -19,7 +19,7 @@ import yaml
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["YamlFile", "open_yaml", "read_yaml"]
+__all__ = ["YamlFile", "open_yaml", "read_input", "read_yaml"]
 
 _MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 64
@@ -88,7 +88,7 @@ def open_yaml(path: Path) -> YamlFile:
     """
     shown = for_terminal(str(path))
     try:
-        raw = _read(path)
+        raw = read_input(path)
     except OSError as error:
         raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
     if len(raw) > _MAX_BYTES:
@@ -113,7 +113,8 @@ def open_yaml(path: Path) -> YamlFile:
     return YamlFile(shown, data, root)
 
 
-def _read(path: Path) -> bytes:
+def read_input(path: Path) -> bytes:
+    """Read a file that people name, 4 MiB of it and one byte more at most; raises OSError."""
     # Opening a FIFO waits for its writer, which may never come; the FIFO of `<(command)` has one.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(fd, "rb", buffering=0) as file:

@@ -21,7 +21,7 @@ from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused,
 from prefect_cachewatch.containers.run_records import RUN_LABEL
 from prefect_cachewatch.containers.stopping import RunningContainer, is_running, start_ticks_of
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, StopReport, Subject
+from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Subject, TreeEnd
 
 __all__ = ["AdoptedContainer", "host_path"]
 
@@ -124,7 +124,7 @@ class AdoptedContainer(Observer):
         """Release what was held; a container that still runs goes on."""
         self._end(_CLOSE_S)
 
-    def _observe(self) -> StopReport:
+    def _observe(self) -> TreeEnd:
         pidfd = self._open_pidfd()
         try:
             poll = select.poll()
@@ -138,7 +138,7 @@ class AdoptedContainer(Observer):
                 if self._asked == "stop":
                     return self._stop()
                 if self._asked:
-                    return StopReport("released", None, None, 0.0)
+                    return TreeEnd("released", None, None, 0.0)
         finally:
             if pidfd is not None:
                 os.close(pidfd)
@@ -151,17 +151,17 @@ class AdoptedContainer(Observer):
         self._ask("")
         return None
 
-    def _exited(self) -> StopReport:
+    def _exited(self) -> TreeEnd:
         state = self._container.final_state()
         code, number = _exit_of(state)
         if code is None and number is None:
             self.notes.append("the engine does not say with which exit code the container ended")
         beyond = "its memory limit" if state and state.get("OOMKilled") else ""
-        return StopReport("exited", code, number, 0.0, out_of_memory=beyond)
+        return TreeEnd("exited", code, number, 0.0, out_of_memory=beyond)
 
-    def _stop(self) -> StopReport:
+    def _stop(self) -> TreeEnd:
         stopped = self._container.stop(max(0.0, self._kill_by_s - time.monotonic()), self._nap)
-        return StopReport(
+        return TreeEnd(
             "stop",
             *_exit_of(stopped.state),
             stopped.gone_after_s,

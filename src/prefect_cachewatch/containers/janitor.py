@@ -86,7 +86,7 @@ def clear_containers(
     """
     directory = directory or records_directory()
     records, problems = _read_records(directory)
-    dead = {cookie: url for cookie, url in records.items() if not is_held(cookie, directory)}
+    dead = {run_token: url for run_token, url in records.items() if not is_held(run_token, directory)}
     wanted = set(dead.values()) | ({engine} if engine else set())
     looked_at = set[str]()
     if not recorded_only:
@@ -106,9 +106,9 @@ def clear_containers(
                 )
             continue
         if not dry_run:
-            for cookie in [c for c, u in dead.items() if u == url]:
+            for run_token in [c for c, u in dead.items() if u == url]:
                 if not any(one.engine == url and not one.removed for one in leftovers):
-                    remove_record(cookie, directory)
+                    remove_record(run_token, directory)
     return ContainerReport(running, tuple(leftovers), tuple(problems))
 
 
@@ -138,7 +138,7 @@ def describe_containers(report: ContainerReport) -> list[str]:
 def _read_records(directory: str) -> tuple[dict[str, str], list[str]]:
     found, refused = read_each_file(directory, SUFFIX, lambda name, data, fd, here: parse_record(data, name))
     # Machines may share a home directory, and the same socket path is another engine on another machine.
-    records = {cookie: url for cookie, url, machine in found if machine == machine_id()}
+    records = {run_token: url for run_token, url, machine in found if machine == machine_id()}
     return records, [
         f"record {for_terminal(path)} was left alone, since {why}: remove it if it is not wanted"
         for path, why in refused

@@ -44,7 +44,7 @@ __all__ = [
 RUN_LABEL, MAY_STAY_LABEL = "cachewatch.run", "cachewatch.may_stay"
 SUFFIX = ".container"
 SCHEMA = 1
-_COOKIE = re.compile(r"[0-9a-f]{32}")
+_RUN_TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 def records_directory() -> str:
@@ -52,11 +52,11 @@ def records_directory() -> str:
     return os.path.join(os.path.dirname(runs_directory()), "containers")
 
 
-def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = False) -> dict[str, str]:
+def labels_of_run(run_token: str, job: str, guards: list[int], *, may_stay: bool = False) -> dict[str, str]:
     """Make the labels by which a container is found and judged; they contain no secrets.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         job: the job's name.
         guards: pids of the processes that guard the container.
         may_stay: whether it may be handed over when it is ready; then it has no guards.
@@ -70,7 +70,7 @@ def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = 
     """
     identities = [f"{pid}:{found.start_ticks}" for pid in guards if (found := read_stat(pid))]
     return {
-        RUN_LABEL: cookie,
+        RUN_LABEL: run_token,
         "cachewatch.job": job,
         "cachewatch.guards": " ".join(identities),
         "cachewatch.uid": str(os.geteuid()),
@@ -81,11 +81,11 @@ def labels_of_run(cookie: str, job: str, guards: list[int], *, may_stay: bool = 
     }
 
 
-def create_record(cookie: str, engine: str, directory: str | None = None) -> tuple[int, str]:
+def create_record(run_token: str, engine: str, directory: str | None = None) -> tuple[int, str]:
     """Write the locked record of a container that is about to be created.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         engine: the engine's URL.
         directory: default `records_directory()`; created if missing.
 
@@ -96,31 +96,31 @@ def create_record(cookie: str, engine: str, directory: str | None = None) -> tup
         OSError: it cannot be created.
         RunFileRefused: the directory is not trusted.
     """
-    record = {"schema": SCHEMA, "cookie": cookie, "engine": engine, "machine": machine_id()}
-    return create_locked(directory or records_directory(), cookie + SUFFIX, record)
+    record = {"schema": SCHEMA, "run_token": run_token, "engine": engine, "machine": machine_id()}
+    return create_locked(directory or records_directory(), run_token + SUFFIX, record)
 
 
 def parse_record(data: bytes, name: str) -> tuple[str, str, str]:
     """Parse a record into run identifier, engine URL and machine; raises RunFileRefused if it is not one of ours."""
     try:
         found: Any = json.loads(data)
-        schema, cookie, engine, machine = found["schema"], found["cookie"], found["engine"], str(found["machine"])
+        schema, run_token, engine, machine = found["schema"], found["run_token"], found["engine"], str(found["machine"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFileRefused("it is not the record of a container") from error
     if schema != SCHEMA:
         raise RunFileRefused(f"its schema is {str(schema)[:20]}, and this version knows {SCHEMA}")
-    if not isinstance(cookie, str) or not _COOKIE.fullmatch(cookie) or name != cookie + SUFFIX:
+    if not isinstance(run_token, str) or not _RUN_TOKEN.fullmatch(run_token) or name != run_token + SUFFIX:
         raise RunFileRefused("its name is not that of the run it describes")
     if not isinstance(engine, str) or not engine.startswith(("unix:///", "tcp://")):
         raise RunFileRefused("it names no engine")
-    return cookie, engine, machine
+    return run_token, engine, machine
 
 
-def is_held(cookie: str, directory: str | None = None) -> bool:
+def is_held(run_token: str, directory: str | None = None) -> bool:
     """Say whether a run's container still has a guard: its record exists and is locked."""
     try:
         with Opened(open_runs_directory(directory or records_directory())) as here:
-            fd, _ = read_run_file(cookie + SUFFIX, here)
+            fd, _ = read_run_file(run_token + SUFFIX, here)
     except (OSError, RunFileRefused):
         return False
     with Opened(fd):
@@ -131,7 +131,7 @@ def is_held(cookie: str, directory: str | None = None) -> bool:
     return False
 
 
-def remove_record(cookie: str, directory: str | None = None) -> None:
+def remove_record(run_token: str, directory: str | None = None) -> None:
     """Remove a run's record; a missing one is no error."""
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(directory or records_directory(), cookie + SUFFIX))
+        os.unlink(os.path.join(directory or records_directory(), run_token + SUFFIX))

@@ -12,7 +12,14 @@ import time
 from collections import namedtuple
 
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.supervise.proc import ProcessStat, carried_cookie, descendants, is_alive, read_stat, send_signal
+from prefect_cachewatch.supervise.proc import (
+    ProcessStat,
+    carried_run_token,
+    descendants,
+    is_alive,
+    read_stat,
+    send_signal,
+)
 from prefect_cachewatch.supervise.reading import name_processes, read_each
 
 TYPE_CHECKING = False
@@ -56,11 +63,11 @@ class RunningContainer:
     Args:
         engine: the one that runs it.
         container: its full identifier.
-        cookie: the run's identifier.
+        run_token: the run's identifier.
     """
 
-    def __init__(self, engine: EngineHttp, container: str, cookie: str) -> None:
-        self.engine, self.container, self.cookie = engine, container, cookie
+    def __init__(self, engine: EngineHttp, container: str, run_token: str) -> None:
+        self.engine, self.container, self.run_token = engine, container, run_token
         self.pid: int | None = None
         self.start_ticks = 0
         self.stop_signal = "SIGTERM"
@@ -89,7 +96,7 @@ class RunningContainer:
         state: dict[str, Any] = found["State"]
         self.state = state
         pid = int(state.get("Pid") or 0)
-        if self.pid is None and (ticks := start_ticks_of(pid, self.container, self.cookie)) is not None:
+        if self.pid is None and (ticks := start_ticks_of(pid, self.container, self.run_token)) is not None:
             self.pid, self.start_ticks = pid, ticks
         return state
 
@@ -230,19 +237,19 @@ def is_running(state: dict[str, Any]) -> bool:
     return bool(going or state.get("Status") == "stopping")  # podman's state between the signal and the end
 
 
-def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float) -> Stopped | None:
+def stop_and_remove(engine_url: str, container: str, run_token: str, grace_s: float) -> Stopped | None:
     """Stop a container without a guard, and remove it.
 
     Args:
         engine_url: of its engine.
         container: its full identifier.
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         grace_s: seconds between the two signals.
 
     Returns:
         The result; None if the engine gives no answer. A container that has already gone is no error.
     """
-    running = RunningContainer(EngineHttp(engine_url), container, cookie)
+    running = RunningContainer(EngineHttp(engine_url), container, run_token)
     if running.look() is None:
         return None
 
@@ -260,7 +267,7 @@ def stop_and_remove(engine_url: str, container: str, cookie: str, grace_s: float
     return stopped
 
 
-def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
+def start_ticks_of(pid: int, container: str, run_token: str) -> int | None:
     """Return the start time of a pid if it is a container's first process on this host.
 
     An engine reports the pid of a container's first process in its own pid namespace; on this host that pid may belong
@@ -269,7 +276,7 @@ def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
     Args:
         pid: as the engine reports it.
         container: the container's full identifier.
-        cookie: the run's identifier, in the container's environment.
+        run_token: the run's identifier, in the container's environment.
 
     Returns:
         Its start time in clock ticks since boot; None if that pid does not belong to this container here.
@@ -281,7 +288,7 @@ def start_ticks_of(pid: int, container: str, cookie: str) -> int | None:
     before = read_stat(pid) if pid > 0 else None
     if before is None:
         return None
-    if not _names(pid, container) and read_each([pid], carried_cookie).get(pid) != cookie:
+    if not _names(pid, container) and read_each([pid], carried_run_token).get(pid) != run_token:
         return None
     after = read_stat(pid)
     return before.start_ticks if after is not None and after.start_ticks == before.start_ticks else None

@@ -35,9 +35,9 @@ from prefect_cachewatch.containers.run_records import (
 from prefect_cachewatch.containers.stopping import RunningContainer, container_tree
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
-from prefect_cachewatch.supervise.proc import COOKIE
+from prefect_cachewatch.supervise.proc import RUN_TOKEN
 from prefect_cachewatch.supervise.run_files import RunFileRefused
-from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
 __all__ = ["WARDEN_TITLE", "ContainerSupervisor", "LogStream"]
@@ -65,10 +65,10 @@ class ContainerSupervisor(HelperClient):
     stop_takes_s = 60.0  # an engine may hang at each request
     # Declared again: a type checker infers a narrower type from the assignment than the base declares.
     pid: int | None
-    report: StopReport | None
+    report: TreeEnd | None
 
     def __init__(self, launch: Launch, plan: ContainerPlan, cache_dirs: Sequence[str]) -> None:
-        super().__init__("warden", launch.cookie, launch.grace_s)
+        super().__init__("warden", launch.run_token, launch.grace_s)
         self.plan = plan
         self.container_id: str | None = None
         self._launch = launch
@@ -92,7 +92,7 @@ class ContainerSupervisor(HelperClient):
         # A process left by a dead run may be writing into this very cache.
         self.notes += describe_containers(clear_containers(recorded_only=True))
         try:
-            self._record_fd, _ = create_record(self.cookie, self.plan.engine.url)
+            self._record_fd, _ = create_record(self.run_token, self.plan.engine.url)
         except (OSError, RunFileRefused) as error:
             # The run can go on: only a janitor would read the record, and it can go by the labels too.
             self.notes.append(f"no record for the janitor: {getattr(error, 'strerror', None) or error}")
@@ -152,7 +152,7 @@ class ContainerSupervisor(HelperClient):
             os.close(self._record_fd)
             self._record_fd = None
         if self._removed.is_set():
-            remove_record(self.cookie, self._records)
+            remove_record(self.run_token, self._records)
 
     def _create_and_start(self) -> None:
         engine, spec, launch = self.plan.engine, self.plan.spec, self._launch
@@ -161,15 +161,17 @@ class ContainerSupervisor(HelperClient):
         request = container_request(
             spec,
             launch.argv,
-            {**launch.env, COOKIE: self.cookie},
-            labels_of_run(self.cookie, self.plan.name, [os.getpid(), self._process.pid], may_stay=launch.may_release),
+            {**launch.env, RUN_TOKEN: self.run_token},
+            labels_of_run(
+                self.run_token, self.plan.name, [os.getpid(), self._process.pid], may_stay=launch.may_release
+            ),
             self.plan.mounts_for(self._cache_dirs),
         )
         client = open_client(engine)
         try:
             self._command({"cmd": "creating"})
             with engine_errors(engine, "create the container"):
-                name = f"cachewatch-{slugify(self.plan.name)[:40]}-{self.cookie[:8]}"
+                name = f"cachewatch-{slugify(self.plan.name)[:40]}-{self.run_token[:8]}"
                 try:
                     self.container_id = str(client.create_container_from_config(request, name)["Id"])
                     self._command({"cmd": "created"})
@@ -203,7 +205,7 @@ class ContainerSupervisor(HelperClient):
         hold = [*self._launch.hold, *([] if self._record_fd is None else [self._record_fd])]
         configuration = {
             "engine": self.plan.engine.url,
-            "cookie": self.cookie,
+            "run_token": self.run_token,
             "flow_pid": os.getpid(),
             "grace_s": self._launch.grace_s,
             "records": self._records,
@@ -259,9 +261,9 @@ class ContainerSupervisor(HelperClient):
                 if old is not None:
                     old.close()
                 return True
-        container = RunningContainer(EngineHttp(self.plan.engine.url), self.container_id, self.cookie)
+        container = RunningContainer(EngineHttp(self.plan.engine.url), self.container_id, self.run_token)
         stopped = container.stop(0.0, _sleep)
-        self.report = StopReport(
+        self.report = TreeEnd(
             "guards_died", None, None, stopped.gone_after_s, stopped.terminated, stopped.killed, stopped.survivors
         )
         return False
@@ -298,7 +300,7 @@ class ContainerSupervisor(HelperClient):
             self.notes.append(f"the engine says of the container: {for_terminal(redact(error), 300)}")
         if beyond and code == _KILLED:
             code, number = None, 9
-        self._has_ended(StopReport(exit_code=code, signal=number, out_of_memory=beyond, **message))
+        self._has_ended(TreeEnd(exit_code=code, signal=number, out_of_memory=beyond, **message))
 
     def _finish_log(self) -> None:
         log, self._log = self._log, None

@@ -46,7 +46,7 @@ class Warden:
 
     Args:
         control: descriptor of the control socket.
-        configuration: engine, cookie, flow_pid, grace_s, hold, records.
+        configuration: engine, run_token, flow_pid, grace_s, hold, records.
         flow_fd: pidfd of the flow process.
         heard: the data that followed the configuration.
     """
@@ -54,7 +54,7 @@ class Warden:
     def __init__(self, control: int, configuration: dict[str, Any], flow_fd: int, heard: bytes) -> None:
         self.control, self.flow_fd = control, flow_fd
         self.engine = EngineHttp(configuration["engine"])
-        self.cookie = str(configuration["cookie"])
+        self.run_token = str(configuration["run_token"])
         self.grace_s = float(configuration["grace_s"])
         self.records = str(configuration["records"])
         self.running: RunningContainer | None = None
@@ -141,9 +141,9 @@ class Warden:
         quiet = 0
         while time.monotonic() < began + _KEEP_TRYING_S:
             try:
-                found = self.engine.labelled(f"{RUN_LABEL}={self.cookie}", CALL_S)
+                found = self.engine.labelled(f"{RUN_LABEL}={self.run_token}", CALL_S)
                 for one in found:
-                    container = RunningContainer(self.engine, str(one["Id"]), self.cookie)
+                    container = RunningContainer(self.engine, str(one["Id"]), self.run_token)
                     state = container.look()
                     if state is None or is_running(state):
                         container.stop(self.grace_s, self._nap)
@@ -169,7 +169,7 @@ class Warden:
             running.thaw()
 
     def _watch(self, container: str) -> int:
-        self.running = RunningContainer(self.engine, container, self.cookie)
+        self.running = RunningContainer(self.engine, container, self.run_token)
         state = self.running.look()
         pid = self.running.pid
         self.say("watching", pid=pid, start_ticks=self.running.start_ticks, running=bool(state and is_running(state)))
@@ -187,7 +187,7 @@ class Warden:
             self.say("kept", reason="its engine does not answer" if state is None else "it has ended")
             return
         # Without its record no janitor takes it for a leftover. The flow has already recorded how to stop it.
-        remove_record(self.cookie, self.records)
+        remove_record(self.run_token, self.records)
         self.say("gone", why="released", exit_code=None, out_of_memory=False, error="", gone_after_s=0.0, terminated=[],
                  killed=[], survivors=[])  # fmt: skip
         os._exit(0)
@@ -279,7 +279,7 @@ def main(control: int) -> None:
     ended = warden.serve()
     done = warden.clear() if ended is None else _finish(warden, ended)
     if done:
-        remove_record(warden.cookie, warden.records)
+        remove_record(warden.run_token, warden.records)
     elif warden.running is not None:
         _await_survivor(warden.running)
     os._exit(0)

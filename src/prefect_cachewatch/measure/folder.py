@@ -209,7 +209,16 @@ class Folder:
     @property
     def bytes_present(self) -> int:
         """Total apparent size of its files."""
-        return sum(self.facts[len(self) : 2 * len(self)])
+        return sum(self.sizes())
+
+    @property
+    def is_original(self) -> bool:
+        """Whether all its files existed at the start, and no byte of them has been counted."""
+        return isinstance(self.codes, int) and self.codes <= _ORIGINAL
+
+    def sizes(self) -> Column:
+        """Return the apparent sizes."""
+        return self.facts[len(self) : 2 * len(self)]
 
     @property
     def blocks_present(self) -> int:

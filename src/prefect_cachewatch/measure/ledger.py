@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 
 from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, Missing, read_facts, read_listing
-from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.growth import Growth, Rewriting
 from prefect_cachewatch.measure.numbers import Numbers, Sightings, renumber_folder, renumber_listing
+from prefect_cachewatch.measure.rewriting import find_rewriting, take_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from prefect_cachewatch.measure.rewriting import StartListing
     from prefect_cachewatch.measure.snapshot import StatLike
 
 __all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
@@ -108,6 +110,7 @@ class Ledger:
         self._overwriting_ns: int | None = None
         self._overwritten: dict[tuple[str, str], int] = {}  # until which change time a file may be overwritten
         self._grown_bytes = self._grown_blocks = 0
+        self._found: StartListing = []
 
     @property
     def files(self) -> Files:
@@ -275,6 +278,8 @@ class Ledger:
         self._take_unnamed()
         if self._full:
             self._missing.end_full_scan()
+        if self.scans == 0:
+            self._found = take_start(self._folders.values())
         self.begin()
         self._bytes_written += self._grown_bytes
         self._blocks_written += self._grown_blocks
@@ -295,6 +300,10 @@ class Ledger:
             overwriting_ns=self._overwriting_ns,
             last_path=newest.path if newest else None,
         )
+
+    def rewriting(self, limit: int, leave_out: Sequence[str] = ()) -> Rewriting:
+        """Return what became of the files that the first scan found; see `find_rewriting`."""
+        return find_rewriting(self._found, self._folders.values(), limit, leave_out)
 
     def newest(self, limit: int) -> list[FileRecord]:
         """Return the files that grew last, by scan and then by change time, which programs cannot set.

@@ -361,6 +361,8 @@ def main(fd: int, answers_fd: int | None = None) -> None:
                 answer = server.scan(**request)
             elif operation == "listing":
                 answer = server.listing(**request)
+            elif operation == "rewriting":
+                answer = server.ledger.rewriting(**request)._asdict()
             elif operation == "check":
                 answer = check_directory(**request)
             elif operation == "identify":

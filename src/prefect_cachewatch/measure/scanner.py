@@ -136,7 +136,7 @@ class DirectoryScanner:
         """Send a request and wait for its answer.
 
         Args:
-            operation: what to do: begin, scan, listing, check, overlap, identify, remember, sight, clean.
+            operation: what to do: begin, scan, listing, rewriting, check, overlap, identify, remember, sight, clean.
             timeout_s: the longest wait; default `deadline_s`.
             arguments: of the operation.
 

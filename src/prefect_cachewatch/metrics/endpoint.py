@@ -1,6 +1,6 @@
 """The HTTP endpoint that Prometheus scrapes: one socket per process, shared by its runs, open while one of them lasts.
 
-It answers GET /metrics and nothing else. It has no TLS and no password: use it on loopback, or in a private network.
+It answers GET /metrics, and at / says where that is. It has no TLS and no password: use it on loopback, or in a private network.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ class BundleContent:
     """What goes into a bundle.
 
     `report` is the JSON object of `--report`; `log` reads at most so many bytes from the log's end as it is asked for.
+    `walked` says whether the directories are walked for the complete listing; else the report's stands for it.
     """
 
     name: str
@@ -64,6 +65,7 @@ class BundleContent:
     cache_dirs: Sequence[str]
     log: Callable[[int], bytes] = lambda size: b""
     secrets: Sequence[str] = ()
+    walked: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def write_bundle(
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         os.close(make_own_directory(root))
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{slugify(content.name, most=40)}-{os.urandom(3).hex()}"
+    job = slugify(content.name, most=40) + ("-cancelled" if content.report.get("outcome") == "cancelled" else "")
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{job}-{os.urandom(3).hex()}"
     work, final = root / f".{name}.partial", root / name
     work.mkdir(mode=0o700)
     try:
@@ -123,7 +126,7 @@ def _fill(
     """Write each file of a bundle; returns what was cut."""
     cut: list[str] = []
     hung = [facts.path for facts in content.evidence.filesystems if not facts.responded]
-    lister = None if hung else _start_lister(work / "listing.jsonl.gz", content, listing_s)
+    lister = None if hung or not content.walked else _start_lister(work / "listing.jsonl.gz", content, listing_s)
     if hung:
         cut.append(f"listing.jsonl.gz is empty: {for_terminal(hung[0])} does not answer")
     try:
@@ -139,8 +142,11 @@ def _fill(
     finally:
         told = [] if lister is None else _finish_lister(lister, clock() + listing_s + 0.5, clock)
     cut.extend(told)
+    if not content.walked:
+        cut.append("listing.jsonl.gz holds the files of the report: the cache was not walked again")
     if not (work / "listing.jsonl.gz").exists():
-        _put(work / "listing.jsonl.gz", gzip.compress(b""))
+        lines = "" if content.walked else _listed_already(content.report)
+        _put(work / "listing.jsonl.gz", gzip.compress(lines.encode()))
     report = {
         **content.report,
         "diagnosis": asdict(content.diagnosis),
@@ -207,6 +213,17 @@ def stack_text(evidence: Evidence) -> str:
 def _put(path: Path, data: bytes) -> None:
     with open(create_file(path), "wb") as file:
         file.write(data)
+
+
+def _listed_already(report: Mapping[str, Any]) -> str:
+    """Write the report's listing as the lister writes files."""
+    lines = []
+    for entry in (report.get("listing") or {}).get("entries") or ():
+        kept = {name: entry[name] for name in ("path", "size_bytes", "allocated_bytes")}
+        lines.append(kept | {"modified_at": datetime.fromisoformat(entry["modified_at"]).timestamp()})
+    sizes = [line["size_bytes"] for line in lines]
+    lines.append({"end": True, "files": len(sizes), "bytes": sum(sizes), "cut": "to the files of the report"})
+    return "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
 
 
 def _growth_csv(report: Mapping[str, Any], evidence: Evidence) -> str:

@@ -14,14 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, state_directory
+from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo, read_mounts
 from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 
-__all__ = ["BundleRoot", "choose_bundle_root", "default_bundle_root", "find_bundles", "load_report", "prune_bundles"]
+__all__ = [
+    "END",
+    "BundleRoot",
+    "choose_bundle_root",
+    "default_bundle_root",
+    "find_bundles",
+    "load_end",
+    "load_report",
+    "note_end",
+    "prune_bundles",
+]
+
+#: In the bundle of a stall that stopped nothing: the report of how the run ended.
+END = "end.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}")
+_CANCELLED = re.compile(r"-cancelled-[0-9a-f]{6}$")
+_CANCELLED_KEPT = 10
 _PARTIAL = re.compile(r"\.\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}\.partial")
 _LEAST_FREE_BYTES = 64 << 20
 _PARTIAL_AGE_S = 3600.0
@@ -106,6 +122,28 @@ def find_bundles(root: Path) -> list[Path]:
     return [root / name for name in names if not (root / name).is_symlink()]
 
 
+def note_end(bundles: Sequence[str], text: str) -> None:
+    """Add to the bundles of stalls that stopped nothing how the run ended.
+
+    Args:
+        bundles: their directories.
+        text: the report of the whole run, as JSON.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for bundle in filter(os.path.isdir, bundles):
+        write_file(os.path.join(bundle, END), text.encode("ascii") + b"\n")
+
+
+def load_end(bundle: Path) -> dict[str, Any] | None:
+    """Read how the run of a bundle ended; None unless the bundle is of a stall that stopped nothing."""
+    try:
+        return _load(bundle / END) if (bundle / END).is_file() else None
+    except InputError:
+        return None
+
+
 def load_report(bundle: Path) -> dict[str, Any]:
     """Read the report of a bundle.
 
@@ -119,6 +157,13 @@ def load_report(bundle: Path) -> dict[str, Any]:
         InputError: it is not a bundle; the sentence says what is wrong.
     """
     path = bundle / "report.json" if bundle.is_dir() else bundle
+    report = _load(path)
+    if not isinstance(report.get("diagnosis"), dict):
+        raise InputError(f"{path} is not a bundle's report: it has no diagnosis in it")
+    return report
+
+
+def _load(path: Path) -> dict[str, Any]:
     try:
         # Without waiting: a pipe may lie there.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
@@ -130,13 +175,13 @@ def load_report(bundle: Path) -> dict[str, Any]:
         report = json.loads(raw)
     except FileNotFoundError:
         raise InputError(
-            f"{bundle} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
+            f"{path.parent} is not a bundle: {path.name} is missing; `cachewatch report --list` shows those there are"
         ) from None
     except OSError as error:
-        raise InputError(f"bundle {bundle} cannot be read: {error.strerror}") from error
+        raise InputError(f"bundle {path.parent} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not a report: it is no JSON; was it cut short?") from None
-    if not isinstance(report, dict) or not isinstance(report.get("diagnosis"), dict):
+    if not isinstance(report, dict):
         raise InputError(f"{path} is not a bundle's report: it has no diagnosis in it")
     return report
 
@@ -151,6 +196,7 @@ def prune_bundles(
 ) -> list[Path]:
     """Remove old bundles: those beyond the newest `keep`, and those older than `max_age_s`.
 
+    Those of cancelled runs count apart, so that they drive out none that explains a stall: the newest ten are kept.
     Only directories of this user with a bundle's name are touched; no symlink is followed.
 
     Args:
@@ -164,8 +210,10 @@ def prune_bundles(
         The removed bundles.
     """
     removed = []
-    now = wall_clock()
-    doomed = [path for index, path in enumerate(find_bundles(root)) if index >= keep or _age_s(path, now) > max_age_s]
+    now, found = wall_clock(), find_bundles(root)
+    few = [path for path in found if _CANCELLED.search(path.name)]
+    kept = {*few[:_CANCELLED_KEPT], *[path for path in found if path not in few][:keep]}
+    doomed = [path for path in found if path not in kept or _age_s(path, now) > max_age_s]
     try:
         partial = [root / name for name in os.listdir(root) if _PARTIAL.fullmatch(name)]
     except OSError:

@@ -37,6 +37,7 @@ LATE_MODULES = (
     "prefect_cachewatch.common.removal",
     "prefect_cachewatch.postmortem.bundle",
     "prefect_cachewatch.postmortem.bundlestore",
+    "prefect_cachewatch.postmortem.cancelled",
     "prefect_cachewatch.postmortem.diagnosis",
     "prefect_cachewatch.postmortem.evidence",
     "prefect_cachewatch.postmortem.examination",
@@ -54,6 +55,7 @@ _FREEZE_S = 0.3
 _SAMPLES_MAX = 16
 _SLACK_S = 0.5  # for the way of the evidence from one process to another
 _BUNDLE_S = 20.0
+_CANCELLED_BUNDLE_S = 2.0  # whoever cancelled it may kill us soon
 _BUSY_CORES, _BUSY_BYTES_PER_S = 0.25, 1 << 20
 
 
@@ -83,6 +85,7 @@ class PostMortem:
     ) -> None:
         self._files = files or InPlace()
         self.diagnosis: Diagnosis | None = None
+        self._cancelled: Diagnosis | None = None
         self.evidence: Evidence | None = None
         self.notes: list[str] = []
         self.cut_files: set[str] = set()
@@ -181,6 +184,8 @@ class PostMortem:
         return replace(outcome, message=redact(outcome.message, self._secrets), diagnosis=self.diagnosis)
 
     def _named(self, watch: Watch, outcome: Outcome) -> Outcome:
+        if outcome.name == "cancelled":
+            self._note_cancelled(watch, outcome)
         if outcome.name == "failed" and self.evidence is None:
             self._collect(watch, lambda: _growth_of(watch, None), [], None, outcome)
             self.evidence = self.evidence or self._last_words(watch, outcome)
@@ -199,6 +204,17 @@ class PostMortem:
             self.diagnosis = None  # the message says so already
         return outcome
 
+    def _note_cancelled(self, watch: Watch, outcome: Outcome) -> None:
+        """Keep what is known without a look at the tree, which would have delayed its stop."""
+        from prefect_cachewatch.postmortem.cancelled import NOT_LOOKED_AT, describe_cancelled  # noqa: PLC0415
+
+        rule, known = watch.state.rule, self._last_words(watch, outcome)
+        self.evidence = replace(self.evidence or replace(known, missing=(NOT_LOOKED_AT,)), log_tail=known.log_tail)
+        pause_s = None if rule.first_write_s is None else rule.pause_s
+        self._cancelled = describe_cancelled(
+            watch.cancelled_by or "it was not said by whom", outcome.duration_s, pause_s, rule.window_s, known.log_tail
+        )
+
     @property
     def open_files(self) -> set[str]:
         """Cache files that the tree had open for writing when the evidence was collected: they may be cut."""
@@ -213,7 +229,7 @@ class PostMortem:
         return tuple(lock for lock in self.evidence.lock_files if lock.stale) if self.evidence is not None else ()
 
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
-        """Write the bundle of an attempt that stalled, ran out of time or failed, and remove old ones.
+        """Write the bundle of an attempt that stalled, ran out of time, failed or was cancelled, and remove old ones.
 
         Args:
             report: of the attempt.
@@ -225,16 +241,17 @@ class PostMortem:
         dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
         report = redact_all(report, self._secrets)
-        wanted = self._bundles and (report.outcome == "failed" or is_verdict(report.outcome))
-        if self.diagnosis is None or self.evidence is None or not wanted:
+        wanted = self._bundles and (report.outcome in ("failed", "cancelled") or is_verdict(report.outcome))
+        diagnosis = self.diagnosis or self._cancelled
+        if diagnosis is None or self.evidence is None or not wanted:
             return report
         report_data = asdict(report)
         tail = output.tail()
         log = (output.log_path, tail, len(tail) < output.total_bytes)
         try:
             path, told = self._files.run(
-                _write_bundle, report_data, self.evidence, self.diagnosis, dirs, self._bundle_root, log, self._secrets,
-                timeout_s=_BUNDLE_S,
+                _write_bundle, report_data, self.evidence, diagnosis, dirs, self._bundle_root, log, self._secrets,
+                timeout_s=_CANCELLED_BUNDLE_S if diagnosis is self._cancelled else _BUNDLE_S,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the report is written even if the bundle cannot be
             why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
@@ -265,10 +282,11 @@ class PostMortem:
                 "secrets": self._secrets,
             }
             paths = [Path(path) for path in watch.site.paths]
-            self.evidence = self._files.consult(
+            found = self._files.consult(
                 _collect_evidence, roots, paths, options, freeze is not None,
                 answer=freeze or (lambda: None), timeout_s=self._budget_s + _SLACK_S,
             )  # fmt: skip
+            self.evidence = replace(found, output_seen=watch.attachment is None)
         except TimeoutError:  # a busy machine delays it as much as a file system that hangs
             self._note(
                 f"no evidence was collected: the helper that collects it was late ({self._budget_s + _SLACK_S:g} s)"
@@ -284,6 +302,7 @@ class PostMortem:
         return Evidence(
             growth=_growth_of(watch, None), exit_code=outcome.exit_code, exit_signal=outcome.signal,
             out_of_memory=_out_of_memory(outcome), log_tail=log_text(watch.output.tail(), self._secrets),
+            output_seen=watch.attachment is None,
         )  # fmt: skip
 
     def _note(self, text: str) -> None:
@@ -385,6 +404,7 @@ def _write_bundle(
         dirs,
         lambda size: _log_end(*log, size),
         secrets,
+        walked=report["outcome"] != "cancelled",
     )
     try:
         written = write_bundle(root.path, content, shared=root.wanted)

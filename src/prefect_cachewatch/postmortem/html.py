@@ -20,7 +20,7 @@ from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.view import describe_holder
 from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
-from prefect_cachewatch.watching.headline import split_message
+from prefect_cachewatch.watching.headline import UNSEEN, split_message
 from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_last
@@ -74,7 +74,8 @@ color:inherit;padding:2px 10px;cursor:pointer}figcaption{font-size:.82rem;margin
 padding:5px 10px;width:min(320px,100%)}
 footer{font-size:.82rem;padding:0 4px 24px;overflow-wrap:anywhere}
 @media (max-width:600px){main{padding:8px}header,section{padding:12px;border-radius:8px}
-#files th:nth-child(5),#files td:nth-child(5){display:none}td.path{min-width:160px}th,td{padding:4px 6px}}
+#files th:nth-child(5),#files td:nth-child(5){display:none}td.path{min-width:110px}th,td{padding:4px 5px}#files{font-size:.8rem}#files .tag{font-size:.7rem;padding:0 6px;white-space:normal;
+overflow-wrap:anywhere}pre{white-space:pre-wrap;overflow-wrap:anywhere}}
 @media print{body{background:#fff;color:#000}header,section{border:0;border-bottom:1px solid #999;border-radius:0;
 break-inside:auto;padding:8px 0}main{max-width:none;padding:0}.scroll,pre{max-height:none;overflow:visible}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}.controls,.copied button{display:none}tr{break-inside:avoid}
@@ -155,6 +156,7 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
             f'<section><h2>Growth</h2><figure class="chart">{svg}{_legend(report)}</figure>{_numbers(report, evidence)}'
             f"{_replay(report, evidence)}</section>",
             _section("Would have been stopped", _items(_would_be_stops(report))),
+            _section("Cache that was not used", _items(_missed(report))),
             _section("Chain of waits", _chain((report.get("stall") or {}).get("waits") or ())),
             _section("Evidence", _items(line for line in diagnosis.evidence if not line.startswith(_LOGGED))),
             _section("What its log says of it", _said(diagnosis)),
@@ -163,7 +165,7 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
             _section("Open files, sockets, locks", _holdings(evidence)),
             _section("Storage, memory and pressure", _machine(evidence)),
             _section("Stacks", _stacks(evidence)),
-            _section("End of the log", _log(log)),
+            _section("End of the log", _log(log, evidence.output_seen)),
             _notes(report, evidence),
         )
     )
@@ -242,10 +244,12 @@ def _hash(text: str) -> str:
 def _verdict(report: Mapping[str, Any], diagnosis: Diagnosis, name: str) -> str:
     outcome = for_html(str(report.get("outcome") or "stalled"))
     kind = (report.get("stall") or {}).get("kind")
-    tags = [f'<span class="tag bad">{outcome}</span>', f'<span class="tag">{for_html(diagnosis.category)}</span>']
-    if kind:
-        tags.append(f'<span class="tag quiet">{for_html(str(kind))}</span>')
-    tags.append(f'<span class="tag quiet">confidence {for_html(diagnosis.confidence)}</span>')
+    tags = [f'<span class="tag bad">{outcome}</span>']
+    if diagnosis.category != report.get("outcome"):  # of a cancelled attempt nothing else is known
+        tags.append(f'<span class="tag">{for_html(diagnosis.category)}</span>')
+        if kind:
+            tags.append(f'<span class="tag quiet">{for_html(str(kind))}</span>')
+        tags.append(f'<span class="tag quiet">confidence {for_html(diagnosis.confidence)}</span>')
     summary = for_html(diagnosis.summary[:1].upper() + diagnosis.summary[1:], 600)
     first, facts = split_message(str(report.get("message") or ""))
     sentence = (report.get("retry") or {}).get("sentence")
@@ -296,6 +300,11 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
 
 def _would_be_stops(report: Mapping[str, Any]) -> list[str]:
     return describe_would_be_stops([ReportedStall(**one) for one in report.get("would_be_stops") or ()])
+
+
+def _missed(report: Mapping[str, Any]) -> list[str]:
+    missed: Mapping[str, Any] = report.get("cache_missed") or {}
+    return [str(missed["sentence"]), *map(str, missed["files"])] if missed else []
 
 
 def _section(title: str, body: str) -> str:
@@ -362,7 +371,8 @@ def _listing(listing: Mapping[str, Any] | None) -> str:
 
 def _processes(evidence: Evidence) -> str:
     if not evidence.processes:
-        return "<p>No process of the generator was left.</p>"
+        why = [missing.why for missing in evidence.missing if missing.part == "processes"]
+        return f"<p>{for_html(' '.join(why)).capitalize() or 'No process of the generator was left'}.</p>"
     depth: dict[int, int] = {}
     rows = []
     for process in evidence.processes[:_MAX_PROCESSES]:
@@ -478,10 +488,10 @@ def _said(diagnosis: Diagnosis) -> str:
     return f"<pre>{text}</pre>" if text else ""
 
 
-def _log(log: str) -> str:
+def _log(log: str, seen: bool) -> str:
     lines = log.splitlines()[-_MAX_LOG_LINES:]
     if not lines:
-        return "<p>The generator printed nothing.</p>"
+        return "<p>The generator printed nothing.</p>" if seen else f"<p>{UNSEEN.capitalize()}.</p>"
     text = "\n".join(for_html(line, 2000) for line in lines)
     return f'<pre class="log" tabindex="0">{text}</pre>'
 

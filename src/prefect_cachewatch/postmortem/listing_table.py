@@ -14,6 +14,9 @@ __all__ = ["FILES_MAX", "listing_rows"]
 #: Prefect's UI at `/` draws each cell of each row as Markdown: a thousand files took it many seconds.
 FILES_MAX = 200
 _DIRECTORIES_MAX = 20
+# Both UIs make the first column as wide as its longest name: longer ones would push flags and age off a phone's screen.
+_NAME_MAX, _NAME_END = 36, 23
+_WHOLE = "whole name"
 
 
 def listing_rows(report: Report) -> list[dict[str, str]]:
@@ -24,33 +27,45 @@ def listing_rows(report: Report) -> list[dict[str, str]]:
 
     Returns:
         The totals, then at most 200 files in the order of the listing, then by directory at most 20 totals of the files
-        that have no row. No cell has control characters or makes a link.
+        that have no row. Long names are cut in the middle; then a last column has them whole. No cell has control characters
+        or makes a link.
     """
     listing = report.listing
     if listing is None:
-        return [_row("no listing", flags="; ".join(for_cell(note, 300) for note in report.notes))]
+        return _needed([_row("no listing", flags="; ".join(for_cell(note, 300) for note in report.notes))])
     rows = [_row(_total(listing), flags=_suspects(listing), size=format_bytes(listing.total_bytes))]
     rows += [_file(entry, report) for entry in listing.entries[:FILES_MAX]]
     left = sorted(_left_out(listing).items(), key=lambda item: -item[1][1])
     for path, (files, size) in left[:_DIRECTORIES_MAX]:
-        rows.append(_row(f"{_files(files)} more in {_shown(path, report)}", size=format_bytes(size)))
+        rows.append(_row(f"{_files(files)} more in {for_cell(_below(path, report))}", size=format_bytes(size)))
     if others := left[_DIRECTORIES_MAX:]:
         files, size = (sum(counts[index] for _, counts in others) for index in (0, 1))
         rows.append(_row(f"{_files(files)} more in {len(others):,} other directories", size=format_bytes(size)))
-    return rows
+    return _needed(rows)
 
 
-def _row(file: str, *, flags: str = "", age: str = "", size: str = "", on_disk: str = "") -> dict[str, str]:
-    return {"file": file, "flags": flags, "age": age, "size": size, "on disk": on_disk}
+def _needed(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    if any(row[_WHOLE] for row in rows):
+        return rows
+    return [{head: cell for head, cell in row.items() if head != _WHOLE} for row in rows]
+
+
+def _row(
+    file: str, *, flags: str = "", age: str = "", size: str = "", on_disk: str = "", whole: str = ""
+) -> dict[str, str]:
+    return {"file": file, "flags": flags, "age": age, "size": size, "on disk": on_disk, _WHOLE: whole}
 
 
 def _file(entry: ListingEntry, report: Report) -> dict[str, str]:
+    name = _below(entry.path, report)
+    short = name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - _NAME_END - 1]}…{name[-_NAME_END:]}"
     return _row(
-        _shown(entry.path, report),
+        for_cell(short),
         flags=", ".join(entry.flags),
         age=format_duration(max(0.0, entry.age_s)),
         size=format_bytes(entry.size_bytes),
         on_disk=format_bytes(entry.allocated_bytes),
+        whole=for_cell(name) if short != name else "",
     )
 
 
@@ -79,7 +94,7 @@ def _files(count: int) -> str:
     return f"{count:,} file{'' if count == 1 else 's'}"
 
 
-def _shown(path: str, report: Report) -> str:
+def _below(path: str, report: Report) -> str:
     if len(report.cache_dirs) == 1:
-        path = path.removeprefix(report.cache_dirs[0].rstrip("/") + "/") or "."
-    return for_cell(path)
+        return path.removeprefix(report.cache_dirs[0].rstrip("/") + "/") or "."
+    return path

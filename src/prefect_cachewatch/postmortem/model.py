@@ -157,6 +157,8 @@ class Evidence:
     exit_signal: int | None = None
     out_of_memory: str = ""
     log_tail: str = ""
+    output_seen: bool = True
+    """Whether the generator's output is read: not that of a process that another program started."""
     process_count: int = 0
     collected_at: str = ""
     took_s: float = 0.0

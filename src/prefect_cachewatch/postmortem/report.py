@@ -27,6 +27,7 @@ from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.outcomes import exit_status
 from prefect_cachewatch.watching.sections import (
     Attachment,
+    CacheMissed,
     Diagnosis,
     LoggedProgress,
     NextAttempt,
@@ -181,6 +182,8 @@ class Report:
     would_be_stops: list[ReportedStall] = field(default_factory=list)
     #: The windows that were learned from earlier runs; empty if the configured ones held.
     learned: list[LearnedWindow] = field(default_factory=list)
+    #: Of a completed run that did not use the whole cache that it found; null for every other.
+    cache_missed: CacheMissed | None = None
     #: Null for a run that had nothing to do.
     where: Where | None = None
     cachewatch_version: str = __version__
@@ -266,6 +269,7 @@ def build_report(
         logged=redact_all(outcome.logged, secrets),
         would_be_stops=list(outcome.would_be_stops),
         learned=list(outcome.learned.windows),
+        cache_missed=outcome.missed,
     )
 
 

@@ -8,6 +8,7 @@ from prefect_cachewatch.postmortem.crash_table import CRASH_RULES
 from prefect_cachewatch.postmortem.last_words import LastWords
 from prefect_cachewatch.postmortem.view import View, cause, shown
 from prefect_cachewatch.supervise.proc import signal_name
+from prefect_cachewatch.watching.headline import UNSEEN
 from prefect_cachewatch.watching.sections import Diagnosis
 
 __all__ = ["generator_failed"]
@@ -31,8 +32,9 @@ def generator_failed(view: View) -> Diagnosis | None:
     if words is not None and (by_signal is None or words.rule.weight >= _BETTER_WEIGHT):
         return _by_words(view, words)
     lines, how = _last_lines(view), _how_it_ended(view)
+    silent = "printed nothing" if view.evidence.output_seen else UNSEEN
     found = cause(
-        f"{how}, and its last line was: {shown(lines[-1], 200)}" if lines else f"{how} and printed nothing",
+        f"{how}, and its last line was: {shown(lines[-1], 200)}" if lines else f"{how} and {silent}",
         tuple(f"log: {shown(line, 240)}" for line in lines),
         "Read the end of its log; its exit status is its own." if view.reports_error else _NO_ERROR,
         "medium",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Literal
 
+from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.formats import Finding as Content
@@ -213,7 +215,11 @@ def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A file that may be cut, and why: temporary, empty, broken, reported, changed_in_window or unprovable."""
+    """A file that may not stay, and why.
+
+    It may be cut: temporary, empty, broken, reported, changed_in_window or unprovable; or it vouches for one that does not
+    stay: marker.
+    """
 
     path: str
     reason: str
@@ -280,4 +286,18 @@ def find_suspects(
         else:
             continue
         found.append(Suspect(file.path, reason, file.size_bytes))
+    found += _vouching(files, found)
     return sorted(found, key=lambda suspect: suspect.path)
+
+
+def _vouching(files: Sequence[ScannedFile], suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Find the markers that say that a cache with one of the suspects is whole: beside it, or above."""
+    gone = {suspect.path for suspect in suspects}
+    above = {
+        str(up) for suspect in suspects if suspect.reason != "temporary" for up in PurePosixPath(suspect.path).parents
+    }
+    return [
+        Suspect(file.path, "marker", file.size_bytes)
+        for file in files
+        if matches_any(file.path, MARKERS) and file.path not in gone and str(PurePosixPath(file.path).parent) in above
+    ]

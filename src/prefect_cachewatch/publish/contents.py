@@ -9,10 +9,13 @@ from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
 from prefect_cachewatch.publish.formats import Finding, inspect
+from prefect_cachewatch.publish.formats.weights_complete import judge_marker, read_marker
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
 
 __all__ = ["find_broken", "inspect_build"]
+
+_MARKER = ".weights_complete"
 
 
 def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, Finding]]:
@@ -30,15 +33,22 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
     """
     globs = list(ignore)
     found: list[tuple[str, Finding]] = []
+    listed: dict[str, list[str]] = {}
 
     def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
         if matches_any(file.path, globs):
             return
         fd = open_file(directory_fd, name, file.path)
         with open(fd, "rb") as opened, refusing("read", file.path, named=f"'{for_terminal(file.path)}'"):
-            found.append((file.path, inspect(opened, name)))
+            seen = read_marker(opened) if name.startswith(_MARKER) else inspect(opened, name)
+        if isinstance(seen, Finding):
+            found.append((file.path, seen))
+        else:
+            listed[file.path] = seen
 
     walk_build(build_fd, BuildTree(), visit)
+    present = {path for path, _ in found}
+    found += [(path, judge_marker(path, names, present)) for path, names in listed.items()]
     return sorted(found, key=lambda each: each[0])
 
 

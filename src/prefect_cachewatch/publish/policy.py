@@ -5,6 +5,7 @@ A pydantic model with bounds and a description on each field; nothing here looks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -164,6 +165,10 @@ class PublishPolicy(InputModel):
         le=365 * 86400,
         description="A build that was finished, or was current, this recently is never removed: plain readers may still hold it.",
     )
+
+    def with_key(self, below: Mapping[str, str]) -> Self:
+        """Return it with further parts of the key; its own count before them."""
+        return self.model_copy(update={"cache_key": {**below, **self.cache_key}}) if below else self
 
     @field_validator("cache_key", "tool_versions", mode="before")
     @classmethod

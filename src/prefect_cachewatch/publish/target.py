@@ -93,6 +93,7 @@ class BuildTarget(Closing, ABC):
         self._lock, self._resources = lock, resources
         self._started_s, self._last_bytes = started_s, last_bytes
         self._checked: BuildTree | None = None
+        self._content: tuple[BuildTree, PublishPolicy, list[Finding]] | None = None
         self._done = False
         self.watched = False
         """Whether the watch records the files made in place, as a flow's does; else they are listed here at the end."""
@@ -227,10 +228,13 @@ class BuildTarget(Closing, ABC):
         """
         self._require_open()
         with self._open() as fd:
-            self._checked = scan_build(fd)
-            found = [*self._check_meta(fd), *check_tree(self._checked, policy, self._last_bytes), *extra]
-            if policy.on_broken_content != "ignore" and not self._checked.unreadable:
-                found += check_content(inspect_build(fd, policy.ignore), policy.on_broken_content)
+            self._checked = tree = scan_build(fd)
+            found = [*self._check_meta(fd), *check_tree(tree, policy, self._last_bytes), *extra]
+            if policy.on_broken_content != "ignore" and not tree.unreadable:
+                if self._content is None or self._content[:2] != (tree, policy):  # unchanged files are read once
+                    content = check_content(inspect_build(fd, policy.ignore), policy.on_broken_content)
+                    self._content = tree, policy, content
+                found += self._content[2]
         return sorted(found, key=lambda finding: finding.severity != "refuse")
 
     def publish(

@@ -19,12 +19,14 @@ from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy,
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import LATE_MODULES
 from prefect_cachewatch.postmortem.report import Report, check_report_path
+from prefect_cachewatch.run.filled_key import known_key
+from prefect_cachewatch.run.host_board import neighbours_on_host
 from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AttachedProcess
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import descendants, read_memory_file
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.supervise.supervisor import Observed
@@ -32,7 +34,7 @@ from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.emptiness import directories_written, writers_below
 from prefect_cachewatch.watching.learned import refuse_learned
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = ["AttachedRun", "suggest_directories", "watch"]
 
@@ -78,11 +80,12 @@ class AttachedRun(Closing):
         observed, cache_dirs = _find(attach, stop)
         try:
             secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
+            self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
+            neighbours = neighbours_on_host(files, self._site, stall, attach.subject)
             self._runner = Runner(
                 files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample,
-                on_stall=self._reported,
+                on_stall=self._reported, neighbours=neighbours,
             )  # fmt: skip
-            self._site = CacheSite(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
         except BaseException:
             observed.close()
             raise
@@ -91,10 +94,13 @@ class AttachedRun(Closing):
             on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
             busy=self._runner.is_busy, prove=self._runner.prove,
         )  # fmt: skip
+        if neighbours is not None:
+            self.watch.fate_of_storage = neighbours.fate
         self.problems = self._runner.problems
 
     def close(self) -> None:
         """Release the process and the directories."""
+        self._runner.let_go(self.watch)
         self.watch.adopted.close()
         self._site.close()
 
@@ -179,13 +185,22 @@ def watch(
     if isinstance(job, AttachJob) and (log is not None or show_output):
         raise InputError("log and show_output are for a command: what runs already prints where it was told to")
     with contextlib.closing(
-        Aside.spawn((*LATE_MODULES, "prefect_cachewatch.run.learning"))
+        Aside.spawn(
+            (
+                *LATE_MODULES,
+                *(f"prefect_cachewatch.run.{name}" for name in ("filled_key", "host_board", "learning", "missed")),
+            )
+        )
     ) as files:  # this process may have threads
         if isinstance(job, CacheJob):
             place, env = _placed(job, files, log)
+            known = known_key(job, files, env)
 
             def attempt(number: int) -> tuple[Outcome, Report]:
-                runner = Runner(files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir)
+                runner = Runner(
+                    files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir,
+                    neighbours=neighbours_on_host(files, site, stall, job.name), known=known,
+                )  # fmt: skip
                 watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, learning=learning)
                 outcome = runner.run(watch)
                 return outcome, runner.report(watch, outcome)
@@ -218,8 +233,8 @@ def _find(attach: AttachJob, stop: StopPolicy) -> tuple[Observed, list[Path]]:
         container = AdoptedContainer(attach.container, attach.engine, stop.grace_s, to_stop=to_stop)
         return container, [host_path(path, container.mounts) for path in attach.cache_dirs]
     assert attach.pid is not None
-    adoptee = Adoptee(attach.pid, start_ticks=attach.start_ticks, to_stop=to_stop)
-    return AttachedProcess(adoptee, stop.grace_s, attach.wait_for), list(attach.cache_dirs)
+    pinned = PinnedProcess(attach.pid, start_ticks=attach.start_ticks, to_stop=to_stop)
+    return AttachedProcess(pinned, stop.grace_s, attach.wait_for), list(attach.cache_dirs)
 
 
 def suggest_directories(pid: int) -> str:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.watching.outcomes import ENDINGS
 
-__all__ = ["BAD_ENDS", "NEXT_STEPS", "BadEnd"]
+__all__ = ["BAD_ENDS", "GENERATION_FLOW", "NEXT_STEPS", "BadEnd"]
+
+#: Name of the flow `generate_cache` at Prefect.
+GENERATION_FLOW = "generate-cache"
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class BadEnd:
 _FROM_PREFECT = ("Failed", "TimedOut")
 _GENERATION = tuple(dict.fromkeys(ending.state for ending in ENDINGS if ending.failure and ending.state != "Crashed"))
 _STATES = {
-    "generate-cache": _GENERATION,
+    GENERATION_FLOW: _GENERATION,
     "deploy-cache": (*_GENERATION, "ActivationFailed", "Unhealthy"),
     "watch-cache": (*_GENERATION, "StallReported", "Detached"),
     "generate-fleet": ("Refused", "PartlyFailed", "FleetFailed"),

@@ -29,10 +29,11 @@ from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
+from prefect_cachewatch.run.filled_key import fill_key
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.sections import Publication
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = [
     "Publication",
@@ -73,6 +74,13 @@ class PublishSession(Closing):
         self.policy, self.name = policy, job.name
         self._require_answer()
         self.recipe = BuildRecipe.of(job.command, policy)
+        if (filled := fill_key(job, self._files, dict(os.environ) | job.env)) is not None:
+            self.recipe = replace(
+                self.recipe,
+                cache_key={**filled.values, **self.recipe.cache_key},
+                tool_versions={**filled.versions, **self.recipe.tool_versions},
+            )
+            logger.info("%s", filled.sentence())
         if job.container is not None:  # another image is another cache
             tools = {**self.recipe.tool_versions, "container image": job.container.image}
             self.recipe = replace(self.recipe, tool_versions=tools)
@@ -150,7 +158,7 @@ class PublishSession(Closing):
             self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         else:
             # Checked before the marker is removed.
-            CacheSite(self._source.cache_dirs, expected_bytes=self._source.expected_bytes).close()
+            CacheDirectories(self._source.cache_dirs, expected_bytes=self._source.expected_bytes).close()
             path = self._source.cache_dirs[0]
             self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
         self._resources.enter_context(self._target)
@@ -238,7 +246,7 @@ class PublishSession(Closing):
         self.target.note_growth()
         self._log_notes()
 
-    def leave(self, site: CacheSite) -> None:
+    def leave(self, site: CacheDirectories) -> None:
         """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch.
 
         Args:

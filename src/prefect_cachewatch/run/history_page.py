@@ -53,10 +53,12 @@ def history_markdown(name: str, runs: Sequence[JobRun]) -> str:
     if slower is not None:
         lines += [f"**{slower.sentence()}**", ""]
     lines += [f"![Duration of each run, the oldest first]({svg_data_uri(draw_durations(shown))})", ""]
-    heads = ["When (UTC)", "Outcome", "Size", "Duration", "Longest pause", "Stalls", "Cause"]
-    lines += [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|---|"]
+    # The cause stands where a phone still shows it.
+    heads = ["When (UTC)", "Outcome", "Cause", "Size", "Duration", "Longest pause", "Stalls"]
+    lines += [f"| {' | '.join(heads)} |", "|---|---|---|--:|--:|--:|--:|"]
     for run in shown:
-        cells = [*run_cells(run), run.cause or ""]
+        when, outcome, *numbers = run_cells(run)
+        cells = [when, outcome, run.cause or "", *numbers]
         lines.append(f"| {' | '.join(for_markdown(cell, 100) for cell in cells)} |")
     lines += ["", "Of a run with several attempts: size, duration and pause of its last one, the stalls of all."]
     return "\n".join(lines) + "\n"

@@ -28,7 +28,7 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy
-    from prefect_cachewatch.watching.site import CacheSite
+    from prefect_cachewatch.watching.site import CacheDirectories
 
 __all__ = ["Learning", "job_fingerprint", "run_learned"]
 
@@ -73,7 +73,7 @@ class Learning:
         self,
         job: CacheJob,
         stall: StallPolicy,
-        site: CacheSite,
+        site: CacheDirectories,
         files: Files,
         say: Callable[[str], None],
         *,

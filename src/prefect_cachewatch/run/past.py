@@ -22,6 +22,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError, StoreError
+from prefect_cachewatch.postmortem.bundlestore import END
 from prefect_cachewatch.publish.durable import read_small_file
 from prefect_cachewatch.run.history import HISTORY_BYTES, parse_history
 
@@ -171,7 +172,9 @@ def _reports_in(here: int | None, entry: str, found: PastRuns) -> list[Mapping[s
     with Opened(fd):
         if os.fstat(fd).st_uid != os.geteuid():
             return []
-        for name in filter(_REPORT.fullmatch, _names(fd)):
+        names = _names(fd)
+        # The stall of this bundle stopped nothing: what counts is how the run ended.
+        for name in [END] if END in names else filter(_REPORT.fullmatch, names):
             try:
                 reports.append(read_report_in(fd, name))
             except (OSError, ValueError):
@@ -215,7 +218,7 @@ def _run_of(reports: list[Mapping[str, Any]], remembered: bool = False) -> JobRu
     last = reports[-1]
     growth, began_s = _mapping(last.get("growth")), _seconds(last["started_at"]) or 0.0
     duration_s = _number(last.get("duration_s"))
-    causes = [each for report in reports if isinstance(each := _mapping(report.get("diagnosis")).get("category"), str)]
+    causes = [each for each in map(_cause, reports) if isinstance(each, str)]
     return JobRun(
         name=last["name"],
         started_at=_moment(began_s) or "",
@@ -229,6 +232,11 @@ def _run_of(reports: list[Mapping[str, Any]], remembered: bool = False) -> JobRu
         longest_pause_s=_number(growth.get("longest_pause_s")),
         cause=causes[-1] if causes else None,
     )
+
+
+def _cause(report: Mapping[str, Any]) -> Any:
+    category = _mapping(report.get("diagnosis")).get("category")
+    return None if category == report["outcome"] else category  # of a cancelled one its bundle has only that
 
 
 def _stalls(report: Mapping[str, Any]) -> int:

@@ -15,7 +15,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor
-from prefect_cachewatch.watching.site import CacheSite, check_command
+from prefect_cachewatch.watching.site import CacheDirectories, check_command
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
@@ -71,7 +71,7 @@ class Runtime:
 
         return lambda launch: ContainerSupervisor(launch, plan, paths)
 
-    def open_site(self, *, create: bool = True, files: Files | None = None) -> CacheSite:
+    def open_site(self, *, create: bool = True, files: Files | None = None) -> CacheDirectories:
         """Check, lock and hold the job's cache directories; raises CacheDirectoryError.
 
         Args:
@@ -83,11 +83,11 @@ class Runtime:
         """
         job, plan = self.job, self.plan
         if plan is None or not plan.measured:
-            return CacheSite(
+            return CacheDirectories(
                 job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
             )
         # A directory that cannot be read cannot be locked; it was checked that no other run's container has it.
-        return CacheSite(
+        return CacheDirectories(
             job.cache_dirs,
             ignore=job.ignore,
             create=False,

@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import LineRedactor, redact_all
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import PostMortem
-from prefect_cachewatch.postmortem.report import Report, build_report, write_report_within
+from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
+from prefect_cachewatch.run.missed import KnownKey, look_back
 from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
@@ -34,10 +36,12 @@ if TYPE_CHECKING:
     from prefect_cachewatch.metrics.exporter import MetricsExporter
     from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
+    from prefect_cachewatch.watching.neighbours import Neighbours
 
 __all__ = ["Origin", "Runner", "View"]
 
 _TAIL_LINES = 50
+_END_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Runner:
         on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
+        known: what is known of the generator's cache.
+        neighbours: knows the other runs on its storage; closed by `let_go`.
     """
 
     def __init__(
@@ -99,6 +105,8 @@ class Runner:
         on_stall: Callable[[Report], None] | None = None,
         attempts: int | None = None,
         origin: Origin = Origin(),
+        known: KnownKey = KnownKey(),  # noqa: B008 - frozen
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
@@ -107,9 +115,10 @@ class Runner:
         self._trace, self._metrics, self._view = trace, metrics, view
         self._recorder: TraceRecorder | None = None
         self._told = [on_sample] if on_sample is not None else []
-        self._told += [one.sampled for one in (metrics, view) if one is not None]
-        self._tell_stall = on_stall
-        self._attempts, self._origin = attempts, origin
+        self._told += [one.sampled for one in (metrics, view, neighbours) if one is not None]
+        self._tell_stall, self._neighbours = on_stall, neighbours
+        self._attempts, self._origin, self._known = attempts, origin, known
+        self._env: dict[str, str] | None = None
         self._examine_anew()
 
     def _examine_anew(self) -> None:
@@ -120,7 +129,7 @@ class Runner:
     def watch(
         self,
         place: Runtime,
-        site: CacheSite,
+        site: CacheDirectories,
         stall: StallPolicy,
         stop: StopPolicy,
         env: dict[str, str],
@@ -157,7 +166,7 @@ class Runner:
         Raises:
             InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
         """
-        supervisor = place.supervisor(site.paths)
+        supervisor, self._env = place.supervisor(site.paths), env
         output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
         if self._trace is not None:
             self._begin_recording(self._trace)
@@ -168,13 +177,16 @@ class Runner:
             from prefect_cachewatch.watching.finding import FindingWatch  # noqa: PLC0415 - most jobs name their directories
 
             make = functools.partial(FindingWatch, found=find)
-        return make(
+        made = make(
             site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
             busy=self.is_busy, prove=self.prove,
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
             learn=learning.windows if learning is not None else None,
         )  # fmt: skip
+        if self._neighbours is not None:
+            made.fate_of_storage = self._neighbours.fate
+        return made
 
     def sampled(self, watch: Watch) -> None:
         """Pass a measurement on."""
@@ -202,7 +214,7 @@ class Runner:
         """
         self.examiner.before_stop(watch, verdict)
         outcome = self.examiner.conclude(watch, watch.describe_stall(verdict))
-        report = self.report(watch, outcome)
+        report = self._report(watch, outcome)
         self._examine_anew()
         if self._tell_stall is not None:
             self._tell_stall(report)
@@ -220,15 +232,26 @@ class Runner:
             self.let_go(watch)
 
     def let_go(self, watch: Watch) -> None:
-        """Leave the screen, and end the recording."""
+        """Leave the screen and the neighbours, and end the recording."""
+        if self._neighbours is not None:
+            self._neighbours.close()
         if self._view is not None:
             self._view.close()
         if self._recorder is not None and (problem := self._recorder.finish(watch)):
             self.problems.append(problem)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
-        """Name the cause of an attempt that stalled or failed; see `PostMortem.conclude`."""
+        """Name the cause of an attempt that stalled or failed, and say whether one that completed left a cache unused.
+
+        See `PostMortem.conclude` and `look_back`.
+        """
         outcome = self.examiner.conclude(watch, outcome)
+        if self._env is not None:
+            first = self._attempt == 1
+            try:
+                outcome = look_back(self._files, watch, outcome, self._env, self._secrets, self._known, first=first)
+            except Exception as error:  # noqa: BLE001 - a comparison that fails must end no completed run
+                self.problems.append(f"whether the cache was used is not known: {for_terminal(repr(error))}")
         if self._metrics is not None:
             diagnosis = self.examiner.diagnosis
             self._metrics.attempt_ended(outcome, diagnosis.category if diagnosis else None)
@@ -242,7 +265,7 @@ class Runner:
         publication: Publication | None = None,
         retry: NextAttempt | None = None,
     ) -> Report:
-        """Write the bundle, if one is wanted.
+        """Write the bundle, if one is wanted, and add the end to the bundles of stalls that stopped nothing.
 
         Args:
             watch: the attempt.
@@ -253,6 +276,20 @@ class Runner:
         Returns:
             The report of the attempt.
         """
+        report = self._report(watch, outcome, publication, retry)
+        stalls = report.attached.stalls if report.attached is not None else report.would_be_stops
+        if bundles := [stall.bundle for stall in stalls if stall.bundle is not None]:
+            from prefect_cachewatch.postmortem.bundlestore import note_end  # noqa: PLC0415 - few runs need it
+
+            try:
+                self._files.run(note_end, bundles, report_json(report), timeout_s=_END_S)
+            except OSError as error:
+                self.problems.append(f"the bundles do not say how it ended: {error.strerror}")
+        return report
+
+    def _report(
+        self, watch: Watch, outcome: Outcome, publication: Publication | None = None, retry: NextAttempt | None = None
+    ) -> Report:
         report = build_report(
             outcome,
             name=watch.job.name,

@@ -3,7 +3,7 @@
 `guard` is the process that owns the tree, `client` talks to it, and `supervisor` is the interface that a watch needs.
 `helper_client` has what all clients share and starts helper processes; `proc` reads /proc.
 
-`adopted` supervises a process that another program started: `adoptee` pins it; `keeper` holds the output and the locks
+`adopted` supervises a process that another program started: `pinned_process` pins it; `keeper` holds the output and the locks
 of a server that was handed over. `stop_tree` is the one way to stop a tree, `tending` keeps helper processes going,
 `reading` reads data of other processes that may never arrive.
 

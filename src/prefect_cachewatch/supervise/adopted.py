@@ -12,11 +12,11 @@ import select
 import time
 
 from prefect_cachewatch.common.text import for_terminal, redact_argv
-from prefect_cachewatch.supervise.adoptee import Adoptee
+from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import ProcessStat, descendants, is_alive, lineage, read_stat
 from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
-from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, StopReport, Subject, exit_of
+from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Subject, TreeEnd, exit_of
 
 __all__ = ["AttachedProcess", "ProcessTree"]
 
@@ -115,7 +115,7 @@ class AttachedProcess(Observer):
     """One adopted process with its tree; a thread waits for its end.
 
     Args:
-        adoptee: the process, pinned; closed by `close`.
+        pinned: the process, pinned; closed by `close`.
         grace_s: seconds between SIGTERM and SIGKILL.
         wait_for: `leader`: done when the process itself has ended; `tree`: when its descendants have ended too.
     """
@@ -124,73 +124,71 @@ class AttachedProcess(Observer):
     pid: int | None
     leader_exit: tuple[int | None, int | None] | None
 
-    def __init__(self, adoptee: Adoptee, grace_s: float, wait_for: str = "leader") -> None:
+    def __init__(self, pinned: PinnedProcess, grace_s: float, wait_for: str = "leader") -> None:
         super().__init__("process", grace_s)
-        began_at = time.time() - adoptee.running_for_s
-        self.subject = Subject(
-            f"process {adoptee.pid}", tuple(adoptee.argv), began_at, adoptee.pid, adoptee.start_ticks
-        )
-        self._adoptee, self._wait_for = adoptee, wait_for
-        self._tree = ProcessTree(adoptee.pid, adoptee.start_ticks)
+        began_at = time.time() - pinned.running_for_s
+        self.subject = Subject(f"process {pinned.pid}", tuple(pinned.argv), began_at, pinned.pid, pinned.start_ticks)
+        self._pinned, self._wait_for = pinned, wait_for
+        self._tree = ProcessTree(pinned.pid, pinned.start_ticks)
 
     def start(self) -> None:
         """Start waiting for its end."""
         self._tree.look()
-        self.pid, self.root_pids = self._adoptee.pid, [self._adoptee.pid]
+        self.pid, self.root_pids = self._pinned.pid, [self._pinned.pid]
         self._begin()
 
     def running(self) -> RunningServer | None:
         """Return what keeps running; None if nothing is left."""
         # As the last look saw it: only the observer's thread may look.
         tree = tuple(self._tree.known.items())
-        return RunningServer("process", self._adoptee.pid, self._adoptee.start_ticks, tree) if tree else None
+        return RunningServer("process", self._pinned.pid, self._pinned.start_ticks, tree) if tree else None
 
     def close(self) -> None:
         """Release what was held; a process that still runs goes on."""
         if self._end(KILL_DEADLINE_S):
-            self._adoptee.close()
+            self._pinned.close()
 
-    def _observe(self) -> StopReport:
+    def _observe(self) -> TreeEnd:
         poll, pause_s = select.poll(), _LOOK_EVERY_S
         poll.register(self._wake, select.POLLIN)
-        poll.register(self._adoptee.fd, select.POLLIN)
+        poll.register(self._pinned.fd, select.POLLIN)
         while True:
             ready = {fd for fd, _ in poll.poll(pause_s * 1000)}
             began_s = time.monotonic()
-            if self._adoptee.fd in ready:
-                poll.unregister(self._adoptee.fd)
-                self.leader_exit = exit_of(self._adoptee.exit_status())
+            if self._pinned.fd in ready:
+                poll.unregister(self._pinned.fd)
+                self.leader_exit = exit_of(self._pinned.exit_status())
             living = self._tree.look()
             self.root_pids = list(living) or self.root_pids  # a process that moved to init belongs to the evidence too
             if self.leader_exit is not None:
                 failed = self.leader_exit not in ((0, None), (None, None))
                 if self._wait_for == "leader" or failed or not living:
                     self._note_left(living)
-                    return StopReport("exited", *self.leader_exit, gone_after_s=0.0)
+                    return TreeEnd("exited", *self.leader_exit, gone_after_s=0.0)
             if self._asked == "stop":
                 return self._stop()
             if self._asked:
-                return StopReport("released", *exit_of(None), gone_after_s=0.0)
+                return TreeEnd("released", *exit_of(None), gone_after_s=0.0)
             pause_s = max(_LOOK_EVERY_S, _LOOK_SHARE * (time.monotonic() - began_s))
 
     def _note_left(self, living: dict[int, ProcessStat]) -> None:
-        left = [pid for pid in living if pid != self._adoptee.pid]
+        left = [pid for pid in living if pid != self._pinned.pid]
         if left:
             shown = ", ".join(f"{pid} ({_shown(pid)})" for pid in left[:5])
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             self.notes.append(f"processes that it left behind go on: pid {shown}{more}")
 
-    def _stop(self) -> StopReport:
+    def _stop(self) -> TreeEnd:
         began_s = time.monotonic()
         tree = TreeStop(self._tree.look, longest_nap_s=0.05)
         if self._kill_by_s > began_s:
             tree.terminate(self._kill_by_s, self._nap)
         survivors = tree.sweep(time.monotonic() + KILL_DEADLINE_S)
         gone_after_s = time.monotonic() - began_s
-        status = self._adoptee.exit_status() if self._adoptee.exited else None
+        status = self._pinned.exit_status() if self._pinned.exited else None
         left = {(who["pid"], who["start_ticks"]) for who in survivors}
         killed = [who for who in tree.killed if (who["pid"], who["start_ticks"]) not in left]
-        return StopReport("stop", *exit_of(status), gone_after_s, tree.terminated, killed, survivors[:NAMED_MAX])
+        return TreeEnd("stop", *exit_of(status), gone_after_s, tree.terminated, killed, survivors[:NAMED_MAX])
 
     def _nap(self, seconds: float) -> float:
         self._asked_within(seconds)

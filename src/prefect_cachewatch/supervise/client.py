@@ -22,7 +22,7 @@ from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helpe
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants, read_status
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
-from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, StopReport, exit_of
+from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd, exit_of
 from prefect_cachewatch.supervise.tending import Tended
 from prefect_cachewatch.supervise.turns import read_each
 
@@ -56,10 +56,10 @@ class GuardClient(HelperClient):
     # Declared again: a type checker infers a narrower type from the assignment than the base declares.
     pid: int | None
     leader_exit: tuple[int | None, int | None] | None
-    report: StopReport | None
+    report: TreeEnd | None
 
     def __init__(self, launch: Launch) -> None:
-        super().__init__("guard", launch.cookie, launch.grace_s)
+        super().__init__("guard", launch.run_token, launch.grace_s)
         self._started = threading.Event()
         self._failure: tuple[int, str] | None = None
         self._no_reaper = 0
@@ -73,7 +73,7 @@ class GuardClient(HelperClient):
             "cwd": launch.cwd,
             "stdio": list(launch.stdio),
             "grace_s": launch.grace_s,
-            "cookie": launch.cookie,
+            "run_token": launch.run_token,
             "wait_for": launch.wait_for,
             "hold": list(launch.hold),
             "may_release": launch.may_release,
@@ -206,14 +206,14 @@ class GuardClient(HelperClient):
             self.leader_exit = exit_of(message["status"])
             self._tell(f"pid {self.pid} {_how(message['status'])}; {message['left']} of its tree are left")
         elif event == "released":
-            self._has_ended(StopReport("released", None, None, 0.0))
+            self._has_ended(TreeEnd("released", None, None, 0.0))
         elif event == "stopping" and message["why"] != "exited":
             after = f"SIGTERM ({message['why']}), SIGKILL after {message['grace_s']:g} s"
             self._tell(f"the tree gets {after if message['grace_s'] else 'SIGKILL'}")
         elif event == "gone":
             self._tell("some of the tree could not be killed" if message["survivors"] else "the tree has gone")
             code, number = exit_of(message.pop("status"))
-            self._has_ended(StopReport(exit_code=code, signal=number, **message))
+            self._has_ended(TreeEnd(exit_code=code, signal=number, **message))
         else:
             super()._take(event, message)
 
@@ -232,7 +232,7 @@ class GuardClient(HelperClient):
             self.notes.append("no state file for the janitor: its file system does not answer")
             return None
         try:
-            fd, self._state_path = create_run_file(self.cookie)
+            fd, self._state_path = create_run_file(self.run_token)
         except (OSError, RunFileRefused) as error:
             # The run can go on: only a janitor would read the file.
             reason = error.strerror if isinstance(error, OSError) else error
@@ -247,18 +247,18 @@ class GuardClient(HelperClient):
                 self._files.run(_unlink, path, timeout_s=_STATE_S)
 
     def _mourn(self) -> None:
-        """Both guards have died: stop the processes that carry the run's cookie or are listed in its state file."""
+        """Both guards have died: stop the processes that carry the run's token or are listed in its state file."""
         began = time.monotonic()
         recorded = tuple(self._seen)
         if self._state_path is not None:
             with contextlib.suppress(OSError, RunFileRefused):
                 data = self._files.run(_read_start, self._state_path, timeout_s=_STATE_S)
                 recorded += parse_run_file(data, os.path.basename(self._state_path)).tree
-        found = stop_leftovers(self.cookie, recorded, began + 10)
+        found = stop_leftovers(self.run_token, recorded, began + 10)
         named = [{"pid": f.pid, "start_ticks": f.start_ticks, "state": f.state, "argv": list(f.argv)} for f in found]
         killed = [who for who, one in zip(named, found, strict=True) if one.killed]
         survivors = [who for who, one in zip(named, found, strict=True) if not one.killed]
-        self.report = StopReport("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
+        self.report = TreeEnd("guards_died", None, None, time.monotonic() - began, [], killed, survivors)
 
 
 def _unlink(path: str) -> None:

@@ -3,7 +3,7 @@
 There are two guards, each a child subreaper: the outer one watches the inner one, the inner one starts the command and
 watches the flow process by pidfd. If the flow process or either guard ends, the tree is stopped (see `stop_tree`) until
 no process is left, or until a deadline, when the remaining ones are reported. This includes processes that carry the
-run's cookie and have left the tree for a pid namespace with its own init. In one case only does the tree go on without
+run's token and have left the tree for a pid namespace with its own init. In one case only does the tree go on without
 guards: the living flow process asks for its release (see `Guard.release`). Standard library only. It knows nothing of
 caches and growth.
 
@@ -29,7 +29,7 @@ import time
 
 from prefect_cachewatch.common.parked import taken
 from prefect_cachewatch.supervise.proc import (
-    COOKIE,
+    RUN_TOKEN,
     ProcessStat,
     descendants,
     is_alive,
@@ -37,7 +37,7 @@ from prefect_cachewatch.supervise.proc import (
     read_status,
     send_signal,
 )
-from prefect_cachewatch.supervise.reading import find_by_cookie
+from prefect_cachewatch.supervise.reading import find_by_run_token
 from prefect_cachewatch.supervise.run_updates import update_run_file
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
 from prefect_cachewatch.supervise.tending import Tended
@@ -71,7 +71,7 @@ class Guard:
         self.control = control
         self.leader = -1
         self.status: int | None = None
-        self.cookie, self.since_ticks = "", 0
+        self.run_token, self.since_ticks = "", 0
         self._strays: set[tuple[int, int]] = set()
         self._stray_sought = False
         self._kill_by_s = math.inf
@@ -118,7 +118,7 @@ class Guard:
                 self.say("reaped", pid=pid, status=status)
 
     def _look(self) -> dict[int, ProcessStat]:
-        """Reap the children that have ended; list the living ones, including those found by the cookie alone."""
+        """Reap the children that have ended; list the living ones, including those found by the run token alone."""
         self.reap()
         living = descendants(os.getpid())
         for pid, ticks in self._strays:
@@ -127,12 +127,12 @@ class Guard:
         return living
 
     def _seek_strays(self) -> bool:
-        """Look for processes that carry the cookie and are not descendants; return whether there are new ones.
+        """Look for processes that carry the run token and are not descendants; return whether there are new ones.
 
         A child that joins another pid namespace (nsenter, apptainer) is reparented to that namespace's init, not to us.
         """
         known = self._strays | {(pid, found.start_ticks) for pid, found in descendants(os.getpid()).items()}
-        found = find_by_cookie(self.cookie, self.since_ticks) if self.cookie else {}
+        found = find_by_run_token(self.run_token, self.since_ticks) if self.run_token else {}
         new = {(pid, status.start_ticks) for pid, status in found.items() if pid != os.getpid()} - known
         self._strays |= new
         return bool(new)
@@ -641,7 +641,7 @@ def main(control: int) -> None:
         os.set_inheritable(fd, False)
     guard = Guard(control)
     found = read_stat(os.getpid())
-    guard.cookie, guard.since_ticks = configuration["cookie"], found.start_ticks if found else 0
+    guard.run_token, guard.since_ticks = configuration["run_token"], found.start_ticks if found else 0
     guard.foreground = configuration["foreground"] is not None
     guard.says_reaped = configuration["says_reaped"]
     # The outer guard survives a SIGTERM sent to every process, since the inner one needs its grace period: like every
@@ -657,5 +657,5 @@ def main(control: int) -> None:
     outer_fd = os.pidfd_open(outer)
     if os.getppid() != outer:
         os._exit(97)
-    configuration["env"][COOKIE] = configuration["cookie"]
+    configuration["env"][RUN_TOKEN] = configuration["run_token"]
     _guard_inner(guard, configuration, flow_fd, outer_fd)

@@ -86,7 +86,7 @@ def run_guarded(
             cwd=cwd or os.getcwd(),
             stdio=(null_fd, out_fd, error_fd),
             grace_s=grace_s,
-            cookie=os.urandom(16).hex(),
+            run_token=os.urandom(16).hex(),
         )
     )
     started_s = time.monotonic()

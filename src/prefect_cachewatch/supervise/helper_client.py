@@ -1,7 +1,7 @@
 """The shared base of a guard's and a warden's client: a conversation in JSON lines.
 
 Every request has a deadline. A stopped helper is continued. A helper that still does not do what it was asked is
-killed, and the next line of defence acts: the outer guard, another warden, or a sweep by cookie and recorded tree.
+killed, and the next line of defence acts: the outer guard, another warden, or a sweep by run token and recorded tree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from prefect_cachewatch.common.sources import package_parent
-from prefect_cachewatch.supervise.supervisor import StopReport, Supervised
+from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
 __all__ = ["HelperClient", "running_clients", "spawn_helper"]
@@ -55,15 +55,15 @@ class HelperClient(Supervised):
 
     Args:
         helper: name of the helper process, for a message.
-        cookie: identifier of the run.
+        run_token: identifier of the run.
         grace_s: seconds between SIGTERM and SIGKILL, unless `stop` overrides it.
     """
 
     stop_takes_s = 30.0  # at most, beyond the grace period
 
-    def __init__(self, helper: str, cookie: str, grace_s: float = 0.0) -> None:
+    def __init__(self, helper: str, run_token: str, grace_s: float = 0.0) -> None:
         super().__init__()
-        self.cookie = cookie
+        self.run_token = run_token
         self._helper = helper
         self._start_ticks = 0
         self._socket: socket.socket | None = None
@@ -250,7 +250,7 @@ class HelperClient(Supervised):
             self._kept = message["reason"]
             self._answered.set()
 
-    def _has_ended(self, report: StopReport | None = None) -> None:
+    def _has_ended(self, report: TreeEnd | None = None) -> None:
         """Nothing is left, or no report can arrive any more: wake the waiting threads."""
         self.report = report or self.report
         self.gone.set()

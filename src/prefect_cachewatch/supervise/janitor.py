@@ -1,4 +1,4 @@
-"""The janitor: finds the remains of dead runs, by cookie and by (pid, start time, boot id), and stops them.
+"""The janitor: finds the remains of dead runs, by run token and by (pid, start time, boot id), and stops them.
 
 A run is dead when its state file is no longer locked: both guards have gone. A file that is not trusted (foreign,
 damaged, a link, of another machine) is reported and never acted on. A process whose start time differs from the
@@ -27,7 +27,7 @@ from prefect_cachewatch.supervise.proc import (
     process_name,
     read_stats,
 )
-from prefect_cachewatch.supervise.reading import find_by_cookie, name_processes
+from prefect_cachewatch.supervise.reading import find_by_run_token, name_processes
 from prefect_cachewatch.supervise.run_files import (
     SUFFIX,
     RunFile,
@@ -61,7 +61,7 @@ _KILLED_BEFORE_S = 0.5  # for processes that an earlier SIGKILL has not ended: t
 class Leftover:
     """A process of a dead run; `killed` is false if it still exists."""
 
-    cookie: str
+    run_token: str
     pid: int
     start_ticks: int
     state: str
@@ -125,27 +125,27 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
     return JanitorReport(directory, dry_run, states.count("running"), states.count("removed"), leftovers, refusals)
 
 
-def stop_leftovers(cookie: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
+def stop_leftovers(run_token: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
     """Send SIGKILL to every process of a run whose guards are dead, until none is found.
 
     Args:
-        cookie: the run's identifier, searched for in environments.
+        run_token: the run's identifier, searched for in environments.
         recorded: (pid, start time) of processes known to belong to it.
         deadline_s: monotonic time at which to give up.
 
     Returns:
         What was found; a process that still exists has `killed` false.
     """
-    stop = TreeStop(follow_run(cookie, set(recorded)), longest_nap_s=0.05)
+    stop = TreeStop(follow_run(run_token, set(recorded)), longest_nap_s=0.05)
     left = {(who["pid"], who["start_ticks"]): who["state"] for who in stop.sweep(deadline_s)}
-    return [leftover_of(cookie, who, left.get((who["pid"], who["start_ticks"]))) for who in stop.killed]
+    return [leftover_of(run_token, who, left.get((who["pid"], who["start_ticks"]))) for who in stop.killed]
 
 
-def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[int, ProcessStat]]:
+def follow_run(run_token: str, known: set[tuple[int, int]]) -> Callable[[], dict[int, ProcessStat]]:
     """Make a function that lists a run's living processes and remembers those it has seen.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         known: (pid, start time) of processes known to belong to it; grows with each look.
 
     Returns:
@@ -155,7 +155,7 @@ def follow_run(cookie: str, known: set[tuple[int, int]]) -> Callable[[], dict[in
     others: set[tuple[int, int]] = set()
 
     def look() -> dict[int, ProcessStat]:
-        living = living_processes(cookie, known, others)
+        living = living_processes(run_token, known, others)
         known.update((pid, found.start_ticks) for pid, found in living.items())
         return living
 
@@ -210,7 +210,7 @@ def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s:
         return _remove(name, here, fd, dry_run), []
     if run.pid_namespace != pid_namespace():
         raise RunFileRefused("it describes a run in another pid namespace (container): look there")
-    found = _look(run) if dry_run else stop_leftovers(run.cookie, run.tree, _deadline(run, give_up_s))
+    found = _look(run) if dry_run else stop_leftovers(run.run_token, run.tree, _deadline(run, give_up_s))
     if all(one.killed for one in found):
         return _remove(name, here, fd, dry_run), found
     return "kept", found
@@ -234,15 +234,15 @@ def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
 
 
 def _look(run: RunFile) -> list[Leftover]:
-    living = living_processes(run.cookie, set(run.tree))
-    return [leftover_of(run.cookie, who, who["state"]) for who in name_processes(living, len(living))]
+    living = living_processes(run.run_token, set(run.tree))
+    return [leftover_of(run.run_token, who, who["state"]) for who in name_processes(living, len(living))]
 
 
-def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover:
+def leftover_of(run_token: str, who: dict[str, Any], state: str | None) -> Leftover:
     """Make the report entry of one process that a stop found.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         who: pid, start_ticks, state and argv.
         state: its state now, if it still exists.
 
@@ -251,7 +251,12 @@ def leftover_of(cookie: str, who: dict[str, Any], state: str | None) -> Leftover
     """
     there = state is not None
     return Leftover(
-        cookie, who["pid"], who["start_ticks"], state if state else who["state"], tuple(who["argv"]), killed=not there
+        run_token,
+        who["pid"],
+        who["start_ticks"],
+        state if state else who["state"],
+        tuple(who["argv"]),
+        killed=not there,
     )
 
 
@@ -281,19 +286,19 @@ def _go_on(name: str, data: bytes, fd: int, give_up_s: float) -> bool:
 
 
 def living_processes(
-    cookie: str, known: set[tuple[int, int]], others: set[tuple[int, int]] | None = None
+    run_token: str, known: set[tuple[int, int]], others: set[tuple[int, int]] | None = None
 ) -> dict[int, ProcessStat]:
-    """Find the processes of a run: with its cookie or a recorded identity, and all their descendants.
+    """Find the processes of a run: with its run_token or a recorded identity, and all their descendants.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         known: (pid, start time) of processes known to belong to it.
-        others: of processes known not to; see `find_by_cookie`.
+        others: of processes known not to; see `find_by_run_token`.
 
     Returns:
         Pid to reading; never this process or one above it.
     """
-    living = find_by_cookie(cookie, others=others)
+    living = find_by_run_token(run_token, others=others)
     there = read_stats({pid for pid, _ in known})
     living |= {pid: there[pid] for pid, ticks in known if pid in there and there[pid].start_ticks == ticks}
     living = {pid: found for pid, found in living.items() if found.state not in "ZXx"}

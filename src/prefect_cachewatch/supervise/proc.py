@@ -27,10 +27,10 @@ else:
     ProcessStat.__doc__ = "State letter, parent and start time (clock ticks since boot) of a process."
 
 __all__ = [
-    "COOKIE",
+    "RUN_TOKEN",
     "ProcessStat",
     "boot_id",
-    "carried_cookie",
+    "carried_run_token",
     "children",
     "command_line",
     "descendants",
@@ -49,7 +49,7 @@ __all__ = [
     "stat_fields",
 ]
 
-COOKIE = "CACHEWATCH_ID"
+RUN_TOKEN = "CACHEWATCH_ID"
 _DEAD = frozenset("ZXx")
 _ARGV_MAX, _READ_MAX = 1 << 16, 1 << 22
 _KNOWN_MAX = 1 << 16
@@ -330,7 +330,7 @@ def command_line(pid: int) -> list[str]:
     return [name] if (name := process_name(pid)) else []
 
 
-def carried_cookie(pid: int) -> str | None:
+def carried_run_token(pid: int) -> str | None:
     """Read which run a process belongs to, from the environment it was started with. May block (see `reading`).
 
     Args:
@@ -340,14 +340,14 @@ def carried_cookie(pid: int) -> str | None:
         The run's identifier; empty if its environment has none; None if the environment cannot be read, is wiped or not
         set up yet.
     """
-    mark = f"{COOKIE}=".encode()
+    mark = f"{RUN_TOKEN}=".encode()
     try:
         words = read_memory_file(pid, "environ").split(b"\0")
     except OSError:
         return None
-    # The first one counts, as with getenv: a run within a run has its own cookie.
-    cookie = next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
-    return "" if cookie is None and any(words) else cookie
+    # The first one counts, as with getenv: a run within a run has its own run_token.
+    run_token = next((os.fsdecode(word[len(mark) :]) for word in words if word.startswith(mark)), None)
+    return "" if run_token is None and any(words) else run_token
 
 
 def boot_id() -> str:

@@ -13,7 +13,7 @@ import os
 
 from prefect_cachewatch.supervise.proc import (
     ProcessStat,
-    carried_cookie,
+    carried_run_token,
     command_line,
     process_name,
     read_stats,
@@ -24,7 +24,7 @@ TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type chec
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["argv_within", "find_by_cookie", "is_stuck", "name_processes", "read_each"]
+__all__ = ["argv_within", "find_by_run_token", "is_stuck", "name_processes", "read_each"]
 
 _WORDS_MAX, _WORD_MAX = 32, 4096
 
@@ -76,16 +76,16 @@ def name_processes(tree: dict[int, ProcessStat], most: int = 256, total_s: float
     ]
 
 
-def find_by_cookie(
-    cookie: str, since_ticks: int = 0, total_s: float = 3.0, others: set[tuple[int, int]] | None = None
+def find_by_run_token(
+    run_token: str, since_ticks: int = 0, total_s: float = 3.0, others: set[tuple[int, int]] | None = None
 ) -> dict[int, ProcessStat]:
-    """Find living processes that carry a run's cookie in the environment they were started with.
+    """Find living processes that carry a run's token in the environment they were started with.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         since_ticks: processes started before this (clock ticks since boot) do not belong to the run.
         total_s: the longest time, in seconds.
-        others: (pid, start time) of processes without a cookie, which are not read again; grows. That makes a further
+        others: (pid, start time) of processes without a run token, which are not read again; grows. That makes a further
             look quick, so that a program which keeps moving to a new process cannot stay ahead of it.
 
     Returns:
@@ -99,9 +99,9 @@ def find_by_cookie(
         for pid, found in born.items()
         if found.start_ticks >= since_ticks and found.state not in "ZXx" and (pid, found.start_ticks) not in others
     ]
-    cookies = read_each(asked, carried_cookie, each_s=0.25, total_s=total_s)
-    others.update((pid, born[pid].start_ticks) for pid, carried in cookies.items() if carried == "")
-    marked = read_stats(pid for pid in asked if cookies.get(pid) == cookie)
+    run_tokens = read_each(asked, carried_run_token, each_s=0.25, total_s=total_s)
+    others.update((pid, born[pid].start_ticks) for pid, carried in run_tokens.items() if carried == "")
+    marked = read_stats(pid for pid in asked if run_tokens.get(pid) == run_token)
     return {
         pid: found
         for pid, found in marked.items()

@@ -43,7 +43,7 @@ T = TypeVar("T")
 SCHEMA = 1
 SUFFIX = ".run"
 _MAX_BYTES = 1 << 20
-_COOKIE = re.compile(r"[0-9a-f]{32}")
+_RUN_TOKEN = re.compile(r"[0-9a-f]{32}")
 _OPEN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not block
 
 
@@ -55,7 +55,7 @@ class RunFileRefused(Exception):
 class RunFile:
     """The contents of a state file; each process is (pid, start time in clock ticks since boot)."""
 
-    cookie: str
+    run_token: str
     boot_id: str
     machine: str
     pid_namespace: str
@@ -98,11 +98,11 @@ def open_runs_directory(path: str) -> int:
         raise RunFileRefused(str(error)) from error
 
 
-def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str]:
+def create_run_file(run_token: str, directory: str | None = None) -> tuple[int, str]:
     """Create the locked state file of a run that is about to start.
 
     Args:
-        cookie: the run's identifier.
+        run_token: the run's identifier.
         directory: default `runs_directory()`; made if missing.
 
     Returns:
@@ -116,13 +116,13 @@ def create_run_file(cookie: str, directory: str | None = None) -> tuple[int, str
     mine = read_stat(me)
     header = {
         "schema": SCHEMA,
-        "cookie": cookie,
+        "run_token": run_token,
         "boot_id": boot_id(),
         "machine": machine_id(),
         "pid_namespace": pid_namespace(),
         "flow": [me, mine.start_ticks if mine else 0],
     }
-    return create_locked(directory or runs_directory(), cookie + SUFFIX, header)
+    return create_locked(directory or runs_directory(), run_token + SUFFIX, header)
 
 
 def create_locked(directory: str, name: str, header: Mapping[str, Any]) -> tuple[int, str]:
@@ -246,7 +246,7 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
 
     Args:
         data: its content.
-        name: the file's name, which must match its cookie.
+        name: the file's name, which must match its run_token.
 
     Returns:
         Its contents; a process line that is cut short is left out.
@@ -259,14 +259,14 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
         header: Any = json.loads(first)
         if header["schema"] != SCHEMA:
             raise RunFileRefused(f"its schema is {str(header['schema'])[:20]}, and this version knows {SCHEMA}")
-        cookie = header["cookie"]
+        run_token = header["run_token"]
         texts = [header[key] for key in ("boot_id", "machine", "pid_namespace")]
         flow = _identity(header["flow"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunFileRefused("its first line is not the header of a state file") from error
     if flow is None or not all(isinstance(text, str) for text in texts):
         raise RunFileRefused("its first line is not the header of a state file")
-    if not isinstance(cookie, str) or not _COOKIE.fullmatch(cookie) or name != cookie + SUFFIX:
+    if not isinstance(run_token, str) or not _RUN_TOKEN.fullmatch(run_token) or name != run_token + SUFFIX:
         raise RunFileRefused("its name is not that of the run it describes")
     tree = []
     for line in rest.split(b"\n")[: MAX_TREE + 1]:
@@ -274,7 +274,7 @@ def parse_run_file(data: bytes, name: str) -> RunFile:
             if (found := _identity(json.loads(line))) is not None:
                 tree.append(found)
     boot, machine, namespace = texts
-    return RunFile(cookie, boot, machine, namespace, flow, tuple(dict.fromkeys(tree)))
+    return RunFile(run_token, boot, machine, namespace, flow, tuple(dict.fromkeys(tree)))
 
 
 def machine_id() -> str:

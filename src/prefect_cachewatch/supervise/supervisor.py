@@ -24,10 +24,10 @@ __all__ = [
     "Observed",
     "Observer",
     "RunningServer",
-    "StopReport",
     "Subject",
     "Supervised",
     "Supervisor",
+    "TreeEnd",
     "await_survivors",
     "describe_survivors",
     "exit_of",
@@ -49,7 +49,7 @@ class Launch:
         cwd: its working directory, None for `/`.
         stdio: descriptors for its standard input, output and error; the caller closes them after `start`.
         grace_s: seconds between SIGTERM and SIGKILL when the tree has to be stopped.
-        cookie: identifier of the run, put into the environment as CACHEWATCH_ID.
+        run_token: identifier of the run, put into the environment as CACHEWATCH_ID.
         wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
         hold: descriptors (locks) that stay open until the tree is gone.
         may_release: whether it may be handed over when it is ready (`Supervisor.release`).
@@ -64,7 +64,7 @@ class Launch:
     cwd: str | None
     stdio: tuple[int, int, int]
     grace_s: float
-    cookie: str
+    run_token: str
     wait_for: str = "tree"
     hold: Sequence[int] = ()
     may_release: bool = False
@@ -75,7 +75,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class StopReport:
+class TreeEnd:
     """How the tree ended.
 
     `why` is exited, stop, flow_died, control_closed, guard_signalled, outer_guard_died, inner_guard_died, guards_died,
@@ -133,13 +133,13 @@ class Supervisor(Protocol):
     includes_roots: bool
     leader_exit: tuple[int | None, int | None] | None
     gone: threading.Event
-    report: StopReport | None
+    report: TreeEnd | None
     notes: list[str]
 
     def start(self) -> None:
         """Start it; if it raises CachewatchError, nothing is left running."""
 
-    def wait(self, timeout_s: float) -> StopReport | None:
+    def wait(self, timeout_s: float) -> TreeEnd | None:
         """Wait until nothing is left, or the timeout; None if something still runs."""
 
     def stop(self, grace_s: float | None = None) -> None:
@@ -176,7 +176,7 @@ def exit_of(status: int | None) -> tuple[int | None, int | None]:
     return (code, None) if code >= 0 else (None, -code)
 
 
-def wait_for_report(supervisor: Supervisor, timeout_s: float) -> StopReport | None:
+def wait_for_report(supervisor: Supervisor, timeout_s: float) -> TreeEnd | None:
     """Wait until nothing is left, or the timeout.
 
     Args:
@@ -237,10 +237,10 @@ class Supervised:
         self.root_pids: list[int] = []
         self.leader_exit: tuple[int | None, int | None] | None = None
         self.gone = threading.Event()
-        self.report: StopReport | None = None
+        self.report: TreeEnd | None = None
         self.notes: list[str] = []
 
-    def wait(self, timeout_s: float) -> StopReport | None:
+    def wait(self, timeout_s: float) -> TreeEnd | None:
         """Wait until nothing is left, or it was released.
 
         Args:
@@ -325,13 +325,13 @@ class Observer(Supervised):
 
     def _run(self) -> None:
         try:
-            self.report: StopReport | None = self._observe()
+            self.report: TreeEnd | None = self._observe()
         except Exception as error:  # noqa: BLE001 - noqa: BLE001 - a waiting thread must not wait indefinitely
             self.notes.append(f"the {self._what} is no longer observed: {type(error).__name__}: {error}")
         finally:
             self.gone.set()
 
-    def _observe(self) -> StopReport:
+    def _observe(self) -> TreeEnd:
         raise NotImplementedError
 
 
@@ -339,7 +339,7 @@ def still_there(survivors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Look again at processes that could not be killed.
 
     Args:
-        survivors: from a `StopReport`: pid, start_ticks, state and argv.
+        survivors: from a `TreeEnd`: pid, start_ticks, state and argv.
 
     Returns:
         The processes that have not ended, with their state now. One that is not visible from here counts as not ended.
@@ -368,7 +368,7 @@ def await_survivors(
     """Wait until no survivor is left.
 
     Args:
-        survivors: from a `StopReport`.
+        survivors: from a `TreeEnd`.
         timeout_s: the longest wait, in seconds.
         clock: monotonic seconds.
         sleep: waits for a number of seconds.

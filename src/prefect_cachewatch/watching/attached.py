@@ -13,13 +13,13 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import ScanError
-from prefect_cachewatch.supervise.supervisor import Observed, StopReport
+from prefect_cachewatch.supervise.supervisor import Observed, TreeEnd
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
 from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.sections import Attachment, ReportedStall
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
 
 __all__ = ["AttachedWatch"]
@@ -46,7 +46,7 @@ class AttachedWatch(Watch):
 
     def __init__(
         self,
-        site: CacheSite,
+        site: CacheDirectories,
         attach: AttachJob,
         observed: Observed,
         stall: StallPolicy,
@@ -151,7 +151,7 @@ class AttachedWatch(Watch):
         # A file's time is the clock of some milliseconds ago.
         return bool(newest) and newest[0]["changed_ns"] / 1e9 > self.subject.began_at - _CLOCK_ERROR_S
 
-    def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
+    def _conclude(self, report: TreeEnd | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
         where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
         who, watched = self.subject.who, format_duration(self._clock() - self.started_s)

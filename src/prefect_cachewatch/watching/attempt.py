@@ -18,13 +18,13 @@ from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
-from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.growth import Growth, Rewriting
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.run_files import runs_directory
-from prefect_cachewatch.supervise.supervisor import Launch, StopReport, Supervisor, wait_for_report
+from prefect_cachewatch.supervise.supervisor import Launch, Supervisor, TreeEnd, wait_for_report
 from prefect_cachewatch.watching.emptiness import Emptiness
 from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows, PastPauses
 from prefect_cachewatch.watching.leaving import LeftAlone, describe_left_alone
@@ -42,14 +42,16 @@ from prefect_cachewatch.watching.outcomes import (
 from prefect_cachewatch.watching.proving import Proving, Seen
 from prefect_cachewatch.watching.sections import (
     Attachment,
+    CacheMissed,
     Diagnosis,
     LoggedProgress,
     Readiness,
     ReportedStall,
     StuckWait,
 )
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
+from prefect_cachewatch.watching.suspicion import Fate
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
@@ -60,6 +62,7 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
 __all__ = ["Outcome", "Watch", "run_watch"]
 
 _LISTING_TIMEOUT_S = 10.0
+_CANCELLED_LISTING_S = 3.0  # whoever cancelled it may kill us soon
 _GUARD_WAIT_S = 0.5
 _JANITOR_S = 12.0  # it gives the processes that it kills 10 s to end
 
@@ -81,7 +84,7 @@ class Outcome:
     longest_pause_s: float
     suspicions: tuple[Suspicion, ...]
     samples: tuple[Sample, ...]
-    stop: StopReport | None
+    stop: TreeEnd | None
     decided_after_last_growth_s: float | None
     window_s: float | None
     pause_s: float | None
@@ -100,6 +103,10 @@ class Outcome:
     """The longest silence of each phase."""
     learned: LearnedWindows = field(default_factory=LearnedWindows)
     """The windows in force that were learned from earlier runs."""
+    rewriting: Rewriting | None = None
+    """What became of the files that were there at the start; of a completed attempt, as far as it is known."""
+    missed: CacheMissed | None = None
+    """Set when that has been judged."""
 
     @property
     def learned_stop(self) -> LearnedWindow | None:
@@ -139,7 +146,7 @@ class Watch:
 
     def __init__(
         self,
-        site: CacheSite,
+        site: CacheDirectories,
         job: CacheJob,
         stall: StallPolicy,
         stop: StopPolicy,
@@ -177,6 +184,8 @@ class Watch:
         """For a job with `progress_log`; made by `start`."""
         self.left_alone: LeftAlone | None = None
         """The stalls that are only reported, if none is to stop anything."""
+        self.fate_of_storage: Callable[[], Fate] = lambda: "never suspected"
+        """What is known of the storage in the present silence; must not block."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
@@ -188,6 +197,7 @@ class Watch:
         """Whether the generator may be root on its storage, though this process is not."""
         self._cancel_grace_s: float | None = None
         self._emptiness: Emptiness | None = None
+        self._began_files: int | None = None
 
     @property
     def state(self) -> GrowthMonitor:
@@ -210,6 +220,7 @@ class Watch:
         notes = self._clear_leftovers()
         baseline = self.site.begin()
         present_bytes = baseline["growth"]["bytes_present"]
+        self._began_files = baseline["growth"]["files_present"]
         learned = self._learn(present_bytes)
         self._prepare_serving()
         self._prepare_logged()
@@ -228,7 +239,7 @@ class Watch:
             cwd=cwd,
             stdio=(stdin_fd, out_fd, error_fd),
             grace_s=self.stop_policy.grace_s,
-            cookie=self.run_id,
+            run_token=self.run_id,
             wait_for=self.job.wait_for,
             hold=self.site.lock_fds,
             may_release=self.serving is not None and self.serving.ready.then == "leave_running",
@@ -263,7 +274,7 @@ class Watch:
         if self.serving is not None and warmup is not None:
             self.serving.start(self.supervisor, warmup, self._hand_over)
 
-    def supervise(self) -> StopReport:
+    def supervise(self) -> TreeEnd:
         """Wait until the generator's tree is gone; safe to interrupt and to call again.
 
         Returns:
@@ -389,13 +400,14 @@ class Watch:
         finally:
             self.verdict = self.decided_s = None
 
-    def _describe(self, report: StopReport | None, listing_limit: int = 1000) -> Outcome:
+    def _describe(self, report: TreeEnd | None, listing_limit: int = 1000) -> Outcome:
         state = self.state
         duration_s = self._clock() - self.started_s
         listing = None
         if not self.site.scanner.pending:
             try:
-                listing = self.site.scanner.request("listing", _LISTING_TIMEOUT_S, limit=listing_limit)
+                limit_s = _LISTING_TIMEOUT_S if self.cancelled_by is None else _CANCELLED_LISTING_S
+                listing = self.site.scanner.request("listing", limit_s, limit=listing_limit)
             except ScanError as error:
                 state.note(f"no listing: {error.message}")
         else:
@@ -444,7 +456,18 @@ class Watch:
             would_be_stops=self.would_be_stops,
             silences=rule.silences(),
             learned=rule.learned,
+            rewriting=self._rewriting() if name == "completed" else None,
         )
+
+    def _rewriting(self) -> Rewriting | None:
+        found = self.site.rewriting()
+        # A scan process that was started anew, or directories that were found later: the start is not the run's.
+        return found if found is not None and found.scan_files == self._began_files else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the tree is gone."""
+        return self.supervisor is not None and self.supervisor.gone.is_set()
 
     @property
     def attachment(self) -> Attachment | None:
@@ -506,6 +529,7 @@ class Watch:
             busy=self._busy,
             as_root=self._as_root,
             proving=self._make_proving(supervisor),
+            storage=self.fate_of_storage,
         )
 
     def _make_proving(self, supervisor: Supervisor) -> Proving | None:
@@ -585,7 +609,7 @@ class Watch:
         assert self.supervisor is not None, "start() comes first"
         return self.supervisor
 
-    def _conclude(self, report: StopReport | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
+    def _conclude(self, report: TreeEnd | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
         names = ", ".join(for_terminal(path) for path in state.site.paths)
         where = f"{growth} in {names}" if names else "no directory was watched"
@@ -661,7 +685,7 @@ def run_watch(watch: Watch) -> Outcome:
         >>> import tempfile
         >>> from pathlib import Path
         >>> from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-        >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "c"]) as site:
+        >>> with tempfile.TemporaryDirectory() as d, CacheDirectories([Path(d) / "c"]) as site:
         ...     job = CacheJob(name="x", command=["touch", f"{site.paths[0]}/a.bin"], cache_dirs=site.paths)
         ...     run_watch(Watch(site, job, StallPolicy(), StopPolicy())).name
         'completed'

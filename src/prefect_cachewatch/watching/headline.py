@@ -10,6 +10,7 @@ from prefect_cachewatch.watching.sections import Diagnosis
 
 __all__ = [
     "NOT_KNOWN",
+    "UNSEEN",
     "describe_cause",
     "headline_of",
     "how_it_ended",
@@ -25,6 +26,8 @@ __all__ = [
 _FIRST_FACT = "Tensor cache generation "
 #: Ends the summary of a cause that is not known.
 NOT_KNOWN = "; the cause is not known"
+#: Ends the summary of a crash of a process that another program started.
+UNSEEN = "its output is not seen by an observer"
 _VERBS = {"stalled": "stalled", "deadline_exceeded": "exceeded its time limit", "failed": "failed"}
 _LEAD = re.compile(rf" (?:{'|'.join(_VERBS.values())})(?:, probably)?: ")
 _LONG = {
@@ -71,7 +74,8 @@ def describe_cause(diagnosis: Diagnosis) -> str:
     if diagnosis.category != "generator_failed":
         return diagnosis.summary.rstrip(".")
     last = diagnosis.evidence[-1].removeprefix("log: ").rstrip(".") if diagnosis.evidence else ""
-    return f"{last} (its last line)" if last else "it printed nothing"
+    silent = UNSEEN if diagnosis.summary.endswith(UNSEEN) else "it printed nothing"
+    return f"{last} (its last line)" if last else silent
 
 
 def how_long(kind: str | None, seconds: float) -> str:

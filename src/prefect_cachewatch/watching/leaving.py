@@ -109,15 +109,12 @@ class LeftAlone:
         """Measure at each poll until nothing reported is left, another fault occurs, or the work has ended."""
         state, rule = self._state, self._state.rule
         while self._open:
-            if wait(rule.poll_s):
-                state.measure(lambda: True)
-                self._sampled()
-            else:
-                verdict = state.measure(self._gone.is_set)
-                self._sampled()
-                self._note_what_is_over(verdict)
-                if verdict.final and not self._is_told(verdict):
-                    return verdict
+            ended = wait(rule.poll_s)
+            verdict = state.measure((lambda: True) if ended else self._gone.is_set)
+            self._sampled()
+            self._note_what_is_over(verdict)
+            if verdict.final and not ended and not self._is_told(verdict):
+                return verdict
             if self._gone.is_set():
                 break
         return Verdict("growing", None, rule.pause_s, rule.window_s)

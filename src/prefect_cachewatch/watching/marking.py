@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import ScanError
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 if TYPE_CHECKING:  # what reads a command line does not stay in the process that watches
     from pathlib import Path
@@ -24,7 +24,7 @@ __all__ = ["write_completed", "write_started"]
 _TIMEOUT_S = 10.0
 
 
-def write_started(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
+def write_started(site: CacheDirectories, markers: MarkerFiles | None) -> list[str]:
     """Write the marker of the start, unless the cache is marked as completed.
 
     Args:
@@ -39,7 +39,7 @@ def write_started(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
     return _write(site, markers.started, "Cache generation started", unless=markers.completed)
 
 
-def write_completed(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
+def write_completed(site: CacheDirectories, markers: MarkerFiles | None) -> list[str]:
     """Write the marker of the end.
 
     Args:
@@ -54,7 +54,7 @@ def write_completed(site: CacheSite, markers: MarkerFiles | None) -> list[str]:
     return _write(site, markers.completed, "Cache generation completed")
 
 
-def _write(site: CacheSite, marker: Path, what: str, unless: Path | None = None) -> list[str]:
+def _write(site: CacheDirectories, marker: Path, what: str, unless: Path | None = None) -> list[str]:
     path = os.path.join(site.paths[0], marker)
     shown = for_terminal(path)
     if site.scanner.pending:

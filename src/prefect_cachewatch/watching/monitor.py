@@ -1,6 +1,6 @@
 """The monitor: scan, judge, wait for the next deadline, with clock and wait as arguments.
 
-It measures a `CacheSite` and feeds the stall rule. It starts and stops no process, so that it serves
+It measures a `CacheDirectories` and feeds the stall rule. It starts and stops no process, so that it serves
 a generator under guard as well as work in another task or process.
 """
 
@@ -17,8 +17,9 @@ from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
 from prefect_cachewatch.watching.proving import Proving
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
+from prefect_cachewatch.watching.suspicion import Fate
 
 __all__ = ["GrowthMonitor", "Sample", "thin_samples"]
 
@@ -79,11 +80,12 @@ class GrowthMonitor:
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
         proving: looks whether that tree can ever run again; None: nothing does.
+        storage: says whether its storage is suspected, from what is known by now; must not block.
     """
 
     def __init__(
         self,
-        site: CacheSite,
+        site: CacheDirectories,
         rule: StallRule,
         clock: Callable[[], float],
         baseline: Mapping[str, Any],
@@ -92,8 +94,10 @@ class GrowthMonitor:
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
         proving: Proving | None = None,
+        storage: Callable[[], Fate] = lambda: "never suspected",
     ) -> None:
         self.site, self.rule = site, rule
+        self._storage = storage
         self._busy, self._as_root = busy, as_root
         self._space_at_start = baseline.get("space") or ()
         self.growth = Growth(**baseline["growth"])
@@ -149,7 +153,7 @@ class GrowthMonitor:
             on_sample()
             if ended():
                 break
-            verdict = self._try_to_prove(verdict)
+            verdict = self._try_to_prove(self._hold_back(verdict))
             if verdict.final:
                 return verdict
         self.measure(lambda: True)
@@ -159,6 +163,12 @@ class GrowthMonitor:
     def _next_delay_s(self) -> float:
         delay_s = self.rule.next_delay_s()
         return delay_s if self._proving is None else min(delay_s, self._proving.delay_s(self.rule.pause_s))
+
+    def _hold_back(self, verdict: Verdict) -> Verdict:
+        """Let a stall wait while the storage is suspected and not the generator."""
+        if verdict.final:
+            self.verdict = self.rule.hold_back(verdict, self._storage())
+        return self.verdict
 
     def _try_to_prove(self, verdict: Verdict) -> Verdict:
         """Look whether the tree can ever run again, right after a measurement that found it silent."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.watching.servers.warmup import PhaseChange
 
 __all__ = [
-    "Attachment", "Diagnosis", "LoggedProgress", "NextAttempt", "Publication", "Readiness", "ReportedStall", "StuckWait",
+    "Attachment", "CacheMissed", "Diagnosis", "LoggedProgress", "NextAttempt", "Publication", "Readiness", "ReportedStall", "StuckWait",
     "Where", "Windows",
 ]  # fmt: skip
 
@@ -91,6 +91,30 @@ class NextAttempt:
     pause_s: float | None = None
     #: What is changed before it: another_worker, unlock, clean, kernel_cache, no_xet, reset.
     change: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheMissed:
+    """A whole cache that a completed run found and wrote anew, in place of using it."""
+
+    #: What was there at the start.
+    found_bytes: int
+    found_files: int
+    #: What of it was written anew, or as much again beside it.
+    written_bytes: int
+    written_files: int
+    #: rewritten (under the names that were there) or beside (under new ones).
+    how: str
+    #: The largest files that were written, at most 5.
+    files: tuple[str, ...]
+    #: How it is known that the cache was whole: last_run, manifest or sizes.
+    known_by: str
+    #: What of command, environment and versions differs from the last run's, a phrase each; null where that is not known.
+    differs: tuple[str, ...] | None
+    #: When the last run ended; null where none is known.
+    last_run_at: str | None
+    #: All of it in a few sentences.
+    sentence: str
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Pre-flight: cache directories are checked, locked and measured before the generator is started.
 
-A `CacheSite` holds the resources of one job while it runs: resolved directories, a lock on each by
+A `CacheDirectories` holds the resources of one job while it runs: resolved directories, a lock on each by
 descriptor, and the scan process. An error is one sentence, and then nothing was changed.
 """
 
@@ -30,6 +30,7 @@ from prefect_cachewatch.errors import (
     ScanError,
     ScanTimeout,
 )
+from prefect_cachewatch.measure.growth import Rewriting
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.filelocks import (
     LockHolder,
@@ -41,11 +42,15 @@ from prefect_cachewatch.supervise.filelocks import (
 from prefect_cachewatch.supervise.tending import wake
 from prefect_cachewatch.watching.learned import PAUSES
 
-__all__ = ["CacheSite", "check_command"]
+__all__ = ["CacheDirectories", "check_command"]
 
 _CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
 _BELOW_S = 20.0
+_NAMED = 5
 _LEAST_FREE_BYTES = 1 << 20
+# Files that were removed and are still open: a local disk shows none of these, FUSE and NFS show them by such names. The
+# write probe's own is one of them, and is no growth.
+_REMOVED = (".fuse_hidden*", ".nfs*", ".cachewatch-probe-*")
 
 
 def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
@@ -92,7 +97,7 @@ def _why_not_executable(path: str, *, searched: bool) -> str | None:
     return None
 
 
-class CacheSite(Closing):
+class CacheDirectories(Closing):
     """The directories of one job, held from pre-flight to the last attempt's end.
 
     Args:
@@ -110,7 +115,7 @@ class CacheSite(Closing):
 
     Example:
         >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as d, CacheSite([Path(d) / "cache"]) as site:
+        >>> with tempfile.TemporaryDirectory() as d, CacheDirectories([Path(d) / "cache"]) as site:
         ...     site.paths == [str(Path(d).resolve() / "cache")]
         True
     """
@@ -129,7 +134,7 @@ class CacheSite(Closing):
     ) -> None:
         self._files = files or InPlace()
         # The history of an earlier run may lie in the cache.
-        self.ignore = [*ignore, f"/{PAUSES}"]
+        self.ignore = [*ignore, f"/{PAUSES}", *_REMOVED]
         self._make_scanner = scanner
         self.scanner = scanner(deadline_s)
         self._closed = False
@@ -137,6 +142,8 @@ class CacheSite(Closing):
         """Whether to record what each attempt makes, so that `clean` may remove it; set it before `begin`."""
         self.to_record = False
         """Whether to record files made in the first directory there (`publish.begun`); set it before `begin`."""
+        self.own_build: str | None = None
+        """Directory that a store has made for the run, or keeps whole in place: nothing in it was there to be used."""
         self.growth_mark: str | None = None
         """File for the next run after a kill: when the first directory grew last; set it before `begin`."""
         self._remembered_s: float | None = None
@@ -271,6 +278,22 @@ class CacheSite(Closing):
                 f"what the attempt made cannot be removed: {for_terminal(answer['problems'][0], 2000)}{more}"
             )
         return answer
+
+    @property
+    def found_paths(self) -> list[str]:
+        """The directories that may have held a cache at the start."""
+        return [path for path in self.paths if path != self.own_build]
+
+    def rewriting(self) -> Rewriting | None:
+        """Say what became of the files that were there at the start; None if that is not known."""
+        if not self.found_paths or self.scanner.pending:
+            return None
+        leave_out = [self.own_build] if self.own_build is not None else []
+        try:
+            answer = self.scanner.request("rewriting", max(10.0, self._walk_s), limit=_NAMED, leave_out=leave_out)
+        except ScanError:
+            return None
+        return Rewriting(**answer)
 
     def close(self) -> None:
         """Release the locks and the scan process."""

@@ -210,13 +210,19 @@ class Api(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def api() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+@contextlib.contextmanager
+def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    with serving(Api) as url:
+        yield url
 
 
 def test_the_version_of_an_api_and_an_address_without_its_end(tmp_path, api):
@@ -228,6 +234,40 @@ def test_the_version_of_an_api_and_an_address_without_its_end(tmp_path, api):
         check = check_prefect(str(tmp_path), 60.0)
     assert "is no Prefect API" in check.found
     assert check.advice == f"an address ends with /api: try {api}/api"
+
+
+class Cloud(Api):
+    """Answers as Prefect Cloud: a workspace's flows for those with a key, and no version."""
+
+    def do_GET(self):
+        self.answer(200 if self.path.endswith("/health") else 404, "true")
+
+    def do_POST(self):
+        known = self.headers.get("Authorization") == "Bearer key" and self.path.endswith("/workspaces/w/flows/filter")
+        self.answer(200 if known else 401, "[]")
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.wfile.write(body.encode())
+
+
+def test_prefect_cloud_is_asked_for_no_version_and_refuses_a_wrong_key(tmp_path, monkeypatch):
+    with serving(Cloud) as url:
+        monkeypatch.setenv("PREFECT_CLOUD_API_URL", f"{url}/api")
+        monkeypatch.setenv("PREFECT_API_KEY", "key")
+        workspace = f"{url}/api/accounts/a/workspaces/w"
+        with asked(workspace):
+            check = check_prefect(str(tmp_path), 60.0)
+        assert (check.state, check.facts["server"]) == ("ok", "")
+        assert check.found.endswith(f"{workspace} answers")
+        monkeypatch.setenv("PREFECT_API_KEY", "another")
+        with asked(workspace):
+            check = check_prefect(str(tmp_path), 60.0)
+        assert check.state == "missing"
+        assert "answers 401: check PREFECT_API_KEY" in check.found
 
 
 def test_an_engine_that_is_not_there_costs_containers_only(monkeypatch, tmp_path):

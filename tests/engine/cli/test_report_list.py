@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.cli.report import list_bundles
+from prefect_cachewatch.cli.report import command, list_bundles
 
 FIRST, SECOND = "20261120T151010Z-llama-7cff96", "20261121T023000Z-qwen-0a1b2c"
 
@@ -30,6 +31,16 @@ def test_a_bundle_is_a_line_with_date_job_cause_and_name(tmp_path):
         "",
         f"They are in {tmp_path}; cachewatch report BUNDLE shows one.",
     ]
+
+
+def test_the_list_is_one_json_object_too(tmp_path):
+    bundle(tmp_path, FIRST, {"name": "llama", "outcome": "stalled", "diagnosis": {"category": "disk_full"}})
+    (tmp_path / FIRST / "end.json").write_text('{"outcome": "completed"}')
+    bundle(tmp_path, SECOND, "{")
+    told = json.loads(CliRunner().invoke(command, ["--list", "--json", "--bundle-dir", str(tmp_path)]).stdout)
+    unread, read = told["bundles"]
+    assert (told["directory"], unread["readable"], read["path"]) == (str(tmp_path), False, str(tmp_path / FIRST))
+    assert (read["outcome"], read["category"], read["then"]) == ("stalled", "disk_full", "completed")
 
 
 def test_long_names_fit_80_columns(tmp_path):

@@ -47,7 +47,6 @@ def record(name: str, server: RunningServer | None = None) -> ServerRecord:
         (["nobody"], "no server 'nobody' was left running by this user: cachewatch stop --list shows those that were"),
         (["--pid", "4711"], "no server with pid 4711 was left running by this user"),
         (["--list", "llama"], "--list names all servers: leave out NAME, --pid and --all"),
-        (["--json", "--all"], "--json belongs to --list: write cachewatch stop --list --json"),
     ],
 )
 def test_what_cannot_be_meant_is_one_sentence(arguments, sentence):

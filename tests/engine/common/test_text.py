@@ -79,9 +79,7 @@ def test_a_name_in_markdown_makes_no_markup_and_no_link(name, shown):
         ("`", "`` ` ``"),
         ("```x", "```` ```x ````"),
         ("", "`  `"),
-        ("a|b", r"`a\|b`"),
-        (r"a\|b", r"`a\\x7cb`"),
-        (r"a\||b", r"`a\\x7c\x7cb`"),
+        ("sh -c 'a | b'", "`sh -c 'a | b'`"),
     ],
 )
 def test_a_code_span_holds_any_name(name, shown):
@@ -89,16 +87,12 @@ def test_a_code_span_holds_any_name(name, shown):
 
 
 @given(st.text(alphabet="`|\\ a"))
-def test_a_code_span_is_never_closed_from_inside_and_no_pipe_ends_its_cell(name):
+def test_a_code_span_is_never_closed_from_inside(name):
     shown = markdown_code(name, 10**6)
     fence = shown[: len(shown) - len(shown.lstrip("`"))]
     inside = shown[len(fence) : -len(fence)]
     assert shown.endswith(fence)
     assert fence not in inside
-    for at, char in enumerate(shown):
-        if char == "|":
-            backslashes = len(shown[:at]) - len(shown[:at].rstrip("\\"))
-            assert backslashes == 1
 
 
 SECRETS = [

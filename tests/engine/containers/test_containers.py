@@ -315,12 +315,12 @@ def test_a_pid_of_somebody_else_is_not_believed():
 
 
 def test_a_record_is_held_by_its_descriptor_and_by_nothing_else(tmp_path):
-    directory, cookie = str(tmp_path / "records"), "a" * 32
-    fd, path = create_record(cookie, "unix:///e.sock", directory)
-    assert is_held(cookie, directory)
-    assert parse_record(Path(path).read_bytes(), os.path.basename(path)) == (cookie, "unix:///e.sock", machine_id())
+    directory, run_token = str(tmp_path / "records"), "a" * 32
+    fd, path = create_record(run_token, "unix:///e.sock", directory)
+    assert is_held(run_token, directory)
+    assert parse_record(Path(path).read_bytes(), os.path.basename(path)) == (run_token, "unix:///e.sock", machine_id())
     os.close(fd)
-    assert not is_held(cookie, directory)
+    assert not is_held(run_token, directory)
     for content, name in (
         (b"", path),
         (b"[]", path),
@@ -332,8 +332,8 @@ def test_a_record_is_held_by_its_descriptor_and_by_nothing_else(tmp_path):
 
 
 def test_a_dead_engines_record_is_named_and_kept(tmp_path):
-    directory, cookie = str(tmp_path / "records"), "b" * 32
-    fd, path = create_record(cookie, f"unix://{tmp_path}/gone.sock", directory)
+    directory, run_token = str(tmp_path / "records"), "b" * 32
+    fd, path = create_record(run_token, f"unix://{tmp_path}/gone.sock", directory)
     os.close(fd)
     report = clear_containers(recorded_only=True, directory=directory)
     assert "containers of dead runs may be left there" in report.problems[0]
@@ -364,8 +364,8 @@ def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
 
 
 def test_a_record_of_another_machine_is_left_alone(tmp_path):
-    directory, cookie = tmp_path / "records", "e" * 32
-    fd, path = create_record(cookie, f"unix://{tmp_path}/gone.sock", str(directory))
+    directory, run_token = tmp_path / "records", "e" * 32
+    fd, path = create_record(run_token, f"unix://{tmp_path}/gone.sock", str(directory))
     os.close(fd)
     Path(path).write_text(Path(path).read_text().replace(machine_id(), "another-machine"))
     report = clear_containers(recorded_only=True, directory=str(directory))

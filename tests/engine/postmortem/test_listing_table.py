@@ -53,6 +53,22 @@ def test_with_two_directories_paths_are_whole():
     assert rows[1]["file"] == "/c/a"
 
 
+def test_a_long_name_is_cut_in_the_middle_and_whole_in_the_last_column():
+    name = "model.layers.0.self_attn.wqkv_dtype_BFLOAT8_B_layout_TILE.tensorbin"
+    total, cut, short = listing_rows(report(Listing(2, 2, False, [entry(f"/c/{name}"), entry("/c/b")], [])))
+    assert (cut["file"], cut["whole name"]) == ("model.layers…B_layout_TILE.tensorbin", name)
+    assert (total["whole name"], short["file"], short["whole name"]) == ("", "b", "")
+    assert list(cut) == ["file", "flags", "age", "size", "on disk", "whole name"]
+
+
+def test_a_cut_name_makes_no_element():
+    for length in range(20):
+        name = "a" * length + "<img src=x onerror=1>" * 3
+        assert "<" not in listing_rows(report(Listing(1, 1, False, [entry(f"/c/{name}")], [])))[1]["file"].replace(
+            "\\<", ""
+        )
+
+
 def test_without_a_listing_the_table_says_why():
     (row,) = listing_rows(report(None, notes=("no listing: the cache directory does not answer",)))
     assert (row["file"], row["flags"]) == ("no listing", "no listing: the cache directory does not answer")

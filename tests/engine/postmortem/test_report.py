@@ -15,7 +15,7 @@ from prefect_cachewatch.measure.ledger import Growth
 from prefect_cachewatch.postmortem import report as report_module
 from prefect_cachewatch.postmortem.report import Report, build_report, check_report_path, report_json, write_report
 from prefect_cachewatch.run.delivery import Publication
-from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.supervisor import TreeEnd
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.monitor import Sample
 from prefect_cachewatch.watching.stall import Suspicion
@@ -40,7 +40,7 @@ def outcome(**changes):
         "first_write_s": 2.00049, "last_growth_s": 12.0, "longest_pause_s": 3.14159,
         "suspicions": (Suspicion(180.0, 168.0, "no growth for 168 s", None),),
         "samples": (Sample(0.0, 0, 0, 0, 0), Sample(15.0, 100, 4096, 40, 4, 12.5)),
-        "stop": StopReport("stop", None, 15, 0.01234567, [process(7)], [process(8)], [{"pid": 9, "state": "D"}]),
+        "stop": TreeEnd("stop", None, 15, 0.01234567, [process(7)], [process(8)], [{"pid": 9, "state": "D"}]),
         "decided_after_last_growth_s": 300.0001, "window_s": 300.0, "pause_s": 300.0, "listing": raw,
         "grown_since_scan": 1, "paths": ("/c",), "notes": ("a note",),
     }  # fmt: skip
@@ -117,7 +117,7 @@ def test_every_field_of_the_schema_has_its_value():
 
 def test_a_generator_that_ended_by_itself_was_not_stopped():
     done = built(name="completed", kind=None, exit_code=0, signal=None, window_s=None, pause_s=None,
-                 stop=StopReport("exited", 0, None, 0.0))  # fmt: skip
+                 stop=TreeEnd("exited", 0, None, 0.0))  # fmt: skip
     assert done["stop"] is None
     assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None, "learned": False, "waits": []}
     assert done["listing"]["entries"][0]["flags"] == ["grew_in_window"]

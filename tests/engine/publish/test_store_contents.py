@@ -1,5 +1,6 @@
 """What the files' own formats say, before a build is published and before a retry resumes it."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.written import write_safetensors
 
+from prefect_cachewatch.publish import target
 from prefect_cachewatch.publish.checks import Finding, refusals, spare_others
 from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -61,6 +63,39 @@ def test_a_broken_file_that_no_run_made_is_a_warning():
     assert spare_others([broken], {"a", "b"}) == [broken]
 
 
+def marker(*files, **more):
+    """As `mark_weight_cache_complete` of tt-metal writes it."""
+    return json.dumps(
+        {"format_version": 3, "model_name": "m", "cache_files": files, "weights": {"w": [[1], "x"]}} | more
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "finding"),
+    [
+        (marker("l.0/a.bin"), None),
+        (marker("l.0/a.bin", "b.tensorbin", "\x1b[2Jc.tensorbin"),
+         ("broken_content", "lists 2 files that are not there, the first 'b.tensorbin'")),
+        (marker("l.0/a.bin")[:-9], ("broken_content", "is cut off or no JSON, and should list the files of the cache")),
+        (b"[]", ("broken_content", "is cut off or no JSON, and should list the files of the cache")),
+        (marker(format_version=2, cache_files=None),
+         ("suspicious_content", "vouches for a whole cache and lists no files (before format 3)")),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", [".weights_complete", ".weights_complete.3f2a90b1c4d5"])
+def test_a_marker_of_tt_metal_must_list_what_is_there(tmp_path, name, data, finding):
+    build, policy = begin(tmp_path)
+    with build:
+        Path(build.path, "n300/l.0").mkdir(parents=True)
+        for path, written in (("n300/l.0/a.bin", b"\0"), (f"n300/{name}", data), ("n300/.host_weights.pt", b"x")):
+            Path(build.path, path).write_bytes(written)
+        findings = [each for each in build.check(policy) if f"n300/{name}" in each.paths]
+        assert [(each.category, each.message.partition("; ")[0]) for each in findings] == (
+            [(finding[0], f"n300/{name} {finding[1]}")] if finding else []
+        )
+        assert (f"n300/{name}" in find_broken(build.path)) is bool(finding and finding[0] == "broken_content")
+
+
 def test_a_retry_removes_what_is_provably_cut_however_long_ago_it_was_written(tmp_path):
     build, policy = begin(tmp_path)
     with build:
@@ -75,3 +110,17 @@ def test_a_retry_removes_what_is_provably_cut_however_long_ago_it_was_written(tm
         gone = build.prepare_resume(policy, window_s=0.0, broken=broken)
     assert {suspect.path: suspect.reason for suspect in gone}["cut.safetensors"] == "broken"
     assert os.path.exists(f"{build.path}/whole.safetensors") and not os.path.exists(f"{build.path}/cut.safetensors")
+
+
+def test_files_are_read_again_only_if_one_has_changed(tmp_path, monkeypatch):
+    reads = []
+    real = target.inspect_build
+    monkeypatch.setattr(target, "inspect_build", lambda *given: reads.append(1) or real(*given))
+    build, policy = begin(tmp_path)
+    with build:
+        file = Path(build.path, "a.safetensors")
+        file.write_bytes(TENSOR)
+        assert build.check(policy) == build.check(policy, [])
+        assert len(reads) == 1
+        file.write_bytes(TENSOR[:-1])
+        assert [each.category for each in build.check(policy)] == ["broken_content"]

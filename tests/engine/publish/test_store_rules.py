@@ -323,6 +323,23 @@ def changed(path, changed_s, mtime_s=None, size=10):
     return ScannedFile(path, size, mtime_ns, hash(path), 1, int(changed_s * 1e9))
 
 
+def test_a_marker_that_vouches_for_a_file_that_goes_goes_too():
+    markers = [changed(f"{at}.weights_complete.none", 1) for at in ("", "n300/", "n300/layer/", "t3k/")]
+    markers += [changed("n300/TT_METAL_CACHE_COMPLETED", 1), changed("n300/.host_weights.pt", 1)]
+    files = [*markers, changed("n300/layer/a.tensorbin", 30), changed("t3k/b.tensorbin", 10), changed("t3k/c.tmp.7", 2)]
+    gone = suspects(files, grew_after_s=29)
+    assert gone.pop("n300/layer/a.tensorbin") == "changed_in_window"
+    assert gone.pop("t3k/c.tmp.7") == "temporary"  # no marker lists it
+    vouching = (".weights_complete.none", "n300/.weights_complete.none", "n300/layer/.weights_complete.none")
+    assert gone == dict.fromkeys((*vouching, "n300/TT_METAL_CACHE_COMPLETED"), "marker")
+    others = [*markers, changed("n300/layer/a.tensorbin", 10), changed("t3k/b.tensorbin", 30)]
+    assert set(suspects(others, grew_after_s=29)) == {
+        ".weights_complete.none",
+        "t3k/.weights_complete.none",
+        "t3k/b.tensorbin",
+    }
+
+
 FAR = 4e10  # a date after 2262 does not fit into the 64 bits of nanoseconds that some tools use
 
 

@@ -8,25 +8,25 @@ import pytest
 
 from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.supervise.helper_client import HelperClient
-from prefect_cachewatch.supervise.supervisor import StopReport, Supervisor, wait_for_report
+from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd, wait_for_report
 
-ENDED = StopReport("stop", None, 15, 0.5)
+ENDED = TreeEnd("stop", None, 15, 0.5)
 
 
 class JustTooLate(HelperClient):
     """Ends as soon as a wait for it is over."""
 
-    def __init__(self, left: StopReport | None) -> None:
+    def __init__(self, left: TreeEnd | None) -> None:
         super().__init__("guard", "c" * 32)
         self._left = left
 
-    def wait(self, timeout_s: float) -> StopReport | None:
+    def wait(self, timeout_s: float) -> TreeEnd | None:
         found = super().wait(timeout_s)
         self._has_ended(self._left)
         return found
 
 
-def wait(left: StopReport | None) -> StopReport | None:
+def wait(left: TreeEnd | None) -> TreeEnd | None:
     return wait_for_report(cast(Supervisor, JustTooLate(left)), 0.0)
 
 

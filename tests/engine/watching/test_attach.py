@@ -11,11 +11,11 @@ from prefect_cachewatch.cli.watching import exit_status
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.supervise.supervisor import StopReport
+from prefect_cachewatch.supervise.supervisor import TreeEnd
 from prefect_cachewatch.watching.attempt import Outcome
 
 
-def outcome(name: str, stop: StopReport | None, exit_code: int | None = None, number: int | None = None) -> Outcome:
+def outcome(name: str, stop: TreeEnd | None, exit_code: int | None = None, number: int | None = None) -> Outcome:
     return Outcome(
         name=name, kind=None, message="", exit_code=exit_code, signal=number, started_at=0.0, duration_s=1.0,
         growth=Growth(), first_write_s=None, last_growth_s=None, longest_pause_s=0.0, suspicions=(), samples=(),
@@ -24,7 +24,7 @@ def outcome(name: str, stop: StopReport | None, exit_code: int | None = None, nu
     )  # fmt: skip
 
 
-EXITED = StopReport("exited", None, None, 0.0)
+EXITED = TreeEnd("exited", None, None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ EXITED = StopReport("exited", None, None, 0.0)
         (outcome("completed", EXITED, 0), 1, None, 124),
         (outcome("failed", EXITED, 3), 2, None, 124),
         (outcome("ended", EXITED), 1, None, 124),
-        (outcome("stalled", StopReport("stop", None, 15, 0.1)), 0, None, 124),
-        (outcome("deadline_exceeded", StopReport("stop", None, 15, 0.1)), 0, None, 124),
-        (outcome("detached", StopReport("released", None, None, 0.0)), 0, 2, 130),
-        (outcome("detached", StopReport("released", None, None, 0.0)), 3, 15, 143),
-        (outcome("detached", StopReport("released", None, None, 0.0)), 0, None, 125),
+        (outcome("stalled", TreeEnd("stop", None, 15, 0.1)), 0, None, 124),
+        (outcome("deadline_exceeded", TreeEnd("stop", None, 15, 0.1)), 0, None, 124),
+        (outcome("detached", TreeEnd("released", None, None, 0.0)), 0, 2, 130),
+        (outcome("detached", TreeEnd("released", None, None, 0.0)), 3, 15, 143),
+        (outcome("detached", TreeEnd("released", None, None, 0.0)), 0, None, 125),
         (outcome("failed", None), 0, None, 125),
     ],
 )

@@ -71,6 +71,11 @@ def test_a_silence_is_reported_once_and_the_next_one_again():
     assert describe_left_alone([first, second]) == "It would have been stopped 2 times, 1 of them in vain."
 
 
+def test_growth_that_only_the_last_measurement_sees_was_a_stop_in_vain():
+    (stall,) = Plan(5, 199.5, end=200).run("failed")
+    assert (stall.in_vain, 199 <= stall.resumed_at_s <= 215) == (True, True)
+
+
 def test_the_wait_for_the_first_byte_and_the_silence_after_it_are_two():
     assert [stall.kind for stall in Plan(100, end=400).run()] == ["never_started", "no_growth"]
 

@@ -213,8 +213,8 @@ def test_an_unfinished_bundle_is_not_found(tmp_path, cache):
     assert len(find_bundles(root)) == 1
 
 
-def _old(root: Path, stamp: str, age_s: float = 0.0) -> Path:
-    path = root / f"{stamp}-x-abcdef"
+def _old(root: Path, stamp: str, job: str = "x", age_s: float = 0.0) -> Path:
+    path = root / f"{stamp}-{job}-abcdef"
     path.mkdir(parents=True)
     (path / "report.json").write_text("{}")
     os.utime(path, (time.time() - age_s,) * 2)
@@ -234,6 +234,14 @@ def test_old_bundles_go_by_count_and_by_age_and_nothing_else_goes(tmp_path):
     assert prune_bundles(root, keep=1, max_age_s=500) == [middle]
     assert prune_bundles(root, keep=0, max_age_s=500, spare=[newest]) == []
     assert elsewhere.is_dir() and (root / "mine").is_dir() and newest.is_dir()
+
+
+def test_bundles_of_cancelled_runs_drive_out_none_that_explains_a_stall(tmp_path):
+    root = tmp_path / "bundles"
+    stalled = [_old(root, f"2026010{day}T000000Z") for day in (1, 2)]
+    cancelled = [_old(root, f"202602{day:02}T000000Z", "llama-cancelled") for day in range(1, 13)]
+    assert set(prune_bundles(root, keep=2, max_age_s=500)) == set(cancelled[:2])
+    assert all(path.is_dir() for path in stalled)
 
 
 MOUNTS = "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /home rw - ext4 /dev/b rw\n3 1 0:3 / /dev/shm rw - tmpfs t rw\n"

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.support import unavailable
 
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.common.secrets import secret_values
@@ -29,7 +30,7 @@ from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.watching.attempt import Watch, run_watch
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 
 COMMAND = [sys.executable, "-m", "prefect_cachewatch.cli.main", "exec"]
 WRITE = "import os, sys, threading, time\nfor i in range(3): open(f'{sys.argv[1]}/layers.{i}.bin', 'wb').write(os.urandom(50_000))\n"
@@ -209,11 +210,11 @@ from prefect_cachewatch.postmortem.diagnosis import diagnose
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
-from prefect_cachewatch.watching.site import CacheSite
+from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.attempt import Watch, run_watch
 cache = Path("/tmp/cw-hung"); cache.mkdir(exist_ok=True)
 mount = {fuse("/tmp/cw-hung", "hang")!r}
-with CacheSite([cache]) as site:
+with CacheDirectories([cache]) as site:
     examiner = PostMortem(bundles=False)
     decided = []
     def before_stop(watch, verdict):
@@ -247,7 +248,7 @@ def test_evidence_that_fails_does_not_keep_the_tree_from_being_stopped(tmp_path,
 
     monkeypatch.setattr("prefect_cachewatch.postmortem.evidence.collect_evidence", broken)
     examiner = PostMortem()
-    with CacheSite([tmp_path / "cache"]) as site:
+    with CacheDirectories([tmp_path / "cache"]) as site:
         job = CacheJob(name="x", command=["sleep", "99"], cache_dirs=site.paths)
         stall = StallPolicy(stall_after_s=0.5, first_write_within_s=0.5, poll_s=0.2)
         watch = Watch(
@@ -297,9 +298,44 @@ def test_ctrl_c_still_ends_it_at_once(env, tmp_path):
     assert child.stdout is not None
     assert child.stdout.readline() == b"up\n"
     child.send_signal(signal.SIGINT)
-    child.communicate(timeout=20)
+    _, said = child.communicate(timeout=20)
     assert child.returncode == 130
-    assert not (tmp_path / "state" / "bundles").exists()
+    (bundle,) = (tmp_path / "state" / "bundles").iterdir()
+    assert f"cachewatch report {bundle}" in said.decode() and "-cancelled-" in bundle.name
+    assert sorted(os.listdir(bundle)) == sorted(BUNDLE_FILES)
+    report = json.loads((bundle / "report.json").read_text())
+    assert report["outcome"] == report["diagnosis"]["category"] == "cancelled"
+    assert re.match(
+        r"it was cancelled \(SIGINT\) after \S+ s; it last grew \S+ s before", report["diagnosis"]["summary"]
+    )
+    assert [missing["part"] for missing in report["missing"]] == ["processes"]
+    lines = [json.loads(line) for line in gzip.open(bundle / "listing.jsonl.gz")]
+    assert {Path(line["path"]).name for line in lines[:-1]} == {f"layers.{n}.bin" for n in range(3)}
+    assert lines[-1]["files"] == report["listing"]["total_files"] == 3
+    assert gzip.decompress((bundle / "generator.log.gz").read_bytes()).startswith(b"up")
+    page = (bundle / "report.html").read_text()
+    assert "its processes were not looked at" in page and "No process of the generator was left" not in page
+    shown = subprocess.run([*COMMAND[:-1], "report"], env=env, capture_output=True, text=True, timeout=20, check=True)
+    assert shown.stdout.startswith("cancelled\n\ncause   It was cancelled (SIGINT) after")
+
+
+@pytest.mark.campaign
+def test_a_bundle_that_hangs_does_not_hold_up_the_end_of_a_cancelled_run(env, tmp_path):
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        unavailable("needs root and /dev/fuse")
+    (mount := tmp_path / "mount").mkdir()
+    server = Path(__file__).parents[1] / "fuse_cache.py"
+    before = f'{sys.executable} {server} {mount} {tmp_path}/flag && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "-p", "--fork", "--kill-child", "--mount-proc", "sh", "-c", before, "sh",
+         *COMMAND, "--cache-dir", str(tmp_path / "c"), "--bundle-dir", f"{mount}/cache", "--report", str(tmp_path / "r.json"),
+         "--", "sh", "-c", f"touch {tmp_path}/flag; kill -INT 1; exec sleep 99"],
+        env=env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["outcome"], report["bundle"], report["diagnosis"]) == ("cancelled", None, None)
+    assert any(note.startswith("no bundle was written") for note in report["notes"])
 
 
 def test_values_of_secret_variables_are_known_by_their_names():
@@ -344,7 +380,7 @@ def test_a_crash_is_named_even_if_the_helper_that_collects_evidence_is_late(tmp_
 
     command = [sys.executable, "-c", "raise MemoryError('sesame-raw-22222')"]
     job = CacheJob(name="x", command=command, cache_dirs=[tmp_path / "c"])
-    with CacheSite(job.cache_dirs) as site:
+    with CacheDirectories(job.cache_dirs) as site:
         watch = Watch(site, job, StallPolicy(poll_s=0.3), StopPolicy())
         examiner = PostMortem(files=Late(), secrets=("sesame-raw-22222",))
         outcome = examiner.conclude(watch, run_watch(watch))

@@ -131,6 +131,7 @@ def test_a_kernel_that_compares_no_tables_of_descriptors_has_them_compared_by_wh
         assert eventually(lambda: REASONS[held] in look_twice(roots[held]).why)
 
 
+@pytest.mark.campaign
 def test_in_a_container_what_processes_outside_it_may_have_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     needs_root("a full view")
     names = ("two locks", "a pipe to itself", "a lock that a dead worker had")

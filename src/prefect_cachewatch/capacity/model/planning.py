@@ -129,7 +129,7 @@ def plan(
         table=_table(search, limit, max(1, answer.most)),
         mix=_mix(whole, asked, slots, occupy) if len(asked) > 1 and not policy.isolated else (),
         bottleneck=say_bottleneck(search, limit, where),
-        purchases=_purchases(search.scenario, shown, chosen[first].n, search.mine(chosen[first].n).batch_s),
+        what_if=_purchases(search.scenario, shown, chosen[first].n, search.mine(chosen[first].n).batch_s),
         assumptions=list_assumptions(storage, link, classes, policy, notes),
         feasible=answer.most > 0,
         small_files=_small_files(search.scenario, shown),

@@ -119,7 +119,7 @@ class LimitPlan:
     bounds: dict[str, float]
     table: tuple[tuple[ClassPrediction, ...], ...]  # rows over n of the first class; all classes in each
     bottleneck: str
-    purchases: tuple[Purchase, ...]
+    what_if: tuple[Purchase, ...]
     assumptions: tuple[str, ...]
     feasible: bool = True  # False: not even one job meets the policy; the limit is 1 all the same, never 0
     small_files: tuple[tuple[int, float], ...] = ()  # files of a burst -> its seconds alone

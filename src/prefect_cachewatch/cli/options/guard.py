@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model
 from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profile_from
 from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
 from prefect_cachewatch.cli.options.sections import Section, option
+from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import DEFAULT_IGNORE, CacheJob, Outputs, StallPolicy, StopPolicy
@@ -47,13 +49,27 @@ RULES = Fields(
     "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, churn_after_s, max_duration_s, "
     "no_space_after_s, attribute_cache_s, adaptive =extend",
 )
-_PROOF = Fields(StallPolicy, "prove_after_s")
+_OF_LIVE_RUNS = Fields(StallPolicy, "prove_after_s, storage_patience_s")
 
 
 class _Progress(click.Choice):  # type: ignore[type-arg]  # generic in click 8.2 and later only
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in ("any", "bytes"):
             self.fail(f"{value!r} says what counts as progress: that is --progress-by {value}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _File(click.Path):
+    """A file to write; a name that ends with / is of a directory, and is not taken for a file's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value).endswith("/"):
+            shown = f"{for_terminal(str(value), 4096)!r} names a directory"
+            if param is None or "--record" not in param.opts:
+                self.fail(f"{shown}: name a file in it", param, ctx)
+            with contextlib.closing(Aside.fork()) as files:
+                if not look_ahead(files, f"trace {value}", os.path.isdir, os.path.abspath(value)):
+                    self.fail(f"{shown} that does not exist: create it first", param, ctx)
         return super().convert(value, param, ctx)
 
 
@@ -70,7 +86,7 @@ COMMAND = click.Argument(
     metavar="COMMAND [ARG]...",
     shell_complete=lambda context, parameter, incomplete: [CompletionItem(incomplete, type="file")],
 )
-_FILE: dict[str, Any] = {"type": click.Path(path_type=Path), "metavar": "FILE"}
+_FILE: dict[str, Any] = {"type": _File(path_type=Path), "metavar": "FILE"}
 REPORTING = [
     option("--report", **_FILE, help="Write the report as JSON."),
     option("--json", "as_json", is_flag=True, help="Print the report as JSON, the last line of standard output."),
@@ -130,7 +146,7 @@ def stall_section(*of_job: click.Option, common: str = "") -> Section:
     return Section(
         "When it is a stall",
         common,
-        [*RULES.options(), *_PROOF.options(), unproven, *of_job, counted, *_STOP.options()],
+        [*RULES.options(), *_OF_LIVE_RUNS.options(), unproven, *of_job, counted, *_STOP.options()],
         shared="*",
     )
 
@@ -153,7 +169,7 @@ def guard_sections(
         Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
         stall_section(_JOB["on_stall"], _JOB["progress_log"], _JOB["ignore"], common=common),
         *further,
-        Section("Output", "--report --log --metrics --quiet", [*_OUTPUT, *output], SHARED_OUTPUT),
+        Section("Output", "--report --log --metrics --quiet --verbose", [*_OUTPUT, *output], SHARED_OUTPUT),
         READY_SECTION,
         CONTAINER_SECTION,
     ]
@@ -236,7 +252,7 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
     """Make the stall policy from the parsed options, with the profile's values below them; raises InputError."""
     profile = profile_from(options)
     below = profile.stall if profile is not None else {}
-    given = {**RULES.given(options), **_PROOF.given(options)}
+    given = {**RULES.given(options), **_OF_LIVE_RUNS.given(options)}
     if options.get("no_proof"):
         given["prove_after_s"] = "off"
     return build_model(StallPolicy, **{**below, **WARMUP.given(options), **split_learned(given)})

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Section", "SectionedCommand", "complete_directory", "option"]
+__all__ = ["Section", "SectionedCommand", "complete_directory", "option", "verbose_option"]
 
 _ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
 
@@ -49,6 +49,15 @@ class Section:
 def option(*declarations: str, **settings: Any) -> click.Option:
     """Make an option for a section, in the form of click's decorator."""
     return click.Option(declarations, **settings)
+
+
+def verbose_option(text: str) -> click.Option:
+    """Make the option `--verbose`, which counts.
+
+    Args:
+        text: what each level shows.
+    """
+    return option("-v", "--verbose", count=True, help=text)
 
 
 def complete_directory(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -18,7 +18,7 @@ from prefect_cachewatch.common.aside import Aside, InPlace, look_ahead
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.proc import COOKIE
+from prefect_cachewatch.supervise.proc import RUN_TOKEN
 
 __all__ = ["key_of", "read_settings", "settings_of", "variable_of"]
 
@@ -119,7 +119,7 @@ def settings_of(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     passed_over = []
-    below = COOKIE in os.environ
+    below = RUN_TOKEN in os.environ
     for key, option in options.items():
         written = os.environ.get(variable_of(key)) or None
         if written is None and key not in table:
@@ -185,6 +185,8 @@ def _hint(key: str, known: Iterable[str]) -> str:
 def _as_written(option: click.Option, value: Any, where: str) -> Any:
     """A value of TOML in the form of the command line."""
     shown = for_terminal(repr(value), 60)
+    if option.count and isinstance(value, bool):
+        return int(value)
     if option.is_flag:
         if not isinstance(value, bool):
             raise InputError(f"{where} = {shown}: write true or false")

@@ -15,6 +15,7 @@ from prefect_cachewatch.config.profiles.registry import (
     find_profile,
     known_profiles,
     make_profile,
+    profile_key,
     recognize_profile,
 )
 from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
@@ -34,5 +35,6 @@ __all__ = [
     "find_profile",
     "known_profiles",
     "make_profile",
+    "profile_key",
     "recognize_profile",
 ]

@@ -1,7 +1,7 @@
-"""The base of profiles: the parameters of a known generator, and the job settings that follow from them. Pure.
+"""The base of profiles: the parameters of a known generator, and the job settings that follow from them.
 
-A profile starts nothing and looks at nothing: it is data, and the few lines that turn it into paths, an environment and
-windows. Settings that a job makes itself override its profile's.
+A profile starts nothing and looks at nothing but a file that a parameter names: it is data, and the few lines that turn it
+into paths, an environment and windows. Settings that a job makes itself override its profile's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from prefect_cachewatch.config import (
     StallPolicy,
 )
 from prefect_cachewatch.config.profiles.commandline import CommandLine
+from prefect_cachewatch.config.profiles.key import KeySource
 from prefect_cachewatch.config.ready import ReadyOnHttp, ReadyWhen
 
 __all__ = ["AbsolutePath", "Host", "Port", "Profile", "ProfileSettings", "named_after", "ready_by_health"]
@@ -43,6 +44,7 @@ class ProfileSettings:
         markers: files to write for other programs.
         progress_log: patterns of the lines of progress that the generator prints.
         hints: what the profile cannot do for the user, a sentence each.
+        key: what the cache depends on, as the parameters say.
     """
 
     name: str
@@ -55,6 +57,7 @@ class ProfileSettings:
     markers: MarkerFiles | None = None
     progress_log: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    key: Mapping[str, str] = field(default_factory=dict)
 
     def replaceable(self) -> dict[str, Any]:
         """Return the fields of a job that it sets as a whole, and that the job's own replace as a whole."""
@@ -100,6 +103,10 @@ class Profile(InputModel, ABC):
 
     profile_name: ClassVar[str]
     summary: ClassVar[str]
+    key_sources: ClassVar[tuple[KeySource, ...]] = ()
+    """What the cache depends on, and where a command and its environment say it."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Python packages whose versions the cache depends on."""
 
     @abstractmethod
     def resolve(self) -> ProfileSettings:
@@ -117,6 +124,11 @@ class Profile(InputModel, ABC):
             command line. Environment, command and markers are left out by the caller: a run stays as it was written.
         """
         return None
+
+    @classmethod
+    def knows(cls, line: CommandLine) -> bool:
+        """Say whether a command is this generator's, so that its key can be filled; default if it is recognized."""
+        return cls.recognize(line) is not None
 
     def job(self, command: Sequence[str] = (), **more: Any) -> CacheJob:
         """Make the job.

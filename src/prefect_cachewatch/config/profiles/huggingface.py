@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from prefect_cachewatch.config import DEFAULT_IGNORE
 from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings, named_after
 from prefect_cachewatch.config.profiles.commandline import CommandLine
+from prefect_cachewatch.config.profiles.key import OF_HF
 
 __all__ = ["HuggingFaceDownload"]
 
@@ -25,6 +26,7 @@ class HuggingFaceDownload(Profile):
 
     profile_name: ClassVar[str] = "hf-download"
     summary: ClassVar[str] = "A Hugging Face download (HF_HOME): hub and Xet caches, *.incomplete files count."
+    key_sources = OF_HF
 
     home: AbsolutePath = Field(description="HF_HOME: models are cached in hub below it, Xet chunks in xet.")
     repo: str | None = Field(
@@ -64,6 +66,7 @@ class HuggingFaceDownload(Profile):
             # A request that gets no byte is given up after 10 s and retried: two minutes are many tries.
             stall={"first_write_within_s": 300.0, "stall_after_s": 120.0, "poll_s": 5.0},
             command=command,
+            key={name: value for name, value in (("model", self.repo), ("revision", self.revision)) if value},
         )
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
 from prefect_cachewatch.config.profiles.commandline import CommandLine, read_command
 from prefect_cachewatch.config.profiles.compilers import OpenVino, SGLang, TensorRTLLM, TorchCompile, VllmCompileCache
 from prefect_cachewatch.config.profiles.huggingface import HuggingFaceDownload
+from prefect_cachewatch.config.profiles.key import FoundKey, key_of
 from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
 from prefect_cachewatch.errors import InputError
 
@@ -24,9 +26,11 @@ __all__ = [
     "GROUP",
     "complete_job",
     "expand_profile",
+    "find_key",
     "find_profile",
     "known_profiles",
     "make_profile",
+    "profile_key",
     "recognize_profile",
 ]
 
@@ -132,6 +136,43 @@ def _recognized(name: str, line: CommandLine) -> ProfileSettings | None:
         return None
 
 
+def find_key(command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[str, CommandLine, FoundKey] | None:
+    """Find the profile that knows a generator, and what the command says of its cache's key.
+
+    Args:
+        command: argv.
+        env: the generator's environment.
+        cwd: its working directory, absolute.
+
+    Returns:
+        The profile's name, the command taken apart, and the key; None if no profile knows it.
+
+    Example:
+        >>> name, _, found = find_key(["vllm", "serve", "m", "--dtype", "half"], {}, "/")
+        >>> name, found.values["model"], found.values["dtype"]
+        ('vllm-compile-cache', 'm', 'half')
+    """
+    line = read_command(command, env, cwd)
+    for name in known_profiles() if line.program else ():
+        with contextlib.suppress(Exception):  # a package's profile that is broken stops no run
+            kind = find_profile(name)
+            if kind.key_sources and _is_known(kind, line):
+                return name, line, key_of(kind.key_sources, line, kind.packages)
+    return None
+
+
+def _is_known(kind: type[Profile], line: CommandLine) -> bool:
+    try:
+        return kind.knows(line)
+    except InputError:  # it is the generator, and does not say when it is ready
+        return True
+
+
+def profile_key(chosen: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Return what the parameters of a profile, written as a mapping, say of the cache's key; see `complete_job`."""
+    return {} if chosen is None else _settings(chosen).key
+
+
 def make_profile(name: str, parameters: Mapping[str, Any]) -> Profile:
     """Make a profile with its parameters.
 
@@ -189,8 +230,8 @@ def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
             its parameters.
 
     Returns:
-        The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `progress_log`, `command`, `name` and
-        `stall` completed. Unchanged if there is no profile.
+        The fields without `profile`: `cache_dirs`, `env`, `ignore`, `ready`, `markers`, `progress_log`, `command`, `name`,
+        `stall` and the key of `publish` completed. Unchanged if there is no profile.
 
     Raises:
         InputError: as `make_profile`; or `profile` is no mapping with a name.
@@ -204,6 +245,9 @@ def expand_profile(written: Mapping[str, Any]) -> dict[str, Any]:
         return dict(written)
     settings = _settings(written["profile"])
     own = {key: value for key, value in written.items() if key != "profile"}
+    publish = own.get("publish")
+    if settings.key and isinstance(publish, Mapping) and isinstance(given := publish.get("cache_key") or {}, Mapping):
+        own["publish"] = {**publish, "cache_key": {**settings.key, **given}}
     fields: dict[str, Any] = {"name": settings.name, "cache_dirs": [str(path) for path in settings.cache_dirs]}
     for key, value in settings.replaceable().items():
         fields[key] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -21,7 +21,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import boot_id, is_alive
-from prefect_cachewatch.supervise.reading import find_by_cookie
+from prefect_cachewatch.supervise.reading import find_by_run_token
 from prefect_cachewatch.supervise.run_files import (
     RunFileRefused,
     machine_id,
@@ -243,7 +243,7 @@ def _state_of(record: ServerRecord) -> State:
         return "ended"  # it ended with its kernel; its pid may belong to another process now
     if record.pid_namespace != pid_namespace():
         return "elsewhere"
-    if any(is_alive(pid, ticks) for pid, ticks in record.tree) or find_by_cookie(record.run_id):
+    if any(is_alive(pid, ticks) for pid, ticks in record.tree) or find_by_run_token(record.run_id):
         return "running"
     return "ended"
 

@@ -17,7 +17,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import CachewatchError, InputError, ScanError
 from prefect_cachewatch.supervise.proc import signal_name
-from prefect_cachewatch.supervise.supervisor import StopReport, Supervisor
+from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd
 from prefect_cachewatch.watching.sections import Readiness
 from prefect_cachewatch.watching.servers.checks import (
     FileCheck,
@@ -330,7 +330,7 @@ class ServerReadiness:
         """Stop looking, and wait for a hand-over that is under way: it needs the output's pipes."""
         self.watcher.stop(_HAND_OVER_S if self.ready_s is not None else 2.0)
 
-    def finish(self, report: StopReport | None) -> None:
+    def finish(self, report: TreeEnd | None) -> None:
         """Take in how it ended: look a last time, and release the helpers; call after all its output has been read."""
         if self._finished:
             return
@@ -341,7 +341,7 @@ class ServerReadiness:
             self.ready_s = self._clock()
         self.watcher.close()
 
-    def ends_well(self, report: StopReport) -> bool:
+    def ends_well(self, report: TreeEnd) -> bool:
         """Say whether the end is the intended one: handed over, or stopped or ended by itself once it was ready."""
         if report.why == "released":
             return True
@@ -350,7 +350,7 @@ class ServerReadiness:
         return report.why == "stop" or (report.why == "exited" and report.exit_code == 0)
 
     def conclude(
-        self, report: StopReport | None, where: str, elapsed_s: float
+        self, report: TreeEnd | None, where: str, elapsed_s: float
     ) -> tuple[Literal["completed", "failed"], str] | None:
         """Describe the end, if readiness had a part in it.
 
@@ -429,7 +429,7 @@ class ServerReadiness:
             supervisor.stop()
 
 
-def _ended(report: StopReport) -> str:
+def _ended(report: TreeEnd) -> str:
     if report.signal is not None:
         return f"was killed by {signal_name(report.signal)}"
     return f"ended with exit code {report.exit_code}"

@@ -30,7 +30,7 @@ class StoppedServer:
 
 
 def stop_server(record: ServerRecord, grace_s: float | None = None) -> StoppedServer:
-    """Stop a server's whole tree, found by identity, by descent and by the run's cookie.
+    """Stop a server's whole tree, found by identity, by descent and by the run's token.
 
     Args:
         record: record of the server.

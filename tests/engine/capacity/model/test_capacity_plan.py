@@ -183,7 +183,7 @@ def test_small_files_cost_their_measured_time_each() -> None:
     demands = demands_of(Scenario(storage, LinkProfile(), (caches(files_per_burst=1000),), loose()), 1)
     assert demands.alone_s[0] == pytest.approx(1000 * 0.004 + 2.0)
     answer = plan(storage, LinkProfile(), [caches(files_per_burst=1000)], loose(stall_window_s=40))
-    change = next(change for change in answer.purchases if change.change == "one serialized file")
+    change = next(change for change in answer.what_if if change.change == "one serialized file")
     assert "batch" in change.sentence
     assert dict(answer.small_files)[10_000] == pytest.approx(42)
 
@@ -214,13 +214,13 @@ def test_compression_is_worth_it_only_if_the_bottleneck_falls(cpu_s_per_gb: floa
     }
     storage = flat(0.5e9, codecs=[codec])
     answer = plan(storage, LinkProfile(), [caches(jobs=40)], loose(stall_window_s=120))
-    change = next(change for change in answer.purchases if change.change.startswith("compression (zstd"))
+    change = next(change for change in answer.what_if if change.change.startswith("compression (zstd"))
     assert (change.batch_s < 0.9 * answer.table[answer.limit - 1][0].batch_s) is pays
 
 
 def test_doubling_the_bottleneck_helps_and_doubling_the_rest_does_not() -> None:
     answer = plan(flat(1e9), LinkProfile(bytes_per_s=100e9), [caches(jobs=40)], Policy())
-    gains = {change.change: change for change in answer.purchases}
+    gains = {change.change: change for change in answer.what_if}
     assert gains["2 x storage"].limit > answer.limit
     assert gains["2 x link"].sentence == "changes nothing"
 

@@ -39,9 +39,8 @@ def server(**values: object) -> TTInferenceServer:
     ("device", "mesh"),
     [
         ("cpu", "CPU"), ("e150", "E150"), ("n150", "N150"), ("N150X4", "N150x4"), ("n300", "N300"), ("t3k", "T3K"),
-        ("p100", "P100"), ("p150", "P150"), ("p150x4", "P150x4"), ("p150x8", "P150x8"), ("p300", "P300"),
-        ("p300x2", "P300x2"), ("galaxy", "TG"), ("galaxy-t3k", "T3K"), ("dual_galaxy", "(8,8)"),
-        ("quad_galaxy", "(8,16)"), ("blackhole_galaxy", "BH-Galaxy"), ("gpu", "GPU"), ("super_cluster", "Super-Cluster"),
+        ("p100", "P100"), ("p150", "P150"), ("p150x4", "P150x4"), ("p300", "P300"), ("p300x2", "P300x2"),
+        ("galaxy-t3k", "T3K"), ("blackhole_galaxy", "BH-Galaxy"), ("gpu", "GPU"), ("super_cluster", "Super-Cluster"),
     ],
 )  # fmt: skip
 def test_a_device_has_the_servers_own_name_in_the_path(device, mesh):
@@ -56,8 +55,8 @@ def test_a_device_has_the_servers_own_name_in_the_path(device, mesh):
         ({"tt_cache_path": "/c/tensors"}, None, "/c/tensors"),
         ({"cache_root": "/home/container_app_user/cache_root"}, "/home/container_app_user/cache_root",
          f"/home/container_app_user/cache_root/tt_metal_cache/cache_{MODEL}/N300"),
-        ({"host_volume": "/mnt/tt", "version": "0.20.0"}, f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.20.0",
-         f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.20.0/tt_metal_cache/cache_{MODEL}/N300"),
+        ({"host_volume": "/mnt/tt", "version": "0.9.0"}, f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.9.0",
+         f"/mnt/tt/volume_id_tt_transformers-{MODEL}-v0.9.0/tt_metal_cache/cache_{MODEL}/N300"),
         ({"host_volume": "/mnt/tt", "version": "v1.2", "impl": "gpt_oss"}, f"/mnt/tt/volume_id_gpt_oss-{MODEL}-v1.2",
          f"/mnt/tt/volume_id_gpt_oss-{MODEL}-v1.2/tt_metal_cache/cache_{MODEL}/N300"),
         ({"docker_volume": "auto"}, f"/var/lib/docker/volumes/volume_id_tt_transformers-{MODEL}/_data",
@@ -70,16 +69,19 @@ def test_the_directories_are_where_the_server_puts_them(place, root, tensor):
     found = server(**place)
     settings = found.resolve()
     assert (str(found.root) if found.root else None, str(settings.cache_dirs[0])) == (root, tensor)
+    weights = [f"{root}/weights/{MODEL}"] if root else []
     if "docker_volume" in place:
-        assert (settings.env, len(settings.cache_dirs), len(settings.hints)) == ({}, 1, 1)
+        assert (settings.env, len(settings.hints)) == ({}, 1)
+        assert [str(path) for path in settings.cache_dirs] == [tensor, *weights]
         return
-    assert [str(path) for path in settings.cache_dirs] == [tensor, f"{tensor}-kernels"]
+    assert [str(path) for path in settings.cache_dirs] == [tensor, f"{tensor}-kernels", *weights]
     expected = {"MESH_DEVICE": "N300", "TT_CACHE_PATH": tensor, "TT_METAL_CACHE": f"{tensor}-kernels"}
     assert settings.env == expected | ({"CACHE_ROOT": root} if root else {})
 
 
 def test_the_kernel_cache_may_be_elsewhere_and_a_hugging_face_name_is_the_models():
-    found = server(model=f"meta-llama/{MODEL}", docker_volume="auto", kernel_cache="/mnt/kernels").resolve()
+    found = server(model=f"meta-llama/{MODEL}", docker_volume="auto", kernel_cache="/mnt/kernels", weights=False)
+    found = found.resolve()
     assert [str(path) for path in found.cache_dirs][1:] == ["/mnt/kernels"]
     assert f"/cache_{MODEL}/" in str(found.cache_dirs[0])
 
@@ -87,7 +89,7 @@ def test_the_kernel_cache_may_be_elsewhere_and_a_hugging_face_name_is_the_models
 def test_its_windows_markers_and_readiness_fit_a_first_start():
     profile = server(tt_cache_path="/c", port=7000)
     job, stall = profile.job(["run"]), profile.stall()
-    assert (stall.first_write_within_s, stall.stall_after_s, stall.warmup_within_s) == (1800, 300, 2700)
+    assert (stall.first_write_within_s, stall.stall_after_s, stall.warmup_within_s) == (1800, 900, 2700)
     assert (job.ready.kind, job.ready.url, job.ready.then) == ("http", "http://127.0.0.1:7000/health", "leave_running")
     assert job.markers == MarkerFiles(
         started=Path("TT_METAL_CACHE_FIRST_RUN_STARTED"), completed=Path("TT_METAL_CACHE_COMPLETED")
@@ -101,14 +103,16 @@ def test_its_windows_markers_and_readiness_fit_a_first_start():
     [
         ({"device": "n301", "tt_cache_path": "/c"},
          "profile tt-inference-server: device: device 'n301' is not known: did you mean n300?"),
-        ({}, "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume: "
-             "none is given"),
+        ({}, "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume, or "
+             "checkout alone: none is given"),
         ({"tt_cache_path": "/c", "docker_volume": "auto"},
-         "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume: "
-         "tt_cache_path and docker_volume are given"),
+         "profile tt-inference-server: give exactly one of tt_cache_path, cache_root, host_volume, docker_volume, or "
+         "checkout alone: tt_cache_path and docker_volume are given"),
         ({"host_volume": "/mnt"},
-         "profile tt-inference-server: host_volume needs the version: the server's directory in it is "
-         "volume_id_<impl>-<model>-v<version>"),
+         "profile tt-inference-server: host_volume needs checkout or specs: the server's directory in it is "
+         "volume_id_<impl>-<model>-v<version>, by the model's specification"),
+        ({"device": "galaxy", "cache_root": "/c"},
+         "profile tt-inference-server: galaxy needs checkout or specs: for some models the directory has the name of a part of it"),
         ({"cache_root": "caches"},
          "profile tt-inference-server: cache_root: 'caches' is not an absolute path: write it from / on"),
         ({"tt_cache_path": "/c", "modle": "x"},
@@ -218,7 +222,7 @@ defaults:
   profile:
     name: tt-inference-server
     host_volume: /mnt/tt
-    version: "0.20.0"
+    version: "0.9.0"
   stall:
     warmup_within_s: 3000
 jobs:
@@ -230,7 +234,7 @@ jobs:
     stall: {stall_after_s: 600}
     profile:
       model: Qwen
-      device: galaxy
+      device: t3k
   - command: [compile]
     profile: {name: torch-compile, cache_dir: /mnt/inductor}
 """
@@ -240,10 +244,10 @@ def test_a_jobs_file_knows_profiles_also_as_defaults(tmp_path):
     path = tmp_path / "jobs.yaml"
     path.write_text(JOBS)
     llama, qwen, torch = read_jobs_file(path).jobs
-    root = "/mnt/tt/volume_id_tt_transformers-Llama-v0.20.0"
+    root = "/mnt/tt/volume_id_tt_transformers-Llama-v0.9.0"
     assert str(llama.cache_dirs[0]) == f"{root}/tt_metal_cache/cache_Llama/N300"
-    assert (llama.stall.warmup_within_s, llama.stall.stall_after_s, llama.ready.kind) == (3000, 300, "http")
-    assert (qwen.stall.stall_after_s, qwen.env["MESH_DEVICE"], qwen.retry.attempts) == (600, "TG", 2)
+    assert (llama.stall.warmup_within_s, llama.stall.stall_after_s, llama.ready.kind) == (3000, 900, "http")
+    assert (qwen.stall.stall_after_s, qwen.env["MESH_DEVICE"], qwen.retry.attempts) == (600, "T3K", 2)
     assert (torch.name, torch.ready.kind, [str(path) for path in torch.cache_dirs]) == (
         "inductor", "exit", ["/mnt/inductor"]
     )  # fmt: skip

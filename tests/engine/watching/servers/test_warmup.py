@@ -49,6 +49,16 @@ class Server:
         raise AssertionError("no verdict")
 
 
+@pytest.mark.parametrize(("marked_by_job", "ends_s"), [(False, 315), (True, 75)])
+def test_a_warm_up_is_shorter_than_the_stall_window_only_where_a_mark_begins_it(marked_by_job, ends_s):
+    server = Server(60, marked_by_job=marked_by_job)
+    server.at(15, MIB)
+    if marked_by_job:
+        server.warmup.note_mark()
+    at_s, verdict = server.until()
+    assert (at_s, verdict.kind) == (ends_s, "never_ready")
+
+
 def test_silence_after_the_last_byte_is_warm_up_and_lasts_no_longer_than_its_window():
     server = Server()
     server.at(15, MIB)

@@ -70,7 +70,7 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
         import os
         from pathlib import Path
         from pydantic import BaseModel
-        from prefect_cachewatch.cli.apart import ExecSettings, PlainModel, settings_from
+        from prefect_cachewatch.cli.option_reader import ExecSettings, PlainModel, settings_from
         from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
         from prefect_cachewatch.metrics.settings import Metrics
         def values(of):
@@ -81,7 +81,7 @@ def test_checked_models_come_over_with_all_their_values_and_stay_frozen():
             job = CacheJob(name="llama", command=["gen", "\u00fc"], cache_dirs=[Path("/c/\udcff")], env={"A": "=\u00fc "})
             return receive(ExecSettings(
                 job=job, stall=StallPolicy(stall_after_s=7.5), stop=StopPolicy(), outputs=Outputs(report=Path("/r")),
-                create=False, quiet=True, progress=None, foreground=False, verbose=False,
+                create=False, quiet=True, progress=None, foreground=False, verbose=0,
                 rewrite={}, metrics=Metrics(to=":9464"), note="a note"))
         loaded = []
         got = settings_from(read, lambda: loaded.append(1))
@@ -121,7 +121,7 @@ def test_a_caller_that_ignores_the_death_of_children_is_told_the_same(tmp_path):
 def test_a_reading_process_that_is_killed_is_one_sentence():
     told = forked("""
         import os, signal
-        from prefect_cachewatch.cli.apart import settings_from
+        from prefect_cachewatch.cli.option_reader import settings_from
         try:
             settings_from(lambda receive: os.kill(os.getpid(), signal.SIGKILL), lambda: None)
         except OSError as error:

@@ -24,7 +24,7 @@ from prefect_cachewatch.supervise.proc import lineage, process_name, read_proc, 
 from prefect_cachewatch.supervise.reading import argv_within, read_each
 from prefect_cachewatch.supervise.tending import GUARD_NAME
 
-__all__ = ["Adoptee"]
+__all__ = ["PinnedProcess"]
 
 _PF_KTHREAD = 0x00200000
 # ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes). Since Linux 6.15 its last word
@@ -34,7 +34,7 @@ _INFO_EXIT = 1 << 3
 _REAPED_WITHIN_S = 1.0
 
 
-class Adoptee(Closing):
+class PinnedProcess(Closing):
     """One process, pinned: every later query or signal reaches this process or none.
 
     Args:
@@ -48,7 +48,7 @@ class Adoptee(Closing):
     Example:
         >>> import subprocess
         >>> from prefect_cachewatch.supervise.supervisor import exit_of
-        >>> with subprocess.Popen(["sleep", "30"]) as child, Adoptee(child.pid) as found:
+        >>> with subprocess.Popen(["sleep", "30"]) as child, PinnedProcess(child.pid) as found:
         ...     child.kill()
         ...     child.wait() and found.wait_exit(10), exit_of(found.exit_status())
         (True, (None, 9))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.cli.progress import Mode
     from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.settings import Metrics
+    from prefect_cachewatch.run.filled_key import OpenKey
 
 __all__ = ["ExecSettings", "PlainModel", "settings_from"]
 
@@ -47,7 +48,8 @@ class ExecSettings:
     quiet: bool
     progress: Mode | None
     foreground: bool
-    verbose: bool
+    verbose: int
+    """1 for each step of the guard, 2 for each measurement too."""
     rewrite: dict[int, int]
     metrics: Metrics | None
     note: str | None
@@ -56,6 +58,8 @@ class ExecSettings:
     """Whether the cache directories are to be found where the tree writes."""
     as_json: bool = False
     """Whether the report is printed."""
+    opened_key: OpenKey | None = None
+    """What the command says of its cache's key, if a profile knows it."""
 
 
 class PlainModel(SimpleNamespace):

@@ -1,0 +1,214 @@
+"""How runs stand by their events, and what is made of an incident: as functions of values, and on a server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, VariableCreate
+
+from prefect_cachewatch.tasks.prefect_api import storage_incident
+from prefect_cachewatch.tasks.prefect_api.storage_board import standings_of
+from prefect_cachewatch.tasks.prefect_api.storage_incident import (
+    StorageIncident,
+    give_back_abandoned,
+    incident_markdown,
+    limit_before,
+    slots_that_move,
+)
+from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit
+from prefect_cachewatch.watching.suspicion import Standing, Suspected
+
+LOGGER = logging.getLogger("test")
+W = 0.01  # a window; what is done each quarter of it is done each time
+
+
+def event(run: str, kind: str, second: int, **payload: Any) -> dict[str, Any]:
+    at = f"2026-05-01T12:00:{second:02}.5Z"
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run}", "prefect.resource.name": f"name of {run}"}
+    return {"id": f"{run}-{kind}-{second}", "event": f"cachewatch.{kind}", "received": at, "occurred": at,
+            "resource": resource, "payload": payload}  # fmt: skip
+
+
+def test_a_run_moves_if_it_is_measured_is_silent_if_it_said_so_last_and_is_gone_after_its_attempt() -> None:
+    events = [
+        event("moves", "run.sampled", 1),
+        event("silent", "run.sampled", 1),
+        event("silent", "storage.silent", 30, silent_s=20.0, job="llama"),
+        event("silent", "run.sampled", 40),  # being measured is no movement
+        event("again", "storage.silent", 10, silent_s=5.0),
+        event("again", "storage.moving", 20, silent_s=None),
+        event("gone", "run.sampled", 1),
+        event("gone", "run.paused", 30),
+        event("retried", "run.paused", 20),
+        event("retried", "run.sampled", 30),
+    ]
+    found = {one.run: one for one in standings_of(list(reversed(events)))}
+    assert sorted(found) == ["again", "moves", "retried", "silent"]
+    assert [run for run, one in found.items() if one.silent_since_s is not None] == ["silent"]
+    assert found["silent"].job == "llama"
+    assert standings_of([]) == []
+
+
+def test_slots_are_the_share_of_what_moves() -> None:
+    runs = [Standing(str(n), "j", 1.0 if n < 9 else None) for n in range(12)]
+    assert slots_that_move(12, runs) == 3
+    assert slots_that_move(0, runs) == 0
+    assert slots_that_move(5, []) == 5
+
+
+def test_the_page_of_an_incident_escapes_what_people_wrote() -> None:
+    page = incident_markdown(Suspected("nas", (Standing("r", "<b>|x", 0.0), Standing("s", "b", 1.0)), 2, "dead"))
+    assert "<b>" not in page and "| job | run | silent since |" in page and "a write to it does not return" in page
+
+
+class Incident:
+    """One storage with 8 slots in use, on a server; as many runs as are asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name = f"nas-{time.monotonic_ns()}"
+        self.events: list[str] = []
+        self.pages: list[str] = []
+        monkeypatch.setattr(storage_incident, "_LEAST_PAUSE_S", 0.0)
+        monkeypatch.setattr(storage_incident, "emit_storage_event", lambda kind, *_: self.events.append(kind))
+        monkeypatch.setattr(
+            storage_incident, "create_artifact", lambda kind, key, page, description: self.pages.append(page)
+        )
+        with get_client(sync_client=True) as client:
+            client.create_global_concurrency_limit(
+                GlobalConcurrencyLimitCreate(name=self.name, limit=8, active_slots=8)
+            )
+
+    def of(self, run: str) -> StorageIncident:
+        return StorageIncident(self.name, self.name, self.name, 1, run, LOGGER)
+
+    @property
+    def limit(self) -> int:
+        with get_client(sync_client=True) as client:
+            return client.read_global_concurrency_limit_by_name(self.name).limit
+
+    @property
+    def record(self) -> Any:
+        with get_client(sync_client=True) as client:
+            found = client.read_variable_by_name(f"cachewatch-incident-{self.name}")
+        return found.value if found is not None else None
+
+    def standings(self, silent: int, of: int = 4) -> list[Standing]:
+        return [Standing(f"r{n}", f"job {n}", 10.0 if n < silent else None) for n in range(of)]
+
+    def suspected(self, silent: int) -> Suspected:
+        standings = self.standings(silent)
+        return Suspected(self.name, tuple(standings[:silent]), 4, "dead")
+
+
+@pytest.fixture
+def incident(prefect_harness: None, monkeypatch: pytest.MonkeyPatch) -> Incident:
+    return Incident(monkeypatch)
+
+
+def follow(one: StorageIncident, suspected: Suspected | None, standings: list[Standing]) -> bool:
+    time.sleep(W)
+    return one.follow(suspected, standings, W)
+
+
+def test_one_of_the_runs_tells_of_the_incident_lowers_the_limit_and_gives_it_back_in_steps(incident: Incident) -> None:
+    first, second = incident.of("r0"), incident.of("r1")
+    assert not first.follow(None, incident.standings(0), W)  # nothing is suspected: nothing is asked
+    for _ in range(3):
+        for one in (first, second):
+            assert follow(one, incident.suspected(3), incident.standings(3))
+    assert (incident.events, len(incident.pages), incident.limit) == (["suspected"], 1, 2)
+    assert incident.record["limit"] == 8 and incident.record["by"] == "r0"
+    assert require_limit(incident.name, 8).limit == 2  # a job that occupies more waits, and is not refused
+    assert follow(first, incident.suspected(4), incident.standings(4))
+    assert (incident.events, len(incident.pages), incident.limit) == (["suspected"], 2, 1)  # never below 1
+    limits = []
+    while follow(first, None, incident.standings(0)):
+        limits.append(incident.limit)
+        assert follow(second, None, incident.standings(0))
+    assert limits == [2, 3, 4, 5, 6, 7]
+    assert (incident.limit, incident.record, incident.events) == (8, None, ["suspected", "recovered"])
+    assert not follow(second, None, incident.standings(0))
+
+
+def test_a_run_that_ends_gives_all_back_and_another_one_that_is_silent_goes_on(incident: Incident) -> None:
+    first, second = incident.of("r0"), incident.of("r1")
+    follow(first, incident.suspected(4), incident.standings(4))
+    assert incident.limit == 1
+    first.leave()
+    assert incident.limit == 8
+    for _ in range(2):
+        follow(second, incident.suspected(3), incident.standings(4)[1:])
+    assert incident.limit == 1 and incident.record["by"] == "r1" and incident.record["limit"] == 8
+    second.leave()
+    assert incident.limit == 8
+    assert incident.events == ["suspected"]  # told at the end of the first, if not before
+    again = incident.of("r1")  # its next attempt finds the storage as it was: the same incident
+    for _ in range(4):
+        follow(again, incident.suspected(3), incident.standings(3))
+    assert incident.limit == 2 and incident.record["limit"] == 8 and incident.events == ["suspected"]
+
+
+def test_a_limit_that_a_person_has_set_meanwhile_stays(incident: Incident) -> None:
+    first = incident.of("r0")
+    follow(first, incident.suspected(4), incident.standings(4))
+    with get_client(sync_client=True) as client:
+        client.update_global_concurrency_limit(incident.name, storage_incident.GlobalConcurrencyLimitUpdate(limit=5))
+    follow(first, incident.suspected(4), incident.standings(4))
+    assert not follow(first, None, incident.standings(0))
+    assert (incident.limit, incident.record) == (5, None)
+
+
+def test_the_next_run_gives_back_what_a_killed_one_held_back_and_not_earlier(incident: Incident) -> None:
+    follow(incident.of("r0"), incident.suspected(4), incident.standings(4))
+    give_back_abandoned(incident.name, incident.name, LOGGER)
+    assert incident.limit == 1 and limit_before(incident.name) == 8
+    with get_client(sync_client=True) as client:
+        client.delete_variable_by_name(f"cachewatch-incident-{incident.name}")
+        old = {"by": "r0", "seen_s": time.time() - 3600, "window_s": 300.0, "limit": 8, "set": 1}
+        client.create_variable(VariableCreate(name=f"cachewatch-incident-{incident.name}", value=old))
+    give_back_abandoned(incident.name, incident.name, LOGGER)
+    assert (incident.limit, incident.record) == (8, None)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_who_is_killed_while_it_sets_the_limit_leaves_one_that_is_given_back(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch, *, done: bool
+) -> None:
+    real = SyncPrefectClient.update_global_concurrency_limit
+
+    def killed(client: SyncPrefectClient, name: str, update: Any) -> None:
+        if done:
+            real(client, name, update)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SyncPrefectClient, "update_global_concurrency_limit", killed)
+        follow(incident.of("r0"), incident.suspected(4), incident.standings(4))
+    assert incident.limit == (1 if done else 8)
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 3600)
+    give_back_abandoned(incident.name, incident.name, LOGGER)
+    assert (incident.limit, incident.record) == (8, None)
+
+
+def test_a_limit_that_could_not_be_set_is_not_taken_for_a_persons(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = incident.of("r0")
+
+    def refuse(client: SyncPrefectClient, name: str, update: Any) -> None:
+        raise OSError
+
+    follow(first, incident.suspected(3), incident.standings(3))
+    assert incident.limit == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(SyncPrefectClient, "update_global_concurrency_limit", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError):
+                follow(first, incident.suspected(4), incident.standings(4))
+    while follow(first, None, incident.standings(0)):
+        pass
+    assert (incident.limit, incident.record) == (8, None)
