@@ -40,8 +40,8 @@ def run(quick: bool) -> list[dict[str, Any]]:
             time.sleep(max(0.0, began_s + polls * poll_s - time.monotonic()))
             cpu_s, wall_s = cpu_seconds(ours) - cpu_before_s, time.monotonic() - began_s
             helpers = kinds["guard"] + kinds["scanner"]
-            pss, rss = memory_of(helpers)
-            own_pss, own_rss = memory_of([watch])
+            pss, rss, _ = memory_of(helpers)
+            own_pss, own_rss, _ = memory_of([watch])
             bare = _bare_interpreter_mb()
         finally:
             process.terminate()

@@ -67,7 +67,7 @@ def watch_many(watches: int, poll_s: float, stall_s: float, steady_s: float) -> 
             before_s, began_s = cpu_seconds(pids), time.monotonic()
             time.sleep(steady_s)
             share = 100 * (cpu_seconds(pids) - before_s) / (time.monotonic() - began_s)
-            pss = [memory_of(group)[0] for group in ours]
+            memory = [memory_of(group) for group in ours]
             files = [sum(each.num_fds() for each in group) for group in ours]
             threads = [sum(each.num_threads() for each in group) for group in ours]
             stop.touch()
@@ -83,12 +83,13 @@ def watch_many(watches: int, poll_s: float, stall_s: float, steady_s: float) -> 
     late = sorted(report["stop"]["decided_after_last_growth_s"] - stall_s for report in reports)
     p95 = late[max(0, -(-len(late) * 95 // 100) - 1)]
     what = f"{watches} watches"
-    memory = statistics.median(pss)
+    pss, uss = [each[0] for each in memory], [each[2] for each in memory]
     return [
         row(f"{what}, poll {poll_s:g} s: processor, all together", share, "% of a core", "", None,
             target="below 10 % at 100", ok=share < 10, note=f"over {steady_s:g} s, generators not counted"),
-        row(f"{what}: memory of each (PSS)", memory, "MB", "", None,
-            target="below 25 MB", ok=memory < 25, note=spread(pss)),
+        row(f"{what}: memory of each (PSS)", statistics.median(pss), "MB", "", None,
+            target="below 25 MB", ok=statistics.median(pss) < 25, note=spread(pss)),
+        row(f"{what}: private memory of each (USS)", statistics.median(uss), "MB", "", None, note=spread(uss)),
         row(f"{what}: decision late by, 95th percentile", p95, "s", "", None,
             target="at most 0.5 s", ok=p95 <= 0.5, note=spread(late)),
         row(f"{what}: descriptors of each, the most", max(files), "", "", None,

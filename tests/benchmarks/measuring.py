@@ -176,10 +176,10 @@ def helpers_of(process: psutil.Process) -> dict[str, list[psutil.Process]]:
     return found
 
 
-def memory_of(processes: Sequence[psutil.Process]) -> tuple[float, float]:
-    """Sum the proportional and the resident set sizes of some processes; both in MB (10^6 bytes)."""
+def memory_of(processes: Sequence[psutil.Process]) -> tuple[float, float, float]:
+    """Sum the proportional, the resident and the private (unique) set sizes of some processes; in MB (10^6 bytes)."""
     readings = [process.memory_full_info() for process in processes]
-    return sum(r.pss for r in readings) / 1e6, sum(r.rss for r in readings) / 1e6
+    return sum(r.pss for r in readings) / 1e6, sum(r.rss for r in readings) / 1e6, sum(r.uss for r in readings) / 1e6
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:

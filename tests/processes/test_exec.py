@@ -521,12 +521,13 @@ def test_growth_in_any_of_several_directories_counts_and_a_nested_one_counts_onc
 
 
 def test_ignored_files_are_neither_growth_nor_listed(cache):
+    # A removed file that NFS keeps while somebody has it open is never the cache's.
     script = f"cd {cache}; for name in a.log b.lock .nfs1 c.skip d; do head -c 5000 /dev/zero > $name; done"
     ran = run_exec(cache, *WELL, "--ignore", "*.skip", command=sh(script))
     assert ran.report["growth"]["bytes_written"] == 5000
     assert [Path(e["path"]).name for e in ran.report["listing"]["entries"]] == ["d"]
     ran = run_exec(cache, *WELL, "--no-default-ignores", command=sh(f"cd {cache}; rm *; {script}"))
-    assert ran.report["growth"]["files_present"] == 5
+    assert ran.report["growth"]["files_present"] == 4
 
 
 def test_growth_below_the_least_is_a_stall(cache):

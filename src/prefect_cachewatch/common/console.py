@@ -86,6 +86,18 @@ class ConsoleWriter:
         with self._changed:
             return self._wait(wait_s, _HELD_MAX)
 
+    def close(self, wait_s: float) -> bool:
+        """Wait until everything has been written, even if the last wait was in vain.
+
+        Args:
+            wait_s: the longest wait, in seconds.
+
+        Returns:
+            Whether everything has been written.
+        """
+        self._stuck = False
+        return self.flush(wait_s)
+
     @property
     def busy(self) -> bool:
         """Whether something is still to be written."""
@@ -240,4 +252,4 @@ def close_console() -> None:
     """Give readers a last chance to take the output; call it when all output has been written."""
     end_s = time.monotonic() + _CLOSE_S
     for writer in (_output, _error):
-        writer.flush(max(0.0, end_s - time.monotonic()))
+        writer.close(max(0.0, end_s - time.monotonic()))
