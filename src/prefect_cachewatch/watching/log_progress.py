@@ -172,9 +172,11 @@ class LogProgress:
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
-        with self._changed:  # what was not reached in time
-            self._dropped += len(self._waiting)
-            self._waiting.clear()
+        with self._changed:
+            if self._waiting:  # was not reached in time, and may have begun in the midst of a line
+                self._dropped += len(self._waiting)
+                self._waiting.clear()
+                self._torn = True
         self._matcher.close()
 
     def _run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -183,6 +184,25 @@ def test_what_is_left_out_makes_no_line_of_two_halves():
     progress.close()
     assert progress.last is not None and progress.last.total in (900.0, 8.0)
     assert "were not searched" in progress.problems[0]
+
+
+def test_an_end_that_comes_before_all_is_searched_searches_no_half_line(monkeypatch):
+    monkeypatch.setattr(log_progress, "_END_S", 0.0)
+    progress = LogProgress([SHARD])
+    searched, ended = [], threading.Event()
+
+    def find(text):
+        searched.append(text)
+        assert ended.wait(60)
+        return []
+
+    monkeypatch.setattr(progress._matcher, "find", find)
+    progress.feed(memoryview(b"shard 1/900\n" * 300_000))
+    progress.prepare()
+    progress.close()  # while the first window is searched, which ends in the midst of a line
+    ended.set()
+    progress._thread.join(60)
+    assert searched and {line for text in searched for line in text.split(b"\n")} <= {b"shard 1/900"}
 
 
 def test_an_end_that_comes_before_all_is_searched_blames_no_pattern(monkeypatch):
