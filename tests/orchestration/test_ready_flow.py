@@ -63,6 +63,7 @@ def test_a_server_that_is_stopped_when_ready_ends_the_run_completed(bench: Bench
     assert_none_left(bench.tag, 0)
 
 
+@pytest.mark.campaign
 def test_a_server_that_ends_before_it_is_ready_fails_the_run_at_once_and_is_tried_again(bench: Bench):
     retry = RetryPolicy(attempts=2, backoff_s=0.05, jitter=0)
     state = bench.run(bench.job(exit_in_warmup=0), stall={"warmup_within_s": 3600}, retry=retry)
@@ -73,6 +74,7 @@ def test_a_server_that_ends_before_it_is_ready_fails_the_run_at_once_and_is_trie
     assert "device 3 does not answer" in report_artifact(state, bench.tag)
 
 
+@pytest.mark.campaign
 def test_a_server_that_is_never_ready_is_stalled_and_the_report_says_what_it_last_answered(bench: Bench):
     state = bench.run(bench.job(never_ready=True, status_warming=503), stall={"warmup_within_s": 2})
     assert (state.type.value, state.name) == ("FAILED", "Stalled")

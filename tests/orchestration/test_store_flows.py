@@ -154,6 +154,7 @@ def test_a_whole_cache_of_the_same_key_is_not_generated_again(store: CacheStore,
     assert builds(store) == ["active", "published", "published"]
 
 
+@pytest.mark.campaign
 def test_a_whole_build_that_was_published_and_never_current_is_only_activated(
     store: CacheStore, events: list[Any]
 ) -> None:

@@ -256,6 +256,7 @@ def test_with_wait_for_tree_the_end_of_what_it_left_behind_is_the_end(cache, sta
 # Stalls
 
 
+@pytest.mark.campaign
 def test_a_stall_has_it_stopped_with_a_daemon_that_went_to_init(cache, started, tmp_path):
     tag = new_tag()
     process = started(DAEMON, tag)
@@ -323,6 +324,7 @@ def test_one_that_wrote_before_the_watch_began_is_judged_by_the_window_of_writin
     assert json.loads((tmp_path / "r.json").read_text())["stall"]["kind"] == "no_growth"
 
 
+@pytest.mark.campaign
 def test_a_time_limit_is_said_once_and_the_process_goes_on(cache, started, tmp_path):
     process = started(OBEYS)
     with running(
@@ -512,6 +514,7 @@ except InputError as error:
     )
 
 
+@pytest.mark.campaign
 def test_a_generator_that_is_guarded_already_may_be_watched_but_not_stopped(cache, tmp_path):
     tag = new_tag()
     with running(exec_argv(tmp_path / "own", *WELL, command=program(SLEEPS, tag))) as guarded:

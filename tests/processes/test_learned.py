@@ -111,6 +111,7 @@ def test_who_has_not_asked_for_learned_windows_is_told_nothing_of_them(tmp_path:
     assert not job.history.exists()
 
 
+@pytest.mark.campaign
 def test_a_planted_history_leaves_the_floor_and_the_configured_window(tmp_path: Path):
     """Without a lowered floor: pauses of nothing give half a minute, pauses of a week the configured window."""
     job = Job(tmp_path)
@@ -149,6 +150,7 @@ def test_exec_says_what_it_has_learned_and_where_the_history_lies(tmp_path: Path
     assert len(read_runs(str(history), told["job"])) == 6
 
 
+@pytest.mark.campaign
 def test_a_history_in_the_cache_never_counts_whatever_is_ignored_and_whoever_asks(tmp_path: Path):
     cache = tmp_path / "cache"
     cache.mkdir()

@@ -119,6 +119,7 @@ def test_the_view_is_seen_whatever_the_generator_prints(tmp_path, code):
         assert frames(one, 40) >= 34
 
 
+@pytest.mark.campaign
 def test_an_unfinished_line_stays_and_goes_on_where_it_stopped(tmp_path):
     with shown(tmp_path / "cache", WORDS.replace("LAST", "2")) as one:
         assert eventually(one.has_view)

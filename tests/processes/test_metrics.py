@@ -175,6 +175,7 @@ def test_a_scraper_is_answered_at_once_while_sixty_clients_drip(how):
         endpoint.close()
 
 
+@pytest.mark.campaign
 def test_a_client_that_drips_is_hung_up_on_however_its_bytes_come():
     endpoint = Endpoint(ANY)
     try:

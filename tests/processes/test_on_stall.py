@@ -133,6 +133,7 @@ def test_a_generator_that_never_grows_again_and_fails_would_have_been_stopped_ri
     assert len(ran.stderr.splitlines()) == 2  # each is said, quiet or not
 
 
+@pytest.mark.campaign
 def test_the_time_limit_and_an_empty_cache_are_said_and_change_no_exit_status(cache):
     ran = run_exec(
         cache, *SHADOW, "--max-duration", "0.5s", "--first-write-within", "5m", "--no-bundle",
@@ -145,6 +146,7 @@ def test_the_time_limit_and_an_empty_cache_are_said_and_change_no_exit_status(ca
     assert "it was empty before as well, which would have been a failure" in ran.last_line
 
 
+@pytest.mark.campaign
 def test_reported_stalls_and_lines_of_progress_are_metrics(cache, tmp_path):
     metrics = tmp_path / "metrics"
     metrics.mkdir()

@@ -76,6 +76,7 @@ def test_what_is_only_to_be_reported_is_left_alone_though_it_is_proven(tmp_path:
     assert [(stall["kind"], stall["resumed_at_s"]) for stall in stalls()] == [("deadlocked", None)]
 
 
+@pytest.mark.campaign
 def test_a_generator_that_sleeps_longer_than_that_completes(tmp_path: Path) -> None:
     tag, cache = new_tag(), tmp_path / "c"
     ran = run_exec(cache, "--prove-after", "1s", "--poll", "0.5s", command=[*program(PAUSE, tag), str(cache)])

@@ -93,6 +93,7 @@ def test_it_may_be_ready_by_a_port_a_line_or_a_marker(bench: Bench, kind: str):
     assert_none_left(bench.tag)
 
 
+@pytest.mark.campaign
 def test_a_marker_of_an_earlier_run_says_nothing_of_this_one(bench: Bench):
     bench.cache.mkdir()
     (bench.cache / "COMPLETED").write_text("of yesterday")
@@ -114,6 +115,7 @@ def test_a_server_that_ends_before_it_is_ready_fails_at_once_with_its_code_and_i
     assert ran.report["ready"]["at_s"] is None
 
 
+@pytest.mark.campaign
 def test_a_server_that_is_never_ready_is_stopped_when_its_warm_up_has_lasted_too_long(bench: Bench):
     ran = bench.exec("--warmup-within", "2s", never_ready=True, workers=1)
     assert (ran.status, ran.report["stall"]["kind"]) == (124, "never_ready")
@@ -133,6 +135,7 @@ PRINTS_AND_HANGS = """
 """
 
 
+@pytest.mark.campaign
 def test_a_stall_is_seen_while_a_pattern_takes_hours_and_the_pattern_is_said(bench: Bench):
     options = ("--ready", COSTLY, "--stall-after", "3s", "--first-write-within", "20s", "--poll", "0.5s", "--no-bundle")
     command = [*program(PRINTS_AND_HANGS, bench.tag), str(bench.cache)]
@@ -152,6 +155,7 @@ def test_a_signal_is_obeyed_while_a_pattern_takes_hours(bench: Bench):
     assert_none_left(bench.tag)
 
 
+@pytest.mark.campaign
 def test_an_address_that_takes_the_question_and_never_answers_delays_no_verdict(bench: Bench):
     began_s = time.monotonic()
     ran = bench.exec("--warmup-within", "1.5s", "--ready-every", "60s", hang_health=True)
@@ -161,22 +165,26 @@ def test_an_address_that_takes_the_question_and_never_answers_delays_no_verdict(
     assert_none_left(bench.tag, 0)
 
 
+@pytest.mark.campaign
 def test_a_server_that_hangs_while_it_writes_is_a_stall_where_its_warm_up_is_named(bench: Bench):
     ran = bench.exec("--warmup-begins", "log=warming up", hang_in_writing=True)
     assert (ran.status, ran.report["stall"]["kind"], phases(ran)) == (124, "no_growth", ["writing"])
 
 
+@pytest.mark.campaign
 def test_a_server_that_hangs_far_below_its_expected_size_is_a_stall(bench: Bench):
     ran = bench.exec("--expect", "100MB", hang_in_writing=True)
     assert (ran.status, ran.report["stall"]["kind"], phases(ran)) == (124, "no_growth", ["writing"])
 
 
+@pytest.mark.campaign
 def test_a_named_warm_up_begins_with_its_line(bench: Bench):
     ran = bench.exec("--warmup-begins", "log=warming up", "--then", "stop", warm_s=2.0)
     assert (ran.status, phases(ran)) == (0, ["writing", "warm_up"])
     assert ran.report["ready"]["phases"][-1]["why"] == "its mark has appeared"
 
 
+@pytest.mark.campaign
 def test_a_server_on_a_full_cache_writes_nothing_and_gets_ready(bench: Bench):
     bench.cache.mkdir()
     (bench.cache / "layer.bin").write_bytes(bytes(100_000))

@@ -62,6 +62,7 @@ def test_a_healthy_run_is_recorded_to_its_end(tmp_path):
     assert (data["status"], data["bytes_written"]) == ("ended", last.written_bytes)
 
 
+@pytest.mark.campaign
 def test_a_stalled_run_is_stopped_at_the_same_moment_when_it_is_replayed(tmp_path):
     cache, path = tmp_path / "cache", tmp_path / "t.csv"
     ran = run_exec(cache, "--record", path, "--no-bundle", *WINDOWS, command=command(cache, 3, "hang"))
@@ -77,6 +78,7 @@ def test_a_stalled_run_is_stopped_at_the_same_moment_when_it_is_replayed(tmp_pat
     assert frozen["after_last_growth_s"] == pytest.approx(60, abs=0.01)
 
 
+@pytest.mark.campaign
 def test_a_run_that_is_killed_leaves_a_valid_trace_so_far(tmp_path):
     cache, path, tag = tmp_path / "cache", tmp_path / "t.csv", new_tag()
 

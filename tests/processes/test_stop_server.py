@@ -34,6 +34,7 @@ def test_stop_lists_its_servers_and_stops_one_by_name(bench: Bench):
     assert_none_left(bench.tag)
 
 
+@pytest.mark.campaign
 def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(bench: Bench):
     bench.exec(ignore_term=True)
     stopped = bench.cachewatch("stop", "cache", "--grace", "0.3s", "--json")
@@ -43,6 +44,7 @@ def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_period(bench: B
     assert_none_left(bench.tag, 5)
 
 
+@pytest.mark.campaign
 def test_a_worker_that_lost_its_parent_is_stopped_with_its_server(bench: Bench):
     pid = bench.exec(workers=2).report["ready"]["pid"]
     assert len(tagged(bench.tag)) == 3
@@ -71,6 +73,7 @@ def test_a_record_of_another_boot_is_never_acted_on_whoever_has_its_pid_now(benc
     assert tagged(bench.tag) == [ran.report["ready"]["pid"]]
 
 
+@pytest.mark.campaign
 def test_a_record_that_others_could_have_written_is_left_alone(bench: Bench):
     ran = bench.exec()
     path = Path(ran.report["ready"]["record"])
@@ -81,6 +84,7 @@ def test_a_record_that_others_could_have_written_is_left_alone(bench: Bench):
     assert path.exists()
 
 
+@pytest.mark.campaign
 def test_the_keeper_holds_the_lock_and_ends_with_the_server(bench: Bench):
     ran = bench.exec()
     assert run_exec(bench.cache, command=["true"], env=bench.env).status == 125
@@ -90,6 +94,7 @@ def test_the_keeper_holds_the_lock_and_ends_with_the_server(bench: Bench):
     assert eventually(lambda: run_exec(bench.cache, command=["true"], env=bench.env).status == 0, 10)
 
 
+@pytest.mark.campaign
 def test_a_keeper_that_was_stopped_does_not_keep_the_directory_locked(bench: Bench):
     bench.exec()
     (keeper,) = [holder.pid for holder in find_holders(os.stat(bench.cache))]

@@ -13,6 +13,7 @@ from processes.test_unread import SOON_S, WINDOW_S, full_pipe, stopped_terminal
 from support import CACHEWATCH, PATIENCE_S, eventually
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("where", [full_pipe, stopped_terminal])
 @pytest.mark.parametrize("on_stall", ["stop", "report"])
 def test_a_watch_decides_and_ends_though_nobody_reads_what_it_says(tmp_path: Path, where, on_stall):

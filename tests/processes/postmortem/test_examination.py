@@ -73,6 +73,7 @@ def test_a_stall_ends_with_its_cause_a_report_and_a_bundle(env, tmp_path):
     assert len((bundle / "growth.csv").read_text().splitlines()) > 3
 
 
+@pytest.mark.campaign
 def test_no_bundle_is_written_if_none_is_wanted_and_elsewhere_if_asked(env, tmp_path):
     guard(env, tmp_path / "cache", DEADLOCK, "--no-bundle", "--report", str(tmp_path / "r.json"))
     assert json.loads((tmp_path / "r.json").read_text())["bundle"] is None
