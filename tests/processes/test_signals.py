@@ -204,8 +204,8 @@ def test_every_other_signal_that_ends_a_process_cancels_with_a_report(tmp_path, 
 
 TIDY = f"""
     import pathlib, sys, time
-    pathlib.Path(sys.argv[2] + "/up").touch()
     try:
+        pathlib.Path(sys.argv[2] + "/up").touch()
         time.sleep({LIFE_S})
     except KeyboardInterrupt:
         time.sleep(1)
