@@ -46,7 +46,7 @@ def test_a_full_pipe_and_a_wait_for_its_writer_are_proven_and_stopped(tmp_path: 
     assert ran.report
     stall = ran.report["stall"]
     assert (stall["kind"], stall["window_s"]) == ("deadlocked", 300)
-    assert stall["pause_s"] < 60
+    assert stall["pause_s"] < 150
     waits = {wait["call"]: wait for wait in stall["waits"]}
     assert waits["wait4"]["waits_for"] == [waits["write"]["pid"]]
     assert waits["write"]["waits_for"] == [waits["wait4"]["pid"]]
