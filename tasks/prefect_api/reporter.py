@@ -152,7 +152,8 @@ class Reporter:
         last = self._watch.state.samples[-1]
         if last.at_s != self._sampled_s:
             self._sampled_s = last.at_s
-            payload = {"attempt": self._attempt, "bytes_present": last.bytes_present}
+            writing = self._watch.state.rule.silence is not None
+            payload = {"attempt": self._attempt, "bytes_present": last.bytes_present, "writing": writing}
             emit_run_event("sampled", payload, self._labels)
 
     def _suspicions(self) -> None:

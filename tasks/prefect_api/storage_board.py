@@ -142,14 +142,20 @@ def standings_of(events: Sequence[Mapping[str, Any]]) -> list[Standing]:
         events: as the API returns them, in any order.
 
     Returns:
-        One entry for each run that has not ended its attempt; a run that is measured and has said nothing else moves.
+        One entry for each run that has written and has not ended its attempt; one that is measured and has said nothing
+        else moves.
     """
     states: dict[str, Mapping[str, Any]] = {}
     for event in sorted(events, key=_received):
         run = str(event["resource"]["prefect.resource.id"])
-        if event["event"] != _SAMPLED or run not in states or states[run]["event"] == _PAUSED:
+        if event["event"] != _SAMPLED or run not in states or states[run]["event"] in (_SAMPLED, _PAUSED):
             states[run] = event
-    return [_standing(run, event) for run, event in sorted(states.items()) if event["event"] != _PAUSED]
+    return [_standing(run, event) for run, event in sorted(states.items()) if _counts(event)]
+
+
+def _counts(event: Mapping[str, Any]) -> bool:
+    begins = event["event"] == _SAMPLED and (event.get("payload") or {}).get("writing") is False
+    return event["event"] != _PAUSED and not begins
 
 
 def _standing(run: str, event: Mapping[str, Any]) -> Standing:

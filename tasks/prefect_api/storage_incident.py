@@ -1,13 +1,14 @@
 """One storage that is suspected is one incident: one run tells of it, holds its slots back, and gives them back in steps.
 
-The run is whoever made the incident's variable first. The variable has the limit as it was and is renewed while somebody
-looks after it. A run that ends gives all slots back, and another silent one takes over; if all were killed, the next run on
+The run is whoever made the incident's variable first, or took it over. The variable says who that is, whether the incident
+was told, and the limit as it was; it is renewed while somebody looks after it. A run that ends gives all slots back, and another silent one takes over; if all were killed, the next run on
 the storage gives them back. No request is made while nothing is suspected, but one at the start of a run with a `storage`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,8 @@ class StorageIncident:
             return True
         self._again_s = time.monotonic() + max(window_s / _RENEWALS, _LEAST_PAUSE_S)
         with get_client(sync_client=True) as client:
+            if self._record is not None and not self._is_mine(client):
+                self._record = None  # nobody had heard of this run for long, and another one has taken over
             if self._record is None:
                 self.concerns = self._take_over(client, standings, window_s, opens=suspected is not None)
             elif suspected is None and not _are_silent(standings):
@@ -92,15 +95,23 @@ class StorageIncident:
         if self._record is None:
             return
         with get_client(sync_client=True) as client:
+            if not self._is_mine(client):
+                self._record, self.concerns = None, False
+                return
             if (before := self._record["limit"]) is not None:
                 now = self._limit_now(client).limit
                 if _is_ours(self._record, now):
                     self._set_limit(client, before, now)
             # Not removed: a next attempt that finds the storage as it was is the same incident.
-            self._renew(client, {"by": "", "limit": None, "set": None})
+            tells = not self._is_told and self._last is not None
+            self._renew(client, {"by": "", "limit": None, "set": None, "told": self._is_told or tells})
         self._record, self.concerns = None, False
-        if not self._is_told and self._last is not None:
+        if tells and self._last is not None:
             self._say(self._last)
+
+    def _is_mine(self, client: SyncPrefectClient) -> bool:
+        found = _read(client, self._name)
+        return found is not None and found.get("by") == self._run
 
     def _take_over(
         self, client: SyncPrefectClient, standings: Sequence[Standing], window_s: float, *, opens: bool
@@ -109,16 +120,24 @@ class StorageIncident:
         found = _read(client, self._name)
         if found is None and not opens:
             return False
-        record: Record = {"by": self._run, "seen_s": time.time(), "window_s": window_s, "limit": None, "set": None}
+        record: Record = {
+            "by": self._run,
+            "seen_s": time.time(),
+            "window_s": window_s,
+            "limit": None,
+            "set": None,
+            "told": False,
+        }
         if found is None:
             try:
                 client.create_variable(VariableCreate(name=self._name, value=record))
             except ObjectAlreadyExists:
                 return True
-            self._record = record
+            self._record, self._is_told, self._count = record, False, 0
         elif found.get("by") not in {one.run for one in standings} - {self._run} or is_abandoned(found):
-            self._is_told = not (opens and is_abandoned(found))
-            self._record = {**record, **{key: found.get(key) for key in ("limit", "set", "was")}}
+            self._is_told = bool(found.get("told")) and not (opens and is_abandoned(found))
+            kept = {key: found.get(key) for key in ("limit", "set", "was")}
+            self._record = {**record, **kept, "told": self._is_told}
         else:
             return True
         self._hold_back(client, standings)
@@ -191,6 +210,8 @@ class StorageIncident:
     def _say(self, suspected: Suspected) -> None:
         if not self._is_told:
             self._is_told = True
+            if self._record is not None:
+                self._record["told"] = True  # whoever takes over tells of it no more, once this is renewed
             payload = {
                 "message": f"{suspected.sentence}.", "next": _ADVICE, "silent": len(suspected.silent),
                 "active": suspected.active, "probed": suspected.probed,
@@ -204,13 +225,14 @@ class StorageIncident:
 
 
 def storage_label(key: str) -> str:
-    """Name a storage in labels, resources, artifacts and variables of Prefect.
+    """Name a storage in labels, resources, artifacts and variables of Prefect; different keys have different names.
 
     Example:
-        >>> storage_label("filer:/vol1")
-        'filer-vol1'
+        >>> storage_label("fast-ssd"), storage_label("fast_ssd")
+        ('fast-ssd', 'fast-ssd-30939d')
     """
-    return slugify(key, most=200, other="storage")
+    slug = slugify(key, most=200, other="storage")
+    return slug if slug == key else f"{slug}-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
 
 
 def incident_markdown(suspected: Suspected) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from prefect_cachewatch.tasks.prefect_api.storage_incident import (
     incident_markdown,
     limit_before,
     slots_that_move,
+    storage_label,
 )
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
@@ -43,14 +45,24 @@ def test_a_run_moves_if_it_is_measured_is_silent_if_it_said_so_last_and_is_gone_
         event("again", "storage.moving", 20, silent_s=None),
         event("gone", "run.sampled", 1),
         event("gone", "run.paused", 30),
+        event("begins", "run.sampled", 1, writing=False),  # nothing is known of its storage
+        event("wrote", "run.sampled", 1, writing=False),
+        event("wrote", "run.sampled", 30, writing=True),
         event("retried", "run.paused", 20),
         event("retried", "run.sampled", 30),
     ]
     found = {one.run: one for one in standings_of(list(reversed(events)))}
-    assert sorted(found) == ["again", "moves", "retried", "silent"]
+    assert sorted(found) == ["again", "moves", "retried", "silent", "wrote"]
     assert [run for run, one in found.items() if one.silent_since_s is not None] == ["silent"]
     assert found["silent"].job == "llama"
     assert standings_of([]) == []
+
+
+def test_two_storages_have_two_labels_whatever_their_names() -> None:
+    names = ["nas", "fast_ssd", "fast-ssd", "Fast-SSD", "filer:/vol1", "filer:/vol/1", "x" * 300, "x" * 301, "/", ":"]
+    labels = [storage_label(name) for name in names]
+    assert len(set(labels)) == len(names) and labels[0] == "nas"
+    assert all(re.fullmatch(r"[a-z0-9-]{1,210}", label) for label in labels)
 
 
 def test_slots_are_the_share_of_what_moves() -> None:
@@ -150,6 +162,28 @@ def test_a_run_that_ends_gives_all_back_and_another_one_that_is_silent_goes_on(i
     for _ in range(4):
         follow(again, incident.suspected(3), incident.standings(3))
     assert incident.limit == 2 and incident.record["limit"] == 8 and incident.events == ["suspected"]
+
+
+def test_a_run_that_was_not_heard_of_for_long_looks_after_nothing_that_another_one_has_taken_over(
+    incident: Incident,
+) -> None:
+    first, second = incident.of("r0"), incident.of("r1")
+    for _ in range(3):
+        follow(first, incident.suspected(3), incident.standings(3))
+    assert (incident.events, incident.record["told"]) == (["suspected"], True)
+    for _ in range(3):
+        follow(second, incident.suspected(3), incident.standings(3)[1:])  # events of the first do not come
+    assert incident.record["by"] == "r1" and incident.limit == 2
+    for _ in range(3):
+        assert follow(first, incident.suspected(4), incident.standings(4))
+    first.leave()
+    assert incident.record["by"] == "r1" and incident.limit == 2
+    while follow(second, None, incident.standings(0)):
+        pass
+    assert (incident.limit, incident.record, incident.events) == (8, None, ["suspected", "recovered"])
+    for _ in range(3):
+        follow(second, incident.suspected(3), incident.standings(3))
+    assert incident.events == ["suspected", "recovered", "suspected"]  # another incident
 
 
 def test_a_limit_that_a_person_has_set_meanwhile_stays(incident: Incident) -> None:

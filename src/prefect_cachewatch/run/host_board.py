@@ -6,6 +6,7 @@ A file says which process its run belongs to. That of a dead one does not count,
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -129,7 +130,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     if not (
         all(isinstance(text, str) for text in texts)
         and all(type(number) is int for number in numbers)
-        and (since is None or isinstance(since, float))
+        and (since is None or (isinstance(since, float) and math.isfinite(since)))
     ):
         raise RunFileRefused("it does not say how a run stands")
     return dict(record)

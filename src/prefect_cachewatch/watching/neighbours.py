@@ -36,6 +36,7 @@ SLOW_S = 2.0
 _DEAD_S = (2.0, 5.0)
 _LOOK_S = (0.5, 15.0)
 _PROBE_ENDS_S = 600.0
+_GLANCE_S = 0.2
 _BOARD_ENDS_S, _INCIDENT_ENDS_S = 0.5, 3.0
 
 
@@ -71,17 +72,22 @@ class Prober:
         self._thread: threading.Thread | None = None
         self._found: Probed = "unknown"
 
-    def look(self, dead_s: float) -> Probed:
+    def look(self, dead_s: float, is_over: Callable[[], bool] = lambda: False) -> Probed:
         """Return what a write finds; one that has not returned by then goes on, and is asked for the next time.
 
         Args:
             dead_s: how long it is waited for.
+            is_over: whether nobody wants to know any more, so that it is waited for no longer.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._probe, name="cachewatch-write-probe", daemon=True)
             thread.start()
             self._thread = thread
-        self._thread.join(dead_s)
+        until_s = time.monotonic() + dead_s
+        while self._thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+            if is_over():
+                return "unknown"
+            self._thread.join(min(left_s, _GLANCE_S))
         if self._thread.is_alive():
             return "dead"
         self._thread = None
@@ -127,12 +133,13 @@ class Neighbours:
         self._blamed: tuple[float, float] | None = None  # the silence in which the storage was suspected
         self._told: tuple[float, float] | None = None  # the silence that the board was told of last, and when
         self._told_s = 0.0
-        self._is_known = False
+        self._is_known = self._has_written = False
 
     def sampled(self, watch: Watch) -> None:
         """Take in a measurement; returns at once."""
         silence = watch.state.rule.silence
         self._watch, self._sampled_s = watch, self._clock()
+        self._has_written = self._has_written or silence is not None
         silence_s, self._window_s = silence or (0.0, watch.stall.stall_after_s)
         self._silent_since_s = self._sampled_s - silence_s
         self._late_s = 2 * watch.state.rule.poll_s + watch.site.scanner.last_scan_s  # a scan has its time, and a poll
@@ -190,6 +197,8 @@ class Neighbours:
         if self._silent is None and now_s - self._sampled_s >= max(self._window_s / 2, self._late_s):
             self._fall_silent()  # a scan does not return
         silent = self._silent
+        if silent is None and not self._has_written:
+            return True  # whether its storage moves is not known
         if silent is not self._told or not self._is_known or (silent and now_s - self._told_s >= SAY_AGAIN_S):
             self._board.say(None if silent is None else now_s - silent[0])
             self._told, self._told_s, self._is_known = silent, now_s, True
@@ -197,6 +206,8 @@ class Neighbours:
             self._seen = None
             return self._board.follow(None, self._window_s)
         suspected = self._suspect(silent[1])
+        if self._closed.is_set():
+            return False  # what follows would come after the run's end
         self._seen, self._seen_s = suspected, self._clock()
         if suspected is not None and self._blamed is not silent:
             self._blamed = silent
@@ -219,7 +230,7 @@ class Neighbours:
         group = fell_silent(self._board.me, standings, window_s)
         if not is_majority(len(group), len(standings)):
             return None
-        probed = self._prober.look(min(max(window_s / 4, _DEAD_S[0]), _DEAD_S[1]))
+        probed = self._prober.look(min(max(window_s / 4, _DEAD_S[0]), _DEAD_S[1]), self._closed.is_set)
         if not is_suspected(len(group), len(standings), probed):
             return None
         return Suspected(self.storage, group, len(standings), probed)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support import eventually
 
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.watching import neighbours as neighbours_of
 from prefect_cachewatch.watching.neighbours import Neighbours, Prober
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Measurement, StallRule
@@ -214,6 +215,18 @@ def test_one_run_learns_of_the_others_and_forgets_when_it_moves() -> None:
     eventually(lambda: board.left)
 
 
+def test_a_run_that_has_not_written_says_nothing() -> None:
+    board = Table("me", [])
+    neighbours = Neighbours("nas", board, Prober(lambda: 0.01), clock=lambda: 0.0)  # every measurement is in time
+    neighbours.sampled(watch_with(None))
+    eventually(lambda: board.said, 1.5)  # its first look is after 1 s
+    assert board.said == []
+    neighbours.sampled(watch_with((0.1, 2.0)))
+    eventually(lambda: board.said)
+    assert board.said == [None]
+    neighbours.close()
+
+
 def test_a_thread_that_cannot_start_stops_nothing_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -246,6 +259,27 @@ def test_a_board_that_hangs_or_fails_delays_nothing_and_nothing_is_suspected() -
     neighbours.sampled(watch_with((2.5, 2.0)))
     assert neighbours.fate() == "never suspected"
     neighbours.close()
+    released.set()
+
+
+def test_a_run_that_ends_during_a_probe_does_nothing_about_its_storage_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours_of, "_DEAD_S", (60.0, 60.0))
+    released, begun = threading.Event(), threading.Event()
+
+    def write() -> float:
+        begun.set()
+        released.wait(60)
+        return 0.0
+
+    board = Table("me", runs(0.1, 0.2))
+    neighbours = Neighbours("nas", board, Prober(write))
+    neighbours.sampled(watch_with((1.5, 2.0)))
+    assert begun.wait(60)
+    neighbours.close()
+    eventually(lambda: board.left)
+    assert board.followed == [] and neighbours.fate() == "never suspected"
     released.set()
 
 
