@@ -25,6 +25,9 @@ names = [f"layer{number}.bin" for number in range(4)]
 for name in names:
     if how == "anew" or (how in ("resume", "index") and not os.path.exists(f"{cache}/{name}")):
         write(name)
+        if len(sys.argv) > 3 and sys.argv[2] == name:
+            time.sleep(0.3)
+            sys.exit(7)
     elif how == "hashed":  # as vLLM does: a directory for each hash of its environment
         write(f"{os.environ.get('VLLM_HOST', 'x')}/{name}")
     elif how == "touch":
@@ -128,6 +131,24 @@ def test_a_partial_cache_that_is_resumed_or_begun_again_is_not_missed(cache: Cac
         (cache.path / "layer0.bin").unlink()
         (cache.path / "layer1.bin").unlink()
         assert cache.missed(how) is None
+
+
+def test_after_a_run_that_failed_while_it_wrote_anew_no_whole_cache_is_said_to_have_been_there(cache: Cache) -> None:
+    cache.run("anew")
+    for name in ("layer1.bin", "layer3.bin"):
+        command = [sys.executable, "-I", str(cache.script), str(cache.path), name, "anew"]
+        assert run_exec(cache.path, "--poll", "0.1s", command=command).status == 7
+    assert cache.missed("anew") is None
+    assert cache.missed("anew") is not None
+
+
+def test_what_a_launcher_sets_for_each_run_differs_in_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for run in ("1", "2"):
+        for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "VLLM_PORT", "NCCL_COMM_ID", "VLLM_HOST_IP"):
+            monkeypatch.setenv(name, run)
+        missed = cache.missed("anew")
+    assert missed is not None
+    assert missed["differs"] == []
 
 
 def test_another_command_makes_another_cache(cache: Cache) -> None:

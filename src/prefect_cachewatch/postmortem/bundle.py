@@ -27,6 +27,7 @@ from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.common.text import for_terminal, redact, slugify
+from prefect_cachewatch.postmortem.bundlestore import CANCELLED
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.filelister import main
 from prefect_cachewatch.postmortem.html import render_page
@@ -107,7 +108,7 @@ def write_bundle(
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     else:
         os.close(make_own_directory(root))
-    job = slugify(content.name, most=40) + ("-cancelled" if content.report.get("outcome") == "cancelled" else "")
+    job = slugify(content.name, most=40) + (CANCELLED if content.report.get("outcome") == "cancelled" else "")
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{job}-{os.urandom(3).hex()}"
     work, final = root / f".{name}.partial", root / name
     work.mkdir(mode=0o700)

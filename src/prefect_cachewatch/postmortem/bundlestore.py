@@ -21,6 +21,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 
 __all__ = [
+    "CANCELLED",
     "END",
     "BundleRoot",
     "choose_bundle_root",
@@ -36,7 +37,9 @@ __all__ = [
 END = "end.json"
 
 _NAME = re.compile(r"\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}")
-_CANCELLED = re.compile(r"-cancelled-[0-9a-f]{6}$")
+#: Ends the name of a cancelled run's bundle before its digits; no job's name in lower case and single dashes ends so.
+CANCELLED = "--cancelled"
+_CANCELLED = re.compile(rf"{CANCELLED}-[0-9a-f]{{6}}$")
 _CANCELLED_KEPT = 10
 _PARTIAL = re.compile(r"\.\d{8}T\d{6}Z-[a-z0-9-]+-[0-9a-f]{6}\.partial")
 _LEAST_FREE_BYTES = 64 << 20

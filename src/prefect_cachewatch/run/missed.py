@@ -10,6 +10,7 @@ import binascii
 import contextlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -33,7 +34,7 @@ from prefect_cachewatch.watching.sections import CacheMissed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KnownKey", "RunFacts", "exchange_facts", "facts_of", "judge", "look_back"]
+__all__ = ["KnownKey", "RunFacts", "exchange_facts", "facts_of", "judge", "look_back", "note_unfinished"]
 
 #: A smaller cache is an index or a state file, which may well be written in each run.
 LEAST_BYTES = 1 << 20
@@ -41,6 +42,7 @@ LEAST_BYTES = 1 << 20
 SHARE = 0.5
 _AS_MUCH, _GROWN, _WHOLE = 0.2, 1.01, 0.99
 _WITHIN_S = 5.0
+_UNFINISHED = -1  # in place of the size of a cache: somebody wrote to it and did not complete
 _RECORD_BYTES, _MANIFEST_BYTES, _RECORDS_MAX = 1 << 20, 64 << 20, 1000
 _SHOWN = 3
 _VALUE_MAX = 500
@@ -55,6 +57,8 @@ _PREFIXES = (
     "NVIDIA_", "ROCM_", "HIP_", "HF_", "TRANSFORMERS_", "FLASHINFER_", "TRTLLM_", "TLLM_", "OPENVINO_", "OV_", "XLA_", "JAX_",
     "NCCL_", "OMP_", "MKL_",
 )  # fmt: skip
+# What a launcher sets anew for each run: it decides nothing.
+_OF_ONE_RUN = re.compile(r"^TORCHELASTIC_|_(RUN_ID|JOB_ID|SESSION_ID|INSTANCE_ID|COMM_ID|PORT|PID|HOST_IP|ERROR_FILE)$")
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ def look_back(
 ) -> Outcome:  # fmt: skip
     """Compare a completed attempt with the run before, and leave its own facts for the next one.
 
+    Another attempt that wrote leaves that what lies there is no whole cache any more.
+
     Args:
         files: the helper process.
         watch: the attempt.
@@ -103,6 +109,9 @@ def look_back(
         The outcome, with `missed` and its sentence if a whole cache was not used.
     """
     found = outcome.rewriting
+    if outcome.name != "completed" and watch.state.growth.bytes_written:
+        with contextlib.suppress(OSError):
+            files.run(note_unfinished, sorted(watch.site.found_paths), timeout_s=_WITHIN_S)
     if found is None or found.present_bytes < LEAST_BYTES:
         return outcome
     facts, programs = facts_of(watch, found, env, secrets, known), _programs(watch.job.command)
@@ -187,6 +196,8 @@ def judge(found: Rewriting, before: RunFacts | None, now: RunFacts) -> CacheMiss
 def _whole_by(found: Rewriting, before: RunFacts | None) -> str | None:
     """Say how it is known that the cache was whole at the start; None if it is not."""
     if before is not None:
+        if before.bytes_present == _UNFINISHED:
+            return None
         as_left = found.start_bytes >= _WHOLE * before.bytes_present
         return None if not as_left else "manifest" if before.identity is None else "last_run"
     # A cache that was begun and not finished grows, and what was cut in it gets another size.
@@ -245,7 +256,7 @@ def _shown(value: str | None) -> str:
 
 
 def _counts(name: str) -> bool:
-    return name in _NAMES or name.startswith(_PREFIXES)
+    return (name in _NAMES or name.startswith(_PREFIXES)) and not _OF_ONE_RUN.search(name)
 
 
 def _programs(command: Sequence[str]) -> list[str]:
@@ -273,6 +284,20 @@ def exchange_facts(facts: RunFacts, programs: Iterable[str], cwd: str) -> tuple[
         write_entry(here, name, json.dumps(asdict(now)).encode("ascii"))
         _prune(here)
     return before, now
+
+
+def note_unfinished(cache_dirs: list[str]) -> None:
+    """Leave in place of the last run's facts that a run has written since and did not complete; for the helper process.
+
+    Args:
+        cache_dirs: of the run.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    facts = RunFacts(format_moment(time.time()), cache_dirs, _UNFINISHED, 0, [])
+    with Opened(make_own_directory(state_home() / "caches")) as here:
+        write_entry(here, _record_name(cache_dirs), json.dumps(asdict(facts)).encode("ascii"))
 
 
 def _record_name(cache_dirs: Sequence[str]) -> str:

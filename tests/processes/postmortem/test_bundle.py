@@ -238,8 +238,8 @@ def test_old_bundles_go_by_count_and_by_age_and_nothing_else_goes(tmp_path):
 
 def test_bundles_of_cancelled_runs_drive_out_none_that_explains_a_stall(tmp_path):
     root = tmp_path / "bundles"
-    stalled = [_old(root, f"2026010{day}T000000Z") for day in (1, 2)]
-    cancelled = [_old(root, f"202602{day:02}T000000Z", "llama-cancelled") for day in range(1, 13)]
+    stalled = [_old(root, f"2026010{day}T000000Z", "llama-cancelled") for day in (1, 2)]  # so is the job called
+    cancelled = [_old(root, f"202602{day:02}T000000Z", "llama--cancelled") for day in range(1, 13)]
     assert set(prune_bundles(root, keep=2, max_age_s=500)) == set(cancelled[:2])
     assert all(path.is_dir() for path in stalled)
 
