@@ -35,6 +35,7 @@ _STEPS = 8  # additive increase: an eighth of the limit at a time
 _RENEWALS = 4  # a window: how often an incident is renewed, and slots are changed
 _LEAST_PAUSE_S = 2.0
 _ABANDONED_S = 120.0
+_UNSEEN_S = 30.0  # events of a run may come late
 
 Record = dict[str, Any]
 
@@ -134,7 +135,7 @@ class StorageIncident:
             except ObjectAlreadyExists:
                 return True
             self._record, self._is_told, self._count = record, False, 0
-        elif found.get("by") not in {one.run for one in standings} - {self._run} or is_abandoned(found):
+        elif self._is_without(found, standings):
             self._is_told = bool(found.get("told")) and not (opens and is_abandoned(found))
             kept = {key: found.get(key) for key in ("limit", "set", "was")}
             self._record = {**record, **kept, "told": self._is_told}
@@ -142,6 +143,13 @@ class StorageIncident:
             return True
         self._hold_back(client, standings)
         return True
+
+    def _is_without(self, found: Record, standings: Sequence[Standing]) -> bool:
+        """Say whether nobody looks after an incident: its run has left it, or is not seen and does not renew it."""
+        by = found.get("by")
+        is_seen = by in {one.run for one in standings}
+        late_s = max(_number(found.get("window_s")) / 2, _UNSEEN_S)
+        return by in ("", self._run) or is_abandoned(found) or (not is_seen and _age_s(found) > late_s)
 
     def _hold_back(self, client: SyncPrefectClient, standings: Sequence[Standing]) -> None:
         """Lower the limit to what still moves, and renew the incident."""
@@ -267,8 +275,7 @@ def slots_that_move(active_slots: int, standings: Sequence[Standing]) -> int:
 
 def is_abandoned(record: Mapping[str, Any]) -> bool:
     """Say whether nobody has looked after an incident for long."""
-    pause_s = _number(record.get("window_s")) + _ABANDONED_S
-    return time.time() - _number(record.get("seen_s")) > pause_s
+    return _age_s(record) > _number(record.get("window_s")) + _ABANDONED_S
 
 
 def limit_before(label: str) -> int | None:
@@ -297,6 +304,10 @@ def give_back_abandoned(label: str, limit: str, logger: AnyLogger) -> None:
             logger.warning("the limit of %s is %s slots again: nobody looked after its incident", limit, before)
         with contextlib.suppress(ObjectNotFound):  # another run was faster
             client.delete_variable_by_name(_variable(label))
+
+
+def _age_s(record: Mapping[str, Any]) -> float:
+    return time.time() - _number(record.get("seen_s"))
 
 
 def _is_ours(record: Mapping[str, Any], limit: int) -> bool:

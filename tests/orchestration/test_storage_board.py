@@ -165,7 +165,7 @@ def test_a_run_that_ends_gives_all_back_and_another_one_that_is_silent_goes_on(i
 
 
 def test_a_run_that_was_not_heard_of_for_long_looks_after_nothing_that_another_one_has_taken_over(
-    incident: Incident,
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = incident.of("r0"), incident.of("r1")
     for _ in range(3):
@@ -173,6 +173,10 @@ def test_a_run_that_was_not_heard_of_for_long_looks_after_nothing_that_another_o
     assert (incident.events, incident.record["told"]) == (["suspected"], True)
     for _ in range(3):
         follow(second, incident.suspected(3), incident.standings(3)[1:])  # events of the first do not come
+    assert incident.record["by"] == "r0"  # but it has renewed the incident a moment ago
+    monkeypatch.setattr(storage_incident, "_UNSEEN_S", 0.0)
+    for _ in range(3):
+        follow(second, incident.suspected(3), incident.standings(3)[1:])
     assert incident.record["by"] == "r1" and incident.limit == 2
     for _ in range(3):
         assert follow(first, incident.suspected(4), incident.standings(4))

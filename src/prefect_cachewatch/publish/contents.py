@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
 from prefect_cachewatch.publish.formats import Finding, inspect
@@ -15,7 +16,7 @@ from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, w
 
 __all__ = ["find_broken", "inspect_build"]
 
-_MARKER = ".weights_complete"
+_MARKER = MARKERS[0]
 
 
 def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, Finding]]:
@@ -34,8 +35,10 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
     globs = list(ignore)
     found: list[tuple[str, Finding]] = []
     listed: dict[str, list[str]] = {}
+    present: set[str] = set()
 
     def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
+        present.add(file.path)
         if matches_any(file.path, globs):
             return
         fd = open_file(directory_fd, name, file.path)
@@ -46,8 +49,9 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
         else:
             listed[file.path] = seen
 
-    walk_build(build_fd, BuildTree(), visit)
-    present = {path for path, _ in found}
+    tree = BuildTree()
+    walk_build(build_fd, tree, visit)
+    present.update(path for path, _ in tree.links)
     found += [(path, judge_marker(path, names, present)) for path, names in listed.items()]
     return sorted(found, key=lambda each: each[0])
 

@@ -96,6 +96,18 @@ def test_a_marker_of_tt_metal_must_list_what_is_there(tmp_path, name, data, find
         assert (f"n300/{name}" in find_broken(build.path)) is bool(finding and finding[0] == "broken_content")
 
 
+def test_a_marker_may_list_links_and_files_that_are_no_part_of_the_cache(tmp_path):
+    build, policy = begin(tmp_path)
+    with build:
+        Path(build.path, "a.bin").write_bytes(b"x")
+        Path(build.path, "b.bin").symlink_to("a.bin")
+        Path(build.path, "c.log").write_bytes(b"x")
+        Path(build.path, ".weights_complete").write_bytes(marker("a.bin", "b.bin", "c.log"))
+        assert find_broken(build.path, ["*.log"]) == set()
+        Path(build.path, "c.log").unlink()
+        assert find_broken(build.path, ["*.log"]) == {".weights_complete"}
+
+
 def test_a_retry_removes_what_is_provably_cut_however_long_ago_it_was_written(tmp_path):
     build, policy = begin(tmp_path)
     with build:
