@@ -97,7 +97,7 @@ def test_a_marker_of_tt_metal_must_list_what_is_there(tmp_path, name, data, find
 
 
 def test_a_marker_may_list_links_and_files_that_are_no_part_of_the_cache(tmp_path):
-    build, policy = begin(tmp_path)
+    build, _policy = begin(tmp_path)
     with build:
         Path(build.path, "a.bin").write_bytes(b"x")
         Path(build.path, "b.bin").symlink_to("a.bin")
