@@ -125,6 +125,7 @@ def test_a_cache_that_is_used_is_not_missed(cache: Cache, how: str) -> None:
     assert cache.missed(how) is None
 
 
+@pytest.mark.campaign
 def test_a_partial_cache_that_is_resumed_or_begun_again_is_not_missed(cache: Cache) -> None:
     cache.run("anew")
     for how in ("resume", "anew"):
@@ -157,6 +158,7 @@ def test_another_command_makes_another_cache(cache: Cache) -> None:
     assert cache.missed("anew", "--dtype", "fp16") is not None
 
 
+@pytest.mark.campaign
 def test_another_program_in_the_same_directory_makes_another_cache_though_a_part_of_its_key_is_known(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_another_program_in_the_same_directory_makes_another_cache_though_a_part
     assert cache.missed("hashed", "--dtype", "bf16", "--task", "b") is None
 
 
+@pytest.mark.campaign
 def test_of_a_known_generator_the_key_says_whether_it_is_the_same_cache(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_of_a_known_generator_the_key_says_whether_it_is_the_same_cache(
     assert missed["differs"] == ["the command is with '--log_level info'"]
 
 
+@pytest.mark.campaign
 def test_a_state_directory_that_cannot_be_written_changes_nothing(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
