@@ -49,6 +49,7 @@ BUNDLE_FILES = (
 _LOG_BYTES = 4 << 20
 _LOG_CHUNK = 64 << 10
 _LISTING_BYTES = 64 << 20
+_LISTER_ENDS_S = 2.0  # a process is started and ended besides
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _fill(
         _put(work / "processes.json", json.dumps(facts, indent=1).encode())
         _put(work / "stacks.txt", stack_text(content.evidence).encode("utf-8", "backslashreplace"))
     finally:
-        told = [] if lister is None else _finish_lister(lister, clock() + listing_s + 0.5, clock)
+        told = [] if lister is None else _finish_lister(lister, clock() + listing_s + _LISTER_ENDS_S, clock)
     cut.extend(told)
     if not content.walked:
         cut.append("listing.jsonl.gz holds the files of the report: the cache was not walked again")
@@ -285,7 +286,7 @@ def _finish_lister(child: subprocess.Popen[bytes], deadline: float, clock: Calla
         child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=0.2)
-        return ["listing.jsonl.gz ends early: the cache directory stopped answering"]
+        return ["listing.jsonl.gz ends early: the cache directory stopped answering, or the machine has no time for it"]
     except ValueError:
         return ["listing.jsonl.gz ends early: the listing process failed (is the bundle's file system full?)"]
     if summary["cut"]:
