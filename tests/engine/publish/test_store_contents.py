@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.written import write_safetensors
+from tests.written import write_safetensors, write_torch
 
 from prefect_cachewatch.publish import target
 from prefect_cachewatch.publish.checks import Finding, refusals, spare_others
@@ -122,6 +122,18 @@ def test_a_retry_removes_what_is_provably_cut_however_long_ago_it_was_written(tm
         gone = build.prepare_resume(policy, window_s=0.0, broken=broken)
     assert {suspect.path: suspect.reason for suspect in gone}["cut.safetensors"] == "broken"
     assert os.path.exists(f"{build.path}/whole.safetensors") and not os.path.exists(f"{build.path}/cut.safetensors")
+
+
+def test_an_archive_that_lacks_a_storage_is_broken_in_a_published_build_and_makes_it_doubtful(tmp_path):
+    whole, lacks = write_torch([b"x" * 8]), write_torch([b"x" * 8], [("ByteStorage", "1", 8)])
+    _, manifest = found(tmp_path, {"a.pt": whole, "b.pt": lacks}, on_broken_content="warn")
+    store = CacheStore(tmp_path)
+    store.activate("c", manifest.build_id)
+    seen = dict(store.inspect("c"))
+    assert (seen["a.pt"].verdict, seen["b.pt"].verdict) == ("whole", "broken")
+    assert "lacks the storage 'model/data/1'" in seen["b.pt"].message
+    [build] = store.list_builds("c")
+    assert build.status == "doubtful"
 
 
 def test_files_are_read_again_only_if_one_has_changed(tmp_path, monkeypatch):

@@ -1,15 +1,18 @@
 """Reads zip archives, which `torch.save` and `numpy.savez` write: the directory at the end, and what it lists.
 
-Small members that are stored without compression are compared with their checksum; nothing else is read in full.
+Small members that are stored without compression are compared with their checksum; nothing else is read in full. Of a
+`torch.save` archive each storage that its pickle names must be there.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefect_cachewatch.publish.formats.reading import Broken, Cursor, Layout, Source, Unjudged, quote, require_apart
+from prefect_cachewatch.publish.formats.torch_pickle import read_storages
 
 __all__ = ["read_archive"]
 
@@ -22,6 +25,7 @@ _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _ENCRYPTED = 1
 _CHECKED_BYTES = 64 << 10
 _CHECKED_TOTAL_BYTES = 8 << 20
+_PICKLE, _MAX_PICKLE_BYTES = b"/data.pkl", 16 << 20
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ class _Member:
 
 
 def read_archive(source: Source) -> Layout:
-    """Compare the directory with the file's size and with the headers of the members that it lists.
+    """Compare the directory with the file's size, with the headers of the members that it lists, and with torch's pickle.
 
     Raises:
-        Broken: they contradict each other.
+        Broken: they contradict each other, or a storage that the pickle names is missing or of another size.
         Unjudged: too many members, or a directory beyond the budget.
     """
     count, begin, size = _find_directory(source)
@@ -76,7 +80,27 @@ def read_archive(source: Source) -> Layout:
                     f"has other contents in the member {member.shown} than its checksum says, or was written without checksums"
                 )
     require_apart(ranges, "the member", 0, begin)
+    _check_storages(source, members)
     return Layout(tuple(payload), tuple(doubts[:1]))
+
+
+def _check_storages(source: Source, members: Sequence[_Member]) -> None:
+    """Require the storages that torch's pickle names: the loader takes their sizes from there, and reads past a smaller one."""
+    sizes = {member.name: member.size_bytes for member in members}
+    for pickle in members:
+        top = pickle.name.removesuffix(_PICKLE)
+        if top == pickle.name or b"/" in top or top + b"/version" not in sizes or not pickle.plain:
+            continue
+        first, _ = _locate(source, pickle)
+        data = source.read(first, pickle.size_bytes, "its data.pkl", most=_MAX_PICKLE_BYTES)
+        for storage in read_storages(data, source.require_time):
+            record = top + b"/data/" + storage.key.encode("utf-8", "surrogatepass")
+            shown = quote(record.decode("utf-8", "backslashreplace"))
+            if record not in sizes:
+                raise Broken(f"lacks the storage {shown}, which its data.pkl names")
+            if not storage.fits(sizes[record]):
+                needed = storage.items * storage.item_bytes
+                raise Broken(f"has {sizes[record]} bytes in the storage {shown}, and its data.pkl names {needed}")
 
 
 def _find_directory(source: Source) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ __all__ = ["Broken", "Cursor", "Layout", "Source", "Unjudged", "count_elements",
 # What one file may cost. The largest known headers, GGUF with a vocabulary of 256,000 words, have 10 MB.
 _BUDGET_BYTES = 32 << 20
 _BUDGET_S = 10.0
+_TOO_LARGE = "has a header that is too large to be read here"
 _WINDOW_BYTES = 1 << 16
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 1 << 63
@@ -65,14 +66,20 @@ class Source:
         """
         if count > self.size - offset:
             raise Broken(f"is cut off: it ends at byte {self.size}, within {what}")
-        if count > min(self._left, most) or time.monotonic() > self._until_s:
-            raise Unjudged("has a header that is too large to be read here")
+        if count > min(self._left, most):
+            raise Unjudged(_TOO_LARGE)
+        self.require_time()
         self._left -= count
         self._file.seek(offset)
         data = self._file.read(count)
         if len(data) != count:
             raise Broken(f"is cut off: it ends at byte {offset + len(data)}, within {what}")
         return data
+
+    def require_time(self) -> None:
+        """Raise `Unjudged` if the seconds of the budget are over."""
+        if time.monotonic() > self._until_s:
+            raise Unjudged(_TOO_LARGE)
 
     def require_end(self, end: int, what: str) -> None:
         """Require that something of which the file says the end lies in it; `what` is that with its verb."""

@@ -89,7 +89,7 @@ WHOLE = {
     "packed.zip": compressed(),
     "empty.zip": b"PK\x05\x06" + bytes(18),
     "model.pt": write_torch([b"x" * 40, b"y" * 24]),
-    "large.pt": write_zip64(b"model/data.pkl", b"x" * 30),
+    "large.pt": write_zip64(b"model/data/0", b"x" * 30),
     "a.gguf": write_gguf([("t", (32, 2), 8, b"q" * 68), ("u", (3,), 0, b"f" * 12)], ["one", "two"]),
     "words.gguf": write_gguf([], ["one"]),
     "a.safetensors": write_safetensors({"t": ("BF16", [2, 3], b"x" * 12), "z": ("F32", [0], b"")}),
@@ -253,6 +253,58 @@ def test_other_contents_in_a_member_are_suspicious():
     )
 
 
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ([("FloatStorage", "0", 10), ("HalfStorage", "1", 12)], None),
+        ([("FloatStorage", "0", 10), ("FloatStorage", "0", 10)], None),
+        ([("NewStorage", "0", 7)], None),
+        ([("FloatStorage", "0", 9)], "has 40 bytes in the storage 'model/data/0', and its data.pkl names 36"),
+        ([("FloatStorage", "0", 10), ("LongStorage", "1", 4)], "has 24 bytes in the storage 'model/data/1', and its data.pkl names 32"),
+        ([("FloatStorage", "0", 10), ("HalfStorage", "2", 12)], "lacks the storage 'model/data/2', which its data.pkl names"),
+        ([("FloatStorage", "\x1b[2J", 1)], "lacks the storage"),
+    ],
+)  # fmt: skip
+def test_a_storage_that_the_pickle_of_torch_names_must_be_there_in_its_size(named, sentence):
+    data = write_torch([b"x" * 40, b"y" * 24], named)
+    if sentence is None:
+        assert see(data, "model.pt").verdict == "whole"
+    else:
+        assert sentence in refused(data, "model.pt") and "\x1b" not in refused(data, "model.pt")
+
+
+def archive(pickle):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("m/data.pkl", pickle)
+        made.writestr("m/version", "3")
+    return file.getvalue()
+
+
+def test_a_pickle_is_read_and_never_run():
+    touch = b"cos\nsystem\n(X\x10\0\0\0touch /tmp/pwned0tR."
+    assert see(archive(b"\x80\x02" + touch), "m.pt").verdict == "whole"
+    for wrong in (
+        b"",
+        b"\x80\x02}q\x00",
+        b"\x80\x02]q\x00(e",
+        b"t.",
+        b"h\x07.",
+        b"\x80\x02X\xff\xff\xff\x7fa.",
+        b"xyz",
+        b"Q.",
+    ):
+        assert refused(archive(wrong), "m.pt") == "has a data.pkl that is no whole pickle", wrong
+
+
+def test_the_storages_of_an_archive_of_real_torch_are_found():
+    data = WHOLE["torch-2.13.0.pt"]
+    at = data.index(b"K\x0ctq")  # twelve elements of four bytes
+    assert refused(data[: at + 1] + b"\x0d" + data[at + 2 :], "x.pt").endswith("data.pkl names 52")
+    name = b"torch-2.13.0/data/0"
+    assert refused(data.replace(name, name[:-1] + b"7"), "x.pt").startswith("lacks the storage")
+
+
 @pytest.mark.parametrize("value", [b"\0", b"\x80\x3f", b"\0\0\x80\x3f", struct.pack("<d", 0.1)])
 @pytest.mark.parametrize(
     ("name", "build"),
@@ -321,6 +373,7 @@ HOSTILE = {
     "nested.gguf": b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 0) + struct.pack("<IIQ", 9, 9, 1) * 9 + bytes(64),
     "shape.npy": npy(np.zeros(1)).replace(b"(1,), }" + b" " * 40, b"(" + b"9" * 45 + b"}"),
     "count.pt": b"PK\x03\x04" + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 65000, 65000, 0, 4, 0),
+    "opcodes.pt": archive(b"(" * 3_000_000),
     "large.pt": b"PK\x03\x04" + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0xFFFF, 0xFFFF, MANY % 7, 4, 0),
     "sections.so": b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, MANY, 0, 64, 65535, 65535, 65535, 65535, 0),
     "shards.tensorbin": struct.pack("<Q", 4 << 20) + struct.pack("<I", 4) + b"\x01\x00\x00\x00" * ((1 << 20) - 1),
