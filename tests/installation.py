@@ -11,6 +11,11 @@ from pathlib import Path
 from support import eventually
 
 ROOT = Path(__file__).parents[1]
+_OTHER = """
+with open({told!r}, "a") as told, open("/proc/self/cmdline") as process:
+    told.write({module!r} + " in " + process.read().replace(chr(0), " ")[-200:].replace(chr(10), " ") + chr(10))
+raise ImportError("this is another version")
+"""
 
 
 class Installation:
@@ -21,7 +26,7 @@ class Installation:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.package = folder / "prefect_cachewatch"
+        self.package, self._told = folder / "prefect_cachewatch", folder / "other-version-was-imported"
         shutil.copytree(ROOT / "src" / "prefect_cachewatch", self.package, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("flows", "tasks"):
             shutil.copytree(ROOT / name, self.package / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -35,11 +40,16 @@ class Installation:
         shutil.rmtree(self.package)
 
     def replace(self) -> None:
-        """Put another version in its place, of which nothing fits."""
+        """Put another version in its place, of which nothing fits, and of which each module tells who imports it."""
+        modules = [path.relative_to(self.package) for path in self.package.rglob("*.py")]
         self.remove()
-        shutil.copytree(ROOT / "src" / "prefect_cachewatch", self.package)
-        for path in self.package.rglob("*.py"):
-            path.write_text("raise ImportError('this is another version')\n")
+        for module in modules:
+            (self.package / module).parent.mkdir(parents=True, exist_ok=True)
+            (self.package / module).write_text(_OTHER.format(told=str(self._told), module=str(module)))
+
+    def strangers(self) -> list[str]:
+        """List the modules of the other version that any process has imported, each with the process."""
+        return self._told.read_text().splitlines() if self._told.exists() else []
 
 
 def await_copy(pid: int) -> None:
@@ -60,3 +70,9 @@ def _without_races(look: Callable[[], bool]) -> Callable[[], bool]:
             return False
 
     return looked
+
+
+def children(pid: int, title: bytes) -> list[int]:
+    """List the children of a process that have a word in their command line."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in found if title in Path(f"/proc/{one}/cmdline").read_bytes()]

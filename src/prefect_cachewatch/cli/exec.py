@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import SignalRelay
-from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.aside import Aside, Files, import_all
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
@@ -58,8 +58,13 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    if settings.stall.learned:  # the helper process must hold it before any file system can hang
-        importlib.import_module("prefect_cachewatch.run.learning")
+    wanted = {
+        "run.learning": settings.stall.learned,
+        "run.trace.recorder": settings.outputs.record is not None,
+        "metrics.textfile": settings.metrics is not None and settings.metrics.to.lstrip().startswith("file:"),
+    }
+    # What the helper process may be asked to call, it must hold before any file system can hang.
+    import_all([f"prefect_cachewatch.{name}" for name, is_wanted in wanted.items() if is_wanted])
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 

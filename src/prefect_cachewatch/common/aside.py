@@ -28,12 +28,12 @@ from prefect_cachewatch.common.sources import adopt_copy, fill_copy, package_par
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "look_ahead", "main"]
+__all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "import_all", "look_ahead", "main"]
 
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
-_QUIET_S = 1.0
+_QUIET_S = 0.5
 _NO_ANSWER = "its file system does not answer"
 
 
@@ -151,7 +151,7 @@ class Aside:
                 cwd="/",
                 env={**os.environ, **_absolute_state()},
             )
-        _import_all(modules)
+        import_all(modules)
         return cls(ours, process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
@@ -307,17 +307,22 @@ def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
     Args:
         control: descriptor of its socket.
         modules: imported before the first request.
-        copy: descriptor of a copy of this package that is to be filled; -1 if there is none.
+        copy: descriptor of the copy of this package, which is filled if that is not done yet; -1 if there is none.
     """
     if copy >= 0:
         os.set_inheritable(copy, False)
         adopt_copy(copy)
-    _import_all(modules)
+    import_all(modules)
     gc.freeze()
     _serve(socket.socket(fileno=control), copy)
 
 
-def _import_all(modules: Sequence[str]) -> None:
+def import_all(modules: Sequence[str]) -> None:
+    """Import modules; one that an extra is missing for is left out.
+
+    Args:
+        modules: their names.
+    """
     import importlib  # noqa: PLC0415 - noqa: PLC0415 - a fork has already imported it
 
     for module in modules:
@@ -383,15 +388,16 @@ def _serve(control: socket.socket, copy: int) -> NoReturn:
 
 
 def _answer(connection: socket.socket) -> None:
-    how, timeout_s, function, arguments = pickle.loads(_receive(connection, None))
-    if how != "open":  # the client no longer waits, and a process that can be killed need not stay
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + _LEFT_BEHIND_S)
+    request = _receive(connection, None)
 
     def ask() -> None:
         _send(connection, pickle.dumps(("ask", None)), None)
         _receive(connection, None)
 
     try:
+        how, timeout_s, function, arguments = pickle.loads(request)  # imports the function's module
+        if how != "open":  # the client no longer waits, and a process that can be killed need not stay
+            signal.setitimer(signal.ITIMER_REAL, timeout_s + _LEFT_BEHIND_S)
         result = function(*arguments, ask=ask) if how == "consult" else function(*arguments)
         if how == "open":
             _send(connection, pickle.dumps(("ok", None)), None)
