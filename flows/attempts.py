@@ -202,7 +202,8 @@ def prepare(
     if delivery is not None and delivery.policy.check_command:
         cwd = str(job.cwd) if job.cwd else None
         look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)
-    trace = check_outputs_ahead(files, job, outputs, published=delivery is not None)
+    left_out = delivery.policy.ignore if delivery is not None else None
+    trace = check_outputs_ahead(files, job, outputs, published=left_out)
     poll_s = effective_poll_s(stall)
     if poll_s < stall.poll_s:
         logger.info(

@@ -476,6 +476,15 @@ def test_init_itself_an_ancestor_and_nobody_are_refused(tmp_path):
     assert refused(gone) == f"there is no process {gone}: see ps -e for the generator's"
 
 
+def test_a_post_mortem_in_the_watched_directory_is_refused(cache, started):
+    ran = watch(started(SLEEPS).pid, cache, "--bundle-dir", cache / "b")
+    assert (ran.status, ran.stderr) == (
+        125,
+        f"cachewatch: post-mortem directory {cache}/b lies in cache directory {cache}, where it would be a part of it: "
+        "put it elsewhere\n",
+    )
+
+
 def test_a_zombie_and_a_thread_are_refused(started):
     process = started("import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()")
     thread = eventually(

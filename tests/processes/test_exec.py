@@ -422,6 +422,8 @@ def test_an_expected_size_that_does_not_fit_is_refused(cache):
     [
         ("./missing", None, 0, 127, "command './missing' does not exist: check the path"),
         ("no-such-command-anywhere", None, 0, 127, "command 'no-such-command-anywhere' not found in PATH: check its name, or give its full path"),
+        ("python3 gen.py --out /x", None, 0, 127, "command 'python3 gen.py --out /x' is one word, and no program has this name: leave out the quotes around it, as in -- python3 gen.py --out /x"),
+        ("./with a blank", "#!/nowhere", 0o644, 126, "command './with a blank' is not executable"),
         ("./plain", "x", 0o644, 126, "command './plain' is not executable: chmod +x it, or name its interpreter first"),
         ("in-path", "x", 0o644, 126, "in-path' is not executable: chmod +x it, or name its interpreter first"),
         ("./", "", 0, 126, "command './' is not executable"),
@@ -444,6 +446,10 @@ def test_a_command_that_cannot_be_run_is_126_or_127(tmp_path, name, content, mod
 
 
 def test_a_log_inside_a_cache_directory_is_refused_unless_it_is_ignored(cache):
+    ran = run(exec_argv(cache, "--log", cache, command=["true"]))
+    assert (ran.status, ran.stderr) == (
+        125, f"cachewatch: log file {cache} is a cache directory itself: name a file elsewhere\n",
+    )  # fmt: skip
     ran = run(exec_argv(cache, "--log", cache / "run.txt", command=["true"]))
     assert ran.status == 125
     assert ran.stderr == (

@@ -106,10 +106,11 @@ def test_an_api_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("127.0.0.1:9/api", "PREFECT_API_URL is 127.0.0.1:9/api, without a scheme: write http://127.0.0.1:9/api"),
+        ("127.0.0.1:9/api", "PREFECT_API_URL 127.0.0.1:9/api has no scheme: write http://127.0.0.1:9/api"),
+        ("ftp://h/api", "PREFECT_API_URL ftp://h/api begins with ftp://, and an API's begins with http:// or https://: write http://"),
         ("http://127.0.0.1:9/", "PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it"),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_no_api_has_is_corrected(tmp_path: Path, url: str, said: str) -> None:
     ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL=url)
     assert ran.status == 125 and said in ran.stderr and ran.stderr.count("\n") == 1

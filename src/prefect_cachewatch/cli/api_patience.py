@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from prefect_cachewatch.cli.api_address import api_url, require_address, with_end
 from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.console import lent_streams
 from prefect_cachewatch.common.files import write_within
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
@@ -28,20 +29,13 @@ if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
     from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["NOT_TOLD", "ApiWatchdog", "api_url", "check_api", "logging_filtered", "prepare_api"]
+__all__ = ["NOT_TOLD", "ApiWatchdog", "check_api", "logging_filtered", "prepare_api"]
 
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25
 # Work at an attempt's end that does not involve the API: a last scan, the post-mortem, the report.
 _OWN_END_S = 45.0
 _HURRY_S = 3.0
-
-
-def api_url() -> str:
-    """Return the address of the configured API without its secrets; empty for a temporary server."""
-    from prefect.settings import PREFECT_API_URL  # noqa: PLC0415 - Prefect is imported when it is used
-
-    return for_terminal(redact(PREFECT_API_URL.value() or ""), 300)
 
 
 def check_api(patience_s: float) -> str:
@@ -59,8 +53,7 @@ def check_api(patience_s: float) -> str:
     url = api_url()
     if not url:
         return ""
-    if "://" not in url:
-        raise InputError(f"PREFECT_API_URL is {url}, without a scheme: write http://{url}")
+    require_address(url)
     version: object = None
     try:
         version = Bounded().call(_ask_api, patience_s)
@@ -78,7 +71,7 @@ def check_api(patience_s: float) -> str:
     else:
         why = ""
     if why:
-        address = "" if "/api" in url else f"PREFECT_API_URL ends with /api: write {url.rstrip('/')}/api; or "
+        address = f"PREFECT_API_URL ends with /api: write {with_end(url)}; or " if with_end(url) != url else ""
         raise InputError(
             f"the Prefect API at {url} {why}: {address}start it with `prefect server start`, "
             "or unset PREFECT_API_URL to use a temporary server"

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.cli.api_patience import api_url, check_api
+from prefect_cachewatch.cli.api_address import api_url, fault_of_address, with_end
+from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.doctor_checks import Check
 from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.errors import InputError
@@ -43,24 +44,16 @@ def _check_address(url: str, patience_s: float) -> Check:
     if not url:
         said = f"{prefect.__version__}, no PREFECT_API_URL: a temporary server is started"
         return Check("Prefect", "ok", said, facts=facts)
-    if not re.match("https?://", url):
-        said = f"PREFECT_API_URL {url} has no scheme"
-        return Check("Prefect", "missing", said, _COSTS, f"set it to http://{url}{_end_of(url)}", facts)
+    fault, better = fault_of_address(url)
+    if fault:
+        return Check("Prefect", "missing", f"PREFECT_API_URL {url} {fault}", _COSTS, f"set it to {better}", facts)
     try:
         server = check_api(patience_s)
     except InputError as error:
-        said, advice = error.message, ""
-        if _end_of(url):
-            advice = f"an address ends with /api: try {url.rstrip('/')}/api"
-        return Check("Prefect", "missing", said, _COSTS, advice, facts)
+        advice = f"an address ends with /api: try {with_end(url)}" if with_end(url) != url else ""
+        return Check("Prefect", "missing", error.message, _COSTS, advice, facts)
     facts["server"] = server
     return compare_versions(prefect.__version__, server, facts)
-
-
-def _end_of(url: str) -> str:
-    """Return what is missing at the end of an address."""
-    path = url.partition("://")[2] or url
-    return "" if path.rstrip("/").endswith("/api") or "/api/" in path else "/api"
 
 
 def compare_versions(client: str, server: str, facts: Mapping[str, Any]) -> Check:

@@ -17,7 +17,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from prefect_cachewatch.cli.api_patience import api_url, check_api, logging_filtered, prepare_api
+from prefect_cachewatch.cli.api_address import api_url
+from prefect_cachewatch.cli.api_patience import check_api, logging_filtered, prepare_api
 from prefect_cachewatch.cli.fleet_view import TerminalView, render_summary
 from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, api_url, logging_filtered, prepare_api
+from prefect_cachewatch.cli.api_address import api_url
+from prefect_cachewatch.cli.api_patience import NOT_TOLD, ApiWatchdog, logging_filtered, prepare_api
 from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model, split_command
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
@@ -131,7 +132,7 @@ def _generate(
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)
     outputs, metrics = outputs_from(options), metrics_from(options)
-    check_outputs_ahead(files, job, outputs, published=publish is not None)
+    check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
     if metrics is not None:
         check_destination(metrics.to, job.cache_dirs, files)
     if options["storage"] == "":

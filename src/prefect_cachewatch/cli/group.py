@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -12,6 +12,17 @@ from prefect_cachewatch import __version__
 from prefect_cachewatch.common.text import for_terminal
 
 __all__ = ["command_group", "completion", "usage_message"]
+
+
+# By an option's name, placeholder or kind.
+_EXAMPLES = {
+    "--config": "cachewatch.toml", "--container": "my-server", "--env": "TT_CACHE_PATH=/mnt/cache", "--key": "revision=a1b2c3",
+    "--log": "run.log", "--metrics": ":9464", "--name": "llama", "--pid": "4711", "--profile": "openvino,cache_dir=/mnt/ov",
+    "--ready": "tcp=8000", "--record": "run.csv", "--report": "report.json", "--store": "/mnt/caches", "--storage": "nfs-a",
+    "--volume": "caches:/cache", "DIR": "/mnt/cache", "GLOB": "'*.tmp'", "duration": "10m", "float": "1.5", "integer": "3",
+    "integer range": "3", "N": "3", "share": "10%", "size": "4GiB",
+    "SIGNAL:SIGNAL": "TERM:INT",
+}  # fmt: skip
 
 
 class _Table(click.Group):
@@ -71,9 +82,17 @@ def command_group(rows: Mapping[str, tuple[str, str]]) -> click.Group:
     return cachewatch
 
 
-def usage_message(error: click.ClickException) -> str:
-    """Say what is wrong and where to look: at `generate` for an option that only it has, such as --attempts."""
+def usage_message(error: click.ClickException, root: click.Command, args: Sequence[str]) -> str:
+    """Say what is wrong and where to look: at `generate` for an option that only it has, such as --attempts.
+
+    Args:
+        error: what click raised.
+        root: the `cachewatch` command.
+        args: its arguments; click does not say which command lacks an option's value.
+    """
     said = " ".join(error.format_message().split())
+    if isinstance(error, click.BadOptionUsage) and error.ctx is None:
+        return _with_example(said, error.option_name, root, args)
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return said
     table = error.ctx.parent.command if error.ctx.parent else None
@@ -84,6 +103,28 @@ def usage_message(error: click.ClickException) -> str:
             name = f"{error.option_name!r} of {error.ctx.info_name}"
             return f"No such option {name}: cachewatch generate has it (see cachewatch generate --help-all)"
     return f"{said} (see {error.ctx.command_path} --help)"
+
+
+def _with_example(said: str, name: str, root: click.Command, args: Sequence[str]) -> str:
+    context, command = click.Context(root, info_name="cachewatch"), root
+    for word in args:
+        found = command.get_command(context, word) if isinstance(command, click.Group) else None
+        if found is None:
+            break
+        command, context = found, click.Context(found, info_name=word, parent=context)
+    option = next((each for each in command.params if name in each.opts), None)
+    example = "" if option is None else f", as in {name} {_example_of(option)}"
+    return f"{said.rstrip('.')}{example} (see {context.command_path} --help)"
+
+
+def _example_of(option: click.Parameter) -> str:
+    kind = option.type
+    for name in option.opts:
+        if name in _EXAMPLES:
+            return _EXAMPLES[name]
+    if isinstance(kind, click.Choice):
+        return str(kind.choices[0])
+    return _EXAMPLES.get(option.metavar or kind.name) or option.metavar or kind.name.upper()
 
 
 @click.command("completion")

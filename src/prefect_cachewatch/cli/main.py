@@ -137,10 +137,9 @@ def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int
 
     from prefect_cachewatch.cli.group import command_group, usage_message  # noqa: PLC0415
 
+    group, args = command_group(COMMANDS), list(sys.argv[1:] if argv is None else argv)
     try:
-        return command_group(COMMANDS).main(
-            args=None if argv is None else list(argv), prog_name="cachewatch", standalone_mode=False, obj=receive
-        )
+        return group.main(args=args, prog_name="cachewatch", standalone_mode=False, obj=receive)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -149,7 +148,7 @@ def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int
     except click.Abort:
         return 130
     except click.ClickException as error:
-        fail(usage_message(error))
+        fail(usage_message(error, group, args))
 
 
 def _end_with(action: Callable[[], Any]) -> NoReturn:

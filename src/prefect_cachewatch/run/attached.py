@@ -6,6 +6,7 @@ Neither needs Prefect.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,7 @@ from prefect_cachewatch.postmortem.report import Report, check_report_path
 from prefect_cachewatch.run.filled_key import known_key
 from prefect_cachewatch.run.host_board import neighbours_on_host
 from prefect_cachewatch.run.learning import Learning, run_learned
-from prefect_cachewatch.run.outputs import check_outputs_ahead
+from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
 from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AttachedProcess
@@ -79,6 +80,9 @@ class AttachedRun(Closing):
         self._report_path, self._tell_stall = report, on_stall
         observed, cache_dirs = _find(attach, stop)
         try:
+            check = functools.partial(check_outputs, cache_dirs, attach.ignore, report=report, bundle_dir=bundle_root)
+            if report is not None or bundle_root is not None:
+                look_ahead(files, "the directory of --report or --bundle-dir, or the cache directory,", check)
             secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))
             self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
             neighbours = neighbours_on_host(files, self._site, stall, attach.subject)

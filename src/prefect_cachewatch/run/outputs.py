@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["check_outputs", "check_outputs_ahead"]
 
 
-def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, published: bool = False) -> Path | None:
+def check_outputs_ahead(
+    files: Files, job: CacheJob, outputs: Outputs, *, published: Sequence[str] | None = None
+) -> Path | None:
     """Check the outputs of a job in a helper process, which is left behind if it hangs.
 
     Args:
@@ -43,7 +45,7 @@ def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, publis
         from prefect_cachewatch.run.trace.recorder import trace_path  # noqa: PLC0415 - most runs are not recorded
 
         trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job.name)
-    if (log, report, trace) != (None, None, None):
+    if (log, report, trace, outputs.bundle_dir) != (None, None, None, None):
         check = functools.partial(
             check_outputs,
             list(job.cache_dirs),
@@ -51,9 +53,10 @@ def check_outputs_ahead(files: Files, job: CacheJob, outputs: Outputs, *, publis
             log=log,
             report=report,
             record=trace,
+            bundle_dir=outputs.bundle_dir,
             published=published,
         )
-        look_ahead(files, "the directory of --log, --report or --record, or the cache directory,", check)
+        look_ahead(files, "the directory of --log, --report, --record or --bundle-dir, or the cache directory,", check)
     return trace
 
 
@@ -64,7 +67,8 @@ def check_outputs(
     log: Path | None = None,
     report: Path | None = None,
     record: Path | None = None,
-    published: bool = False,
+    bundle_dir: Path | None = None,
+    published: Sequence[str] | None = None,
 ) -> None:
     """Refuse outputs that would overwrite each other, or be taken for the generator's files.
 
@@ -74,7 +78,9 @@ def check_outputs(
         log: file for the generator's output.
         report: file for the report.
         record: file for the trace.
-        published: whether the cache is digested and published; a file of ours in it would then be a part of it.
+        bundle_dir: directory for post-mortem bundles.
+        published: globs of files that are no part of what is published, None if nothing is: the cache is then digested, and
+            any other file of ours in it would be a part of it.
 
     Raises:
         InputError: two outputs are one regular file; or one is in a cache directory where it must not be.
@@ -94,9 +100,10 @@ def check_outputs(
                 f"{other} {for_terminal(str(first))} and {what} {for_terminal(str(path))} are one and the same "
                 "file: name another one for each"
             )
+    if bundle_dir is not None:
+        named.append(("post-mortem directory", bundle_dir))
     for what, path in named:
-        if what != "report file" or published:
-            _require_outside(what, path, cache_dirs, ignore)
+        _require_outside(what, path, cache_dirs, [ignore] if published is None else [ignore, published])
 
 
 def _identity(path: Path) -> object:
@@ -108,18 +115,21 @@ def _identity(path: Path) -> object:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _require_outside(what: str, path: Path, cache_dirs: Sequence[Path], ignore: Sequence[str]) -> None:
+def _require_outside(what: str, path: Path, cache_dirs: Sequence[Path], left_out: Sequence[Sequence[str]]) -> None:
+    """Refuse a path in a cache directory, unless every one of some lists of globs leaves a log of that name out."""
     where = Path(os.path.realpath(path.parent), path.name)
-    ignored = compile_ignore(ignore)
     for directory in cache_dirs:
-        root = Path(os.path.realpath(directory))
-        if where.is_relative_to(root):
-            below = os.path.join("", *where.parent.relative_to(root).parts, "")
-            if what == "log file" and ignored is not None and ignored(path.name, below):
-                continue
-            why = "be a part of it" if what == "report file" else "count as growth"
-            name = ", or name it *.log" if what == "log file" else ""
-            raise InputError(
-                f"{what} {for_terminal(str(path))} lies in cache directory {for_terminal(str(directory))}, where it "
-                f"would {why}: put it elsewhere{name}"
-            )
+        root, shown = Path(os.path.realpath(directory)), for_terminal(str(directory))
+        if os.path.realpath(path) == str(root):
+            thing = "directory" if what == "post-mortem directory" else "file"
+            raise InputError(f"{what} {for_terminal(str(path))} is a cache directory itself: name a {thing} elsewhere")
+        if not where.is_relative_to(root) or (what == "report file" and len(left_out) == 1):
+            continue
+        below = os.path.join("", *where.parent.relative_to(root).parts, "")
+        if what == "log file" and all(found and found(path.name, below) for found in map(compile_ignore, left_out)):
+            continue
+        why = "count as growth" if what in ("log file", "trace") else "be a part of it"
+        name = ", or name it *.log" if what == "log file" else ""
+        raise InputError(
+            f"{what} {for_terminal(str(path))} lies in cache directory {shown}, where it would {why}: put it elsewhere{name}"
+        )

@@ -78,6 +78,12 @@ def check_command(command: Sequence[str], env: Mapping[str, str], cwd: str | Non
             refused = refused or (path if directory else program, why)
     if refused is not None:
         raise CommandError(f"command {for_terminal(refused[0])!r} is not executable: {refused[1]}", exit_code=126)
+    if len(command) == 1 and len(words := program.split()) > 1:
+        raise CommandError(
+            f"command {shown!r} is one word, and no program has this name: leave out the quotes around it, as in "
+            f"-- {for_terminal(' '.join(words), 100)}",
+            exit_code=127,
+        )
     if "/" in program:
         raise CommandError(f"command {shown!r} does not exist: check the path", exit_code=127)
     raise CommandError(f"command {shown!r} not found in PATH: check its name, or give its full path", exit_code=127)

@@ -75,6 +75,13 @@ def test_a_file_says_it_in_every_form_that_the_command_line_has(here):
     assert found.job.ignore[0] == "*.x"
 
 
+def test_a_file_of_its_own_may_have_the_table_of_pyproject(here):
+    text = '[build-system]\nrequires = []\n[tool.ruff]\nline-length = 100\n[tool.cachewatch]\nstall-after = "7m"\n'
+    (here / "own.toml").write_text(text + "[tool.cachewatch.exec]\nquiet = true\n")
+    found = settings("--cache-dir", "/c", "--config", "own.toml")
+    assert (found.stall.stall_after_s, found.quiet) == (420, True)
+
+
 def test_the_environment_has_one_value_a_line_and_words_for_flags():
     found = settings(
         CACHEWATCH_CACHE_DIR="/a b\n/c", CACHEWATCH_QUIET="yes", CACHEWATCH_ADAPTIVE="0", CACHEWATCH_POLL=""
@@ -108,6 +115,9 @@ def test_a_profile_stands_below_what_was_set_anywhere(here):
         ('volume = "/a:/b"', "--volume is for a container: name its image with --image (set by volume in FILE)"),
         ('stall-after = ', "settings file FILE is not TOML: Invalid value (at line 1"),
         ('exec = 3', "FILE: exec is no table: write [tool.cachewatch]"),
+        ('[cachewatch]\nquiet = true', "FILE: [cachewatch] is not known: write [tool.cachewatch], or its keys without a table"),
+        ('quiet = true\n[tool.cachewatch]\ngrace = "1s"', "FILE has [tool.cachewatch], and quiet outside it: write all of them in one place"),
+        ('[exec]\nquiet = true\n[tool.cachewatch]', "FILE has [tool.cachewatch], and exec outside it"),
         ('\0', "settings file FILE is not TOML"),
         ("#" * 2**20, "settings file FILE cannot be read: it has more than 1048576 bytes"),
     ],

@@ -1,4 +1,4 @@
-"""A sub-command that does not exist: one sentence, with the nearest one if there is one."""
+"""A sub-command that does not exist, and an option without its value: one sentence, with the nearest one or an example."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ from prefect_cachewatch.cli.main import main
     ],
 )
 def test_it_is_answered_with_the_nearest_name(capsys, argv, sentence):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert (ended.value.code, *capsys.readouterr()) == (125, "", f"cachewatch: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["exec", "--stall-after"], "Option '--stall-after' requires an argument, as in --stall-after 10m (see cachewatch exec --help)"),
+        (["exec", "--cache-dir", "--poll", "1s"], "Option '--cache-dir' requires an argument, and '--poll' follows it, as in --cache-dir /mnt/cache (see cachewatch exec --help)"),
+        (["generate", "-q", "--log", "--", "true"], "Option '--log' requires an argument, and '--' follows it, as in --log run.log (see cachewatch generate --help)"),
+        (["exec", "--on-stall"], "Option '--on-stall' requires an argument, as in --on-stall stop (see cachewatch exec --help)"),
+        (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument, as in --repetitions 3 (see cachewatch probe --help)"),
+        (["automations", "apply", "--notify"], "Option '--notify' requires an argument, as in --notify TYPE/NAME (see cachewatch automations apply --help)"),
+        (["fleet"], "Missing argument 'JOBS.yaml'. (see cachewatch fleet --help)"),
+    ],
+)  # fmt: skip
+def test_an_option_without_its_value_is_named_with_an_example(capsys, argv, sentence):
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert (ended.value.code, *capsys.readouterr()) == (125, "", f"cachewatch: {sentence}\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from prefect_cachewatch.config import DEFAULT_IGNORE
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.outputs import check_outputs
 
@@ -42,7 +43,27 @@ def test_what_is_published_holds_no_report(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"lies in cache directory .*, where it would be a part of it: put it elsewhere$"
     ):
-        check_outputs([tmp_path], [], report=inside, published=True)
+        check_outputs([tmp_path], [], report=inside, published=DEFAULT_IGNORE)
     with pytest.raises(InputError, match="would count as growth: put it elsewhere, or name it"):
         check_outputs([tmp_path], [], log=tmp_path / "out.txt")
     check_outputs([tmp_path], ["*.log"], log=tmp_path / "out.log")
+    with pytest.raises(InputError, match=r"would be a part of it: put it elsewhere$"):
+        check_outputs([tmp_path], [], bundle_dir=tmp_path / "bundles")
+
+
+def test_a_log_that_does_not_count_as_growth_may_still_not_be_published(tmp_path: Path) -> None:
+    log = tmp_path / "out.txt"
+    check_outputs([tmp_path], ["*.txt"], log=log)
+    with pytest.raises(InputError, match="put it elsewhere, or name it"):
+        check_outputs([tmp_path], ["*.txt"], log=log, published=DEFAULT_IGNORE)
+    check_outputs([tmp_path], ["*.log"], log=tmp_path / "out.log", published=DEFAULT_IGNORE)
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize("what", ["log", "report", "record", "bundle_dir"])
+def test_a_cache_directory_itself_is_no_output(tmp_path: Path, what: str, made: bool) -> None:
+    cache = tmp_path / "cache"
+    if made:
+        cache.mkdir()
+    with pytest.raises(InputError, match=r"cache is a cache directory itself: name a (file|directory) elsewhere$"):
+        check_outputs([cache], ["*"], **{what: tmp_path / "x" / ".." / "cache" if not made else cache})

@@ -107,8 +107,24 @@ class SectionedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; an error about a value names its source."""
+        if not ctx.resilient_parsing:
+            self._refuse_swallowed(args)
         with _sources_named(ctx):
             return super().parse_args(ctx, args)
+
+    def _refuse_swallowed(self, args: Sequence[str]) -> None:
+        """Refuse an option that would take the next one, or the -- before the command, for its value."""
+        by_name = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        words = iter(args)
+        for word in words:
+            each = by_name.get(word)
+            if word == "--" or not word.startswith("-"):
+                return
+            if each is None or each.is_flag or each.count:
+                continue
+            value = next(words, None)
+            if value == "--" or value in by_name:
+                raise click.BadOptionUsage(word, f"Option {word!r} requires an argument, and {value!r} follows it")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an error about a value names its source."""
@@ -171,7 +187,8 @@ def _sources_named(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except click.BadParameter as error:
-        note = _source_of(ctx, error.param.opts if error.param is not None else ())
+        if not (note := _source_of(ctx, error.param.opts if error.param is not None else ())):
+            raise
         raise click.BadParameter(error.message + note, error.ctx, error.param, error.param_hint) from None
     except InputError as error:
         error.message += _source_of(ctx, re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", error.message))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import click
@@ -51,7 +51,7 @@ def variable_of(key: str) -> str:
 def read_settings(
     given: str | None, command: str, known: Iterable[str], others: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """Read the file of `--config`, or this package's table in pyproject.toml in the working directory.
+    """Read the file of `--config`, in which the table may be left out, or [tool.cachewatch] of ./pyproject.toml.
 
     Args:
         given: value of `--config`; None for pyproject.toml, if there is one.
@@ -86,11 +86,7 @@ def read_settings(
             if not given and isinstance(error, FileNotFoundError | NotADirectoryError):
                 return shown, {}
             raise InputError(f"settings file {shown} cannot be read: {error.strerror or error}") from None
-    table = _parse(data, shown)
-    if os.path.basename(path) == _PYPROJECT:
-        table = _table(
-            _table(table.get("tool", {}), f"{shown}: tool").get("cachewatch", {}), f"{shown}: tool.cachewatch"
-        )
+    table = _own_table(_parse(data, shown), shown, os.path.basename(path) == _PYPROJECT, {*known, *others})
     if table and not given and not trusted:
         raise InputError(
             f"{shown} has settings for cachewatch and may be written by another user: name it with --config if you trust it"
@@ -151,6 +147,22 @@ def _parse(data: bytes, shown: str) -> dict[str, Any]:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise InputError(f"settings file {shown} is not TOML: {for_terminal(str(error), 200)}") from None
+
+
+def _own_table(table: dict[str, Any], shown: str, is_pyproject: bool, known: Container[str]) -> dict[str, Any]:
+    """The settings in a file: [tool.cachewatch], or in a file of its own its top as well."""
+    tool = table.get("tool", {})
+    if not is_pyproject:
+        if "cachewatch" in table:
+            raise InputError(
+                f"{shown}: [cachewatch] is not known: write [tool.cachewatch], or its keys without a table"
+            )
+        if not isinstance(tool, dict) or not isinstance(tool.get("cachewatch"), dict):
+            return table
+        if both := next((key for key in table if key != "tool" and key.replace("_", "-") in known), None):
+            name = for_terminal(both, 60)
+            raise InputError(f"{shown} has [tool.cachewatch], and {name} outside it: write all of them in one place")
+    return _table(_table(tool, f"{shown}: tool").get("cachewatch", {}), f"{shown}: tool.cachewatch")
 
 
 def _table(value: Any, where: str) -> dict[str, Any]:
