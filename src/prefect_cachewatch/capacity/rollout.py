@@ -75,4 +75,5 @@ def _sentence(name: str, limit_plan: LimitPlan, weights: dict[str, int]) -> str:
     if set(weights.values()) == {1}:
         return f"{slots} job{'' if slots == 1 else 's'} at once on {shown}: {limit_plan.reason}"
     each = ", ".join(f"{for_terminal(key)} takes {value}" for key, value in weights.items())
-    return f"{slots} slots on {shown}, of which a job of {each}"
+    first = f"{for_terminal(limit_plan.classes[0].name)} {limit_plan.limit} at once"
+    return f"{slots} slots on {shown}, of which a job of {each}; {first}: {limit_plan.reason}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prefect_cachewatch.capacity.model.convolution import MAX_STATES
 from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
@@ -16,7 +16,7 @@ from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
 from prefect_cachewatch.capacity.model.prediction import predict
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.model.queueing import stall_bound
-from prefect_cachewatch.capacity.model.recommendation import edge_of, recommend
+from prefect_cachewatch.capacity.model.recommendation import edge_of, recommend, recommend_slots
 from prefect_cachewatch.capacity.model.results import ClassLimit, ClassPrediction, LimitPlan, Purchase
 from prefect_cachewatch.capacity.model.slots import choose_slots
 from prefect_cachewatch.capacity.model.wording import list_assumptions, say_answer, say_bottleneck
@@ -77,12 +77,11 @@ def plan(
     edges = {c: _edges(whole, c) for c in asked}
     first = asked[0]
     search, answer = searches[first], found[first]
-    slots, occupy, checked = _share_slots(whole, search, asked, [chosen[c].n for c in asked])
+    slots, occupy, checked, fewest = _share_slots(whole, searches, [chosen[c].n for c in asked])
     limit, reason = slots // occupy[0], chosen[first].reason
     if limit != chosen[first].n:
-        reason = (
-            f"its share of {slots} slots, which {len(asked)} classes have together; alone {chosen[first].n} could run"
-        )
+        together = f"which {len(asked)} classes have together{', ' * bool(fewest)}{fewest}"
+        reason = f"its share of {slots} slots, {together}; alone {chosen[first].n} could run"
     low, high = edges[first]
     shown = search.c
     where, dmax = search.demands.largest_demand_s(shown)
@@ -149,15 +148,18 @@ def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
 
 
 def _share_slots(
-    whole: Scenario, search: ClassSearch, asked: Sequence[int], limits: list[int]
-) -> tuple[int, tuple[int, ...], str]:
-    """The slots of the shared limit and of each class; no more jobs at once than streams were measured."""
-    if whole.policy.isolated:
-        return limits[0], (1,) * len(asked), "each kind has a cluster of its own"
-    slots, occupy, checked = choose_slots(whole, asked, limits)
-    if search.measured_room is not None and not whole.policy.beyond_measured:
-        slots = max(*occupy, min(slots, search.measured_room * min(occupy)))
-    return slots, occupy, checked
+    whole: Scenario, searches: Mapping[int, ClassSearch], limits: list[int]
+) -> tuple[int, tuple[int, ...], str, str]:
+    """Slots of the shared limit and of each class, what was checked, why so few; no more jobs than were measured."""
+    if whole.policy.isolated or len(searches) == 1:
+        checked = "each kind has a cluster of its own" if whole.policy.isolated else ""
+        return limits[0], (1,) * len(searches), checked, ""
+    slots, together, checked = choose_slots(whole, list(searches), limits)
+    room = next(iter(searches.values())).measured_room
+    if room is not None and not whole.policy.beyond_measured:
+        slots = max(*together.occupy, min(slots, room * min(together.occupy)))
+    slots, fewest = recommend_slots(searches, together, slots)
+    return slots, tuple(together.occupy), checked, fewest
 
 
 def _beyond_measured(search: ClassSearch, found: Found) -> tuple[str, ...]:

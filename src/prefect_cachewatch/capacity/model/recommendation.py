@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
 from prefect_cachewatch.capacity.model.queueing import Bounds, bounds
+from prefect_cachewatch.capacity.model.together import Together
 from prefect_cachewatch.common.units import format_duration
 
-__all__ = ["Recommendation", "edge_of", "recommend"]
+__all__ = ["Recommendation", "edge_of", "recommend", "recommend_slots"]
 
 _NEAR_BEST = 1.02
 
@@ -69,15 +71,50 @@ def _aimed(search: ClassSearch, numbers: list[int]) -> tuple[int, str]:
         knee = edge_of(search, search.top).knee_n
         below = [n for n in numbers if n <= max(1.0, knee)]
         return (below or numbers[:1])[-1], f"no more than the knee, {knee:.1f}"
-    if jobs > 1:
-        seconds = {n: search.mine(n).batch_s for n in numbers}
-        best = min(seconds.values())
-        told = f"within 2 % of the fastest batch, {format_duration(best)}"
-    else:
-        seconds = {n: 1 / search.mine(n).throughput_per_s for n in numbers}
-        best = min(seconds.values())
-        told = "within 2 % of the highest throughput"
-    return next(n for n in numbers if seconds[n] <= _NEAR_BEST * best), f"the smallest number {told}"
+    seconds = {n: _seconds(search, n) for n in numbers}
+    fastest = f"fastest batch, {format_duration(min(seconds.values()))}"
+    told = fastest if jobs > 1 else "highest throughput"
+    return _smallest_near_best(seconds), f"the smallest number within 2 % of the {told}"
+
+
+def _seconds(search: ClassSearch, n: int) -> float:
+    """What a number of jobs is judged by: seconds of the batch, or of each burst where there is no batch."""
+    mine = search.mine(n)
+    return mine.batch_s if search.scenario.classes[search.c].jobs > 1 else 1 / mine.throughput_per_s
+
+
+def _smallest_near_best(cost: Mapping[int, float]) -> int:
+    """The smallest number whose cost is within 2 % of the least."""
+    most = _NEAR_BEST * min(cost.values())
+    return min(n for n, spent in cost.items() if spent <= most)
+
+
+def recommend_slots(searches: Mapping[int, ClassSearch], together: Together, slots: int) -> tuple[int, str]:
+    """Choose the value of a limit that several classes share, of all that the rules admit.
+
+    Args:
+        searches: by index, of the classes that share it.
+        together: these classes at once.
+        slots: the most that the rules admit.
+
+    Returns:
+        The fewest slots within 2 % of the best for each class alone and for all at once, and why; where they want
+        different numbers, for what is then furthest behind its best. All slots, and "", where the policy aims at another
+        number or the mixes are not solved.
+    """
+    if together.scenario.policy.aim != "batch" or not together.possible:
+        return slots, ""
+    occupy = together.occupy
+    pairs = [(searches[c], weight) for c, weight in zip(together.asked, occupy, strict=True)]
+    # Only at the multiples of a class's slots does one more job of it find room.
+    candidates = sorted({n for w in occupy for n in range(w, slots + 1, w) if n >= max(occupy)})
+    in_time = [n for n in candidates if all(search.in_time(n // w) for search, w in pairs)] or candidates
+    seconds = [{n: _seconds(search, n // w) for n in in_time} for search, w in pairs]
+    seconds.append({n: together.batch_s(n) for n in in_time})
+    behind = {n: max(each[n] / min(each.values()) for each in seconds) for n in in_time}
+    most = 100 * (_NEAR_BEST * min(behind.values()) - 1)
+    told = f"the fewest with which no class alone, nor all at once, takes over {most:.0f} % longer than it could"
+    return _smallest_near_best(behind), told
 
 
 def edge_of(search: ClassSearch, n: int) -> Bounds:

@@ -10,19 +10,18 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
-from prefect_cachewatch.capacity.model.prediction import predict
+from prefect_cachewatch.capacity.model.demands import Scenario
+from prefect_cachewatch.capacity.model.together import Together
 
 __all__ = ["choose_slots"]
 
 _MOST_SLOTS = 240
-_STATES = 60_000
 _LOSS = 0.05
 _MOST_MIXES = 400
 
 
-def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]) -> tuple[int, tuple[int, ...], str]:
-    """The value of the shared limit and the slots of each class.
+def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]) -> tuple[int, Together, str]:
+    """The most slots of the shared limit that the rules admit, and the slots of each class.
 
     Args:
         scenario: what is planned for.
@@ -30,15 +29,12 @@ def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
         limits: their limits, each alone beside the classes that always run, 1 or more.
 
     Returns:
-        Slots in all, slots that a job of each asked class occupies, and what was checked, in a
-        sentence.
+        Slots in all, the classes with the slots that a job of each occupies, and what was checked, in a sentence.
 
     Example:
         >>> _weights(120, (10, 24))
         (12, 5)
     """
-    if len(asked) == 1:
-        return limits[0], (1,), ""
     headroom = scenario.policy.headroom
     candidates = range(max(limits), max(_MOST_SLOTS, *limits) + 1)
     use = {slots: _use(slots, limits, headroom) for slots in candidates}
@@ -46,15 +42,20 @@ def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
     total = next(slots for slots in candidates if use[slots] >= max(use.values()) - _LOSS * len(limits))
     occupy = _weights(total, limits)
     slots = max(*occupy, math.floor(total * (1 - headroom)))
-    check = _MixCheck(scenario, asked, occupy, slots)
-    if not check.possible:
-        return slots, occupy, "the mixes are too many to be solved exactly: slots go by each class's limit alone"
-    while (bad := check.failing(slots)) is not None:
+    together = Together(scenario, asked, occupy, slots)
+    if not together.possible:
+        told = "the mixes are too many to be solved exactly: slots go by each class's limit alone"
+        return slots, together, told
+    while (bad := _failing(together, slots)) is not None:
         if slots <= max(occupy):
             mix = ", ".join(f"{n} {scenario.classes[c].name}" for n, c in zip(bad, asked, strict=True))
-            return slots, occupy, f"even the smallest limit admits a mix beyond the policy ({mix}): isolate the classes"
+            return (
+                slots,
+                together,
+                f"even the smallest limit admits a mix beyond the policy ({mix}): isolate the classes",
+            )
         slots -= 1
-    return slots, occupy, f"{len(_mixes(occupy, slots))} extreme mixes were solved exactly and hold"
+    return slots, together, f"{len(_mixes(occupy, slots))} extreme mixes were solved exactly and hold"
 
 
 def _weights(slots: int, limits: Sequence[int]) -> tuple[int, ...]:
@@ -82,32 +83,16 @@ def _mixes(occupy: Sequence[int], slots: int) -> list[tuple[int, ...]]:
     return found[::step]
 
 
-class _MixCheck:
-    """Exact answers for the mixes that so many slots, or fewer, admit."""
+def _failing(together: Together, slots: int) -> tuple[int, ...] | None:
+    """The first extreme mix at which a class is beyond the policy."""
+    return next((mix for mix in _mixes(together.occupy, slots) if not _holds(together, mix)), None)
 
-    def __init__(self, scenario: Scenario, asked: Sequence[int], occupy: Sequence[int], slots: int) -> None:
-        self._scenario, self._asked, self._occupy = scenario, asked, occupy
-        self._base = [w.running or 0 for w in scenario.classes]
-        most = [*self._base]
-        for c, weight in zip(asked, occupy, strict=True):
-            most[c] = slots // weight
-        self.possible = math.prod(n + 1 for n in most) <= _STATES
-        if self.possible:
-            self._demands = demands_of(scenario, sum(most))
-            self._network = self._demands.network(most)
 
-    def failing(self, slots: int) -> tuple[int, ...] | None:
-        """The first extreme mix at which a class is beyond the policy."""
-        return next((mix for mix in _mixes(self._occupy, slots) if not self._holds(mix)), None)
-
-    def _holds(self, mix: tuple[int, ...]) -> bool:
-        classes, policy = self._scenario.classes, self._scenario.policy
-        counts = [*self._base]
-        for c, n in zip(self._asked, mix, strict=True):
-            counts[c] = n
-        for c, entry in enumerate(predict(self._demands, self._network, counts)[0]):
-            if entry.n and c in self._asked and entry.slowdown > policy.max_slowdown:
-                return False
-            if entry.n and classes[c].is_watched and entry.gap_p99_s > policy.stall_window_s:
-                return False
-        return True
+def _holds(together: Together, mix: tuple[int, ...]) -> bool:
+    classes, policy = together.scenario.classes, together.scenario.policy
+    for c, entry in enumerate(together.at(mix)):
+        if entry.n and c in together.asked and entry.slowdown > policy.max_slowdown:
+            return False
+        if entry.n and classes[c].is_watched and entry.gap_p99_s > policy.stall_window_s:
+            return False
+    return True

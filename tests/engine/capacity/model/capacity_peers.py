@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 WARM_UP = 0.1
@@ -81,44 +84,115 @@ def simpy_network(
     return [(len(mine) / (until_s - warm), sum(mine) / len(mine)) for mine in times]
 
 
-def simpy_batch(
-    jobs: int, slots: int, bursts: int, demand_s: float, think_s: float, alpha: Sequence[float], seed: int
-) -> float:
-    """Wall clock of a batch, by simpy: jobs wait for a slot, then think and burst so many times.
+@dataclass(frozen=True)
+class Jobs:
+    """Jobs of a class as simpy runs them: `wanted` through the limit, or so many without end (`running`)."""
 
-    Bursts are constant and pauses vary by half; one station serves n bursts at alpha(n) in all.
+    burst_bytes: float
+    think_s: float
+    wanted: int = 0
+    running: int = 0
+    bursts: int = 1
+    occupy: int = 1  # slots of the limit
+    burst_cv: float = 0.0
+    think: str = "uniform"  # by half, or exponential, or constant
+
+
+def simpy_batch(
+    classes: Sequence[Jobs], slots: int, points: Sequence[tuple[int, float]], seed: int, *, link: float | None = None
+) -> list[float]:
+    """When the last job of each class ends, by simpy: jobs wait for slots in turn, then think and burst so many times.
+
+    A burst goes over the link, then to the storage, whose n bursts get what its curve has at n; both share evenly.
     """
     import simpy
 
     env, draw = simpy.Environment(), random.Random(seed)
-    station, free = _Sharing(env, alpha), simpy.Resource(env, capacity=slots)
+    storage = _Sharing(env, points)
+    path = [storage] if link is None else [_Sharing(env, [(1, link), (2, link)]), storage]
+    free = _Slots(env, slots)
+    ends = [0.0 for _ in classes]
 
-    def job() -> Iterator[Any]:
-        with free.request() as slot:
-            yield slot
-            for _ in range(bursts):
-                yield env.timeout(think_s * draw.uniform(0.5, 1.5))
-                yield station.serve(demand_s)
+    def burst(mine: Jobs) -> Iterator[Any]:
+        yield env.timeout(mine.think_s * _pause(draw, mine.think))
+        size = mine.burst_bytes * _size(draw, mine.burst_cv)
+        for station in path:
+            yield station.serve(size)
 
-    for _ in range(jobs):
-        env.process(job())
-    env.run()
-    return float(env.now)
+    def job(c: int) -> Iterator[Any]:
+        mine = classes[c]
+        yield free.take(mine.occupy)
+        for _ in range(mine.bursts):
+            yield from burst(mine)
+        free.give(mine.occupy)
+        ends[c] = float(env.now)
+
+    def always(mine: Jobs) -> Iterator[Any]:
+        while True:
+            yield from burst(mine)
+
+    for mine in classes:
+        for _ in range(mine.running):
+            env.process(always(mine))
+    # In turn, as they come from several users.
+    turns = sorted(((i + 0.5) / mine.wanted, c) for c, mine in enumerate(classes) for i in range(mine.wanted))
+    env.run(until=env.all_of([env.process(job(c)) for _, c in turns]))
+    return ends
+
+
+def _pause(draw: random.Random, kind: str) -> float:
+    return {
+        "uniform": lambda: draw.uniform(0.5, 1.5),
+        "exponential": lambda: draw.expovariate(1),
+        "constant": lambda: 1.0,
+    }[kind]()
+
+
+def _size(draw: random.Random, cv: float) -> float:
+    if cv == 0:
+        return 1.0
+    variance = math.log(1 + cv * cv)
+    return draw.lognormvariate(-variance / 2, math.sqrt(variance)) if cv != 1 else draw.expovariate(1)
+
+
+class _Slots:
+    """Slots of a limit, first come, first served."""
+
+    def __init__(self, env: Any, count: int) -> None:
+        self._env, self._free = env, count
+        self._waiting: list[tuple[int, Any]] = []
+
+    def take(self, count: int) -> Any:
+        turn = self._env.event()
+        self._waiting.append((count, turn))
+        self._serve()
+        return turn
+
+    def give(self, count: int) -> None:
+        self._free += count
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            count, turn = self._waiting.pop(0)
+            self._free -= count
+            turn.succeed()
 
 
 class _Sharing:
-    """A station that serves its n jobs at alpha(n)/n each; the plain way, without virtual time."""
+    """A station whose n jobs share evenly what its curve has at n; the plain way, without virtual time."""
 
-    def __init__(self, env: Any, alpha: Sequence[float] = (1.0,)) -> None:
-        self._env, self._alpha = env, alpha
+    def __init__(self, env: Any, curve: Sequence[tuple[int, float]] = ((1, 1.0), (2, 1.0))) -> None:
+        self._env = env
+        self._rates = [_between(curve, n) for n in range(1, curve[-1][0] + 1)]
         self._left: dict[Any, float] = {}
         self._since = 0.0
         self._version = 0
 
-    def serve(self, seconds: float) -> Any:
+    def serve(self, work: float) -> Any:
         self._advance()
         done = self._env.event()
-        self._left[done] = seconds
+        self._left[done] = work
         self._schedule()
         return done
 
@@ -129,7 +203,7 @@ class _Sharing:
         self._since = self._env.now
 
     def _rate(self) -> float:
-        return self._alpha[min(len(self._left), len(self._alpha)) - 1]
+        return self._rates[min(len(self._left), len(self._rates)) - 1]
 
     def _schedule(self) -> None:
         self._version += 1
@@ -146,3 +220,9 @@ class _Sharing:
         del self._left[job]
         job.succeed()
         self._schedule()
+
+
+def _between(curve: Sequence[tuple[int, float]], n: int) -> float:
+    """The curve at n, by straight lines between its points."""
+    (left, low), (right, high) = next(pair for pair in itertools.pairwise([(0, 0.0), *curve]) if pair[1][0] >= n)
+    return low + (high - low) * (n - left) / (right - left)

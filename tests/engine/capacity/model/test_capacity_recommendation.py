@@ -12,6 +12,7 @@ from prefect_cachewatch.capacity import LinkProfile, Policy, ServiceCurve, Stora
 from prefect_cachewatch.capacity.charts import latency_chart, shares_chart
 from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.model.limits import ClassSearch
+from prefect_cachewatch.capacity.model.together import Together
 from prefect_cachewatch.capacity.model.usl import fit_usl, service_rates
 from prefect_cachewatch.capacity.page import COLUMNS, plan_sections
 from prefect_cachewatch.capacity.planfile import read_plan
@@ -114,7 +115,45 @@ def test_plan_and_what_is_set_are_one_number() -> None:
         assert answer.limit == decision.slots // decision.weights["builds"]
         most = max(decision.slots // weight for weight in decision.weights.values())
         assert most + (4 if len(classes) == 3 else 0) <= 16  # no more at once than were measured
-        assert f"Recommended: {answer.limit} at once" in answer.answer
+        assert f"Recommended: {answer.limit} at once, {answer.reason}" in answer.answer
+        assert decision.sentence.endswith(answer.reason)
+
+
+def test_a_shared_limit_is_the_smallest_near_the_best_of_each_class_alone_and_of_all_at_once() -> None:
+    given = read_plan(NIGHTLY.with_name("shared-cluster.yaml"))
+    answer = plan(given.storage, given.link, given.workloads, given.policy)
+    assert (answer.slots, [entry.occupy for entry in answer.classes], answer.limit) == (33, [2, 3], 16)
+    assert "the fewest with which no class alone, nor all at once, takes over 5 % longer than it could" in answer.reason
+    most = 42  # what the rules admit
+    whole = Scenario(given.storage, given.link, given.workloads, given.policy)
+    together = Together(whole, (0, 1), (2, 3), most)
+    caches, loads = (ClassSearch(whole, c) for c in (0, 1))
+    took = {
+        n: (caches.mine(n // 2).batch_s, loads.mine(n // 3).batch_s, together.batch_s(n)) for n in range(3, most + 1)
+    }
+    best = [min(each) for each in zip(*took.values(), strict=True)]
+    behind = {n: max(t / b for t, b in zip(each, best, strict=True)) for n, each in took.items()}
+    assert behind[33] <= 1.02 * min(behind.values())
+    assert all(behind[n] > 1.02 * min(behind.values()) for n in range(3, 33))
+    # Alone, 12 caches and 8 loads are as fast as 21 and 14; at once they are not.
+    assert [took[24][i] / took[42][i] for i in (0, 1)] == pytest.approx([1, 1], abs=0.05)
+    assert took[24][2] / took[42][2] > 1.1
+
+
+def test_of_one_class_its_batch_together_is_its_batch_alone() -> None:
+    whole = Scenario(nfs(), LinkProfile(), (builds(jobs=40),), Policy(max_slowdown=5))
+    search, together = ClassSearch(whole, 0), Together(whole, (0,), (1,), 20)
+    assert together.batch_s(20) == pytest.approx(search.mine(20).batch_s)
+    assert together.batch_s(16) < search.mine(16).batch_s * 1.001  # the last eight begin while others still run
+
+
+def test_where_the_mixes_are_too_many_the_shared_limit_is_what_the_rules_admit() -> None:
+    classes = [builds(name=f"c{i}", jobs=50) for i in range(4)]
+    two = ServiceCurve(per_stream_bytes_per_s=1e9, aggregate_bytes_per_s=2e10)
+    answer = plan(StorageProfile(name="s", sequential_write=two), LinkProfile(), classes, Policy(max_slowdown=3))
+    assert any("the mixes are too many" in line for line in answer.assumptions)
+    assert answer.slots == 45
+    assert answer.reason == "its share of 45 slots, which 4 classes have together; alone 50 could run"
 
 
 def test_a_plan_says_why_nothing_is_set_for_a_storage_that_was_not_measured() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engine.capacity.model.capacity_peers import ciw_network, simpy_batch, simpy_network
+from tests.engine.capacity.model.capacity_peers import Jobs, ciw_network, simpy_batch, simpy_network
 
 from prefect_cachewatch.capacity import (
     LinkProfile,
@@ -152,8 +152,8 @@ def test_batches_take_as_long_as_the_plan_says(jobs: int, slots: int) -> None:
     builds = WorkloadClass(name="builds", burst_bytes=2e9, think_s=10, bursts_per_job=80, jobs=jobs)
     storage = StorageProfile(name="nfs", sequential_write=curve)
     search = ClassSearch(Scenario(storage, LinkProfile(), (builds,), Policy(derate=0, max_slowdown=4)), 0)
-    demand_s, alpha = float(search.demands.demands_s[0, 0]), list(search.demands.alpha)
-    took = [simpy_batch(jobs, slots, 80, demand_s, 10, alpha, seed) for seed in range(3)]
+    mine = [Jobs(2e9, 10, wanted=jobs, bursts=80)]
+    took = [simpy_batch(mine, slots, points, seed) for seed in range(3)]
     assert search.mine(slots).batch_s == pytest.approx(np.mean(took), rel=0.02)
 
 
