@@ -193,7 +193,7 @@ scale: $(VENV)/.scale ## Run 200 generations there, and some beside bare ones; w
 	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)
 
 # Each in an environment of its own below build/versions.
-test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS="--prefect 3.7.6" tests one.
+test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS="--prefect 3.7.6" tests one, ARGS=--short the lowest on the newest Python.
 	$(PYTHON) tests/versions.py $(ARGS)
 
 clean: ## Remove the environments and everything that was built.

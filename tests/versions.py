@@ -1,7 +1,7 @@
 """`make test-versions`: the lowest Prefect that is promised and the newest that resolves; and each Python that is promised.
 
 Each has an environment of its own below build/versions, which is kept. With `--prefect VERSION` only that version is
-tested, to look for the lowest; further arguments after `--` go to pytest.
+tested, to look for the lowest; `--short` tests the lowest Prefect on the newest Python alone. What else is given goes to pytest.
 """
 
 from __future__ import annotations
@@ -72,20 +72,23 @@ def main() -> int:
     """Test each version; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prefect", help="test this version of Prefect alone")
-    parser.add_argument("pytest", nargs="*", help="in place of the tests of a Prefect")
-    given = parser.parse_args()
-    tests = given.pytest or PREFECT
+    parser.add_argument("--short", action="store_true", help="the lowest Prefect on the newest Python alone")
+    given, further = parser.parse_known_args()
+    tests = [*PREFECT, *further]
+    lowest, pythons = lowest_prefect(), re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     if given.prefect:
         return 0 if check(f"prefect-{given.prefect}", sys.executable, f"prefect=={given.prefect}", tests) else 1
+    if given.short:
+        return 0 if check("short", find_python(pythons[-1]) or sys.executable, f"prefect=={lowest}", tests) else 1
     passed = [
-        check("lowest", sys.executable, f"prefect=={lowest_prefect()}", tests),
+        check("lowest", sys.executable, f"prefect=={lowest}", tests),
         check("newest", sys.executable, "prefect", tests),
     ]
-    for version in re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()):
+    for version in pythons:
         if (python := find_python(version)) is None:
             print(f"=== Python {version}: not installed, left out", flush=True)
         else:
-            passed.append(check(f"python-{version}", python, "prefect", PYTHON))
+            passed.append(check(f"python-{version}", python, "prefect", [*PYTHON, *further]))
     return 0 if all(passed) else 1
 
 

@@ -29,10 +29,10 @@ from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.filled_key import OpenKey, open_key
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config.ready import ReadyWhen
+    from prefect_cachewatch.run.filled_key import OpenKey
 
 __all__ = ["KNOWN_PROGRAMS", "command"]
 
@@ -87,7 +87,11 @@ def _open_key(job: CacheJob, env: Mapping[str, str]) -> OpenKey | None:
     """Read the key of a command that a profile may know; the profiles take 20 ms to load, and most commands are no such."""
     words = {os.path.basename(word) for word in job.command}
     may_be_known = words & KNOWN_PROGRAMS or "TORCHINDUCTOR_CACHE_DIR" in env or _REGISTRY in sys.modules
-    return open_key(job, env) if may_be_known else None
+    if not may_be_known:
+        return None
+    from prefect_cachewatch.run.filled_key import open_key  # noqa: PLC0415 - see above
+
+    return open_key(job, env)
 
 
 def _describe_ready(ready: ReadyWhen) -> str:

@@ -24,7 +24,6 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.config.policies import split_learned
 from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
-from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
     "COMMAND",
@@ -281,8 +280,12 @@ def metrics_from(options: dict[str, Any]) -> Metrics | None:
 
 def poll_note(stall: StallPolicy, asked: bool) -> str | None:
     """Say that the poll was shortened, if the user set it and two polls do not fit into the shortest window."""
+    if not asked:
+        return None
+    from prefect_cachewatch.watching.stall import effective_poll_s  # noqa: PLC0415 - seldom
+
     poll_s = effective_poll_s(stall)
-    if poll_s >= stall.poll_s or not asked:
+    if poll_s >= stall.poll_s:
         return None
     return (
         f"the poll of {format_duration(stall.poll_s)} does not fit twice into the shortest window; "
