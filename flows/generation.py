@@ -281,6 +281,7 @@ def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary
 def _late_modules(with_metrics: bool) -> list[str]:
     names = [
         "publish.contents",
+        "publish.proof",
         "run.preparation",
         "run.trace.recorder",
         *(["metrics.textfile"] if with_metrics else []),

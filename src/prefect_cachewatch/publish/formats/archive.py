@@ -11,7 +11,16 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.publish.formats.reading import Broken, Cursor, Layout, Source, Unjudged, quote, require_apart
+from prefect_cachewatch.publish.formats.reading import (
+    Broken,
+    Checked,
+    Cursor,
+    Layout,
+    Source,
+    Unjudged,
+    quote,
+    require_apart,
+)
 from prefect_cachewatch.publish.formats.torch_pickle import read_storages
 
 __all__ = ["read_archive"]
@@ -22,7 +31,7 @@ _ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"
 _MAX_COMMENT = 0xFFFF
 _MAX_ENTRIES = 100_000
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
-_ENCRYPTED = 1
+_ENCRYPTED, _DEFLATED = 1, 8
 _CHECKED_BYTES = 64 << 10
 _CHECKED_TOTAL_BYTES = 8 << 20
 _PICKLE, _MAX_PICKLE_BYTES = b"/data.pkl", 16 << 20
@@ -46,6 +55,10 @@ class _Member:
     def plain(self) -> bool:
         return self.method == 0 and not self.flags & _ENCRYPTED
 
+    @property
+    def readable(self) -> bool:
+        return self.method in (0, _DEFLATED) and not self.flags & _ENCRYPTED
+
 
 def read_archive(source: Source) -> Layout:
     """Compare the directory with the file's size, with the headers of the members that it lists, and with torch's pickle.
@@ -63,11 +76,13 @@ def read_archive(source: Source) -> Layout:
         raise Broken(f"has a directory of {size} bytes whose {count} members take {cursor.position - begin}")
     payload: list[tuple[int, int]] = []
     ranges: list[tuple[int, int, str]] = []
+    checked: list[Checked] = []
     doubts: list[str] = []
     left = _CHECKED_TOTAL_BYTES
     for member in members:
         first, behind = _locate(source, member)
         ranges.append((member.offset, behind, member.name.decode("utf-8", "backslashreplace")))
+        checked.append(Checked(first, behind, member.checksum, packed=not member.plain))
         if behind > begin or not member.plain:
             continue
         if member.size_bytes > _CHECKED_BYTES:
@@ -81,7 +96,8 @@ def read_archive(source: Source) -> Layout:
                 )
     require_apart(ranges, "the member", 0, begin)
     _check_storages(source, members)
-    return Layout(tuple(payload), tuple(doubts[:1]))
+    readable = all(member.readable for member in members)
+    return Layout(tuple(payload), tuple(doubts[:1]), tuple(checked) if readable else None)
 
 
 def _check_storages(source: Source, members: Sequence[_Member]) -> None:
@@ -114,7 +130,11 @@ def _find_directory(source: Source) -> tuple[int, int, int]:
     count, size, begin = struct.unpack_from("<HII", tail, at + 10)
     end = tail_at + at
     if count == _FULL16 or _FULL32 in (size, begin) or _has_locator(source, end):
+        short = (count, size, begin)
         count, size, begin, end = _read_end64(source, end)
+        fulls = (_FULL16, _FULL32, _FULL32)
+        if any(told not in (full, large) for told, full, large in zip(short, fulls, (count, size, begin), strict=True)):
+            raise Broken("is damaged: its two ends contradict each other")
     if begin + size != end:
         raise Broken(f"has a directory that should end at byte {begin + size}, and ends at byte {end}")
     return count, begin, size

@@ -65,7 +65,7 @@ def read_gguf(source: Source) -> Layout:
         doubts.append(f"lacks the last {end - source.size} bytes of padding")
     elif source.size > end and all(size for _, size, _ in listed):
         doubts.append(f"has {source.size - end} bytes behind its last tensor, which ends at byte {last}")
-    return Layout.of(ranges, doubts)
+    return Layout.of(ranges, doubts, known=all(size for _, size, _ in listed))
 
 
 def _require_room(cursor: Cursor, count: int, least: int, what: str) -> None:

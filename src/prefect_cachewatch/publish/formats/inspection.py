@@ -22,7 +22,7 @@ from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, U
 from prefect_cachewatch.publish.formats.safetensors import read_safetensors
 from prefect_cachewatch.publish.formats.tensorbin import read_tensorbin
 
-__all__ = ["Finding", "inspect"]
+__all__ = ["Finding", "examine", "inspect"]
 
 _HEAD_BYTES = 64
 _LFS = b"version https://git-lfs"
@@ -81,26 +81,32 @@ def inspect(file: str | os.PathLike[str] | BinaryIO, name: str | None = None) ->
         'is cut off: it ends at byte 4, within its header'
     """
     if not isinstance(file, str | os.PathLike):
-        return _inspect_open(file, name or "")
+        return examine(file, name or "")[0]
     # A pipe of that name must not be waited for.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as opened:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return Finding("unknown", "is no regular file")
-        return _inspect_open(opened, os.fspath(file) if name is None else name)
+        return examine(opened, os.fspath(file) if name is None else name)[0]
 
 
-def _inspect_open(file: BinaryIO, name: str) -> Finding:
+def examine(file: BinaryIO, name: str) -> tuple[Finding, Layout | None]:
+    """Inspect an open file, and return with the finding where its contents are; None if it is not whole or not known.
+
+    Args:
+        file: open for reading in binary.
+        name: whose ending may tell the format.
+    """
     source = Source(file)
     try:
         head = source.head(_HEAD_BYTES)
     except (Broken, Unjudged) as error:  # it is cut meanwhile, or its storage is very slow
-        return Finding("unknown", str(error))
+        return Finding("unknown", str(error)), None
     named, is_own = _find_by_name(name)
     begun = next((known for known in _FORMATS if head.startswith(known.magics)), None) if head else None
     chosen = begun or named
     if chosen is None:
-        return Finding("unknown", "is of no format that is read here")
+        return Finding("unknown", "is of no format that is read here"), None
     try:
         if not begun:
             _require_begin(head, chosen, is_own)
@@ -111,12 +117,12 @@ def _inspect_open(file: BinaryIO, name: str) -> Finding:
         elif (value := find_constant(source, layout.payload)) is not None:
             doubts.append(f"repeats one value in all of its data, as far as it was sampled (0x{value})")
     except Broken as error:
-        return Finding("broken", str(error), chosen.name)
+        return Finding("broken", str(error), chosen.name), None
     except Unjudged as error:
-        return Finding("unknown", str(error), chosen.name)
+        return Finding("unknown", str(error), chosen.name), None
     if doubts:
-        return Finding("suspicious", doubts[0], chosen.name)
-    return Finding("whole", "has the sizes and offsets that its header says", chosen.name)
+        return Finding("suspicious", doubts[0], chosen.name), None
+    return Finding("whole", "has the sizes and offsets that its header says", chosen.name), layout
 
 
 def _find_by_name(name: str) -> tuple[_Format | None, bool]:

@@ -36,7 +36,7 @@ def read_npy(source: Source) -> Layout:
     end = begin + size
     source.require_end(end, "its elements end")
     if end == source.size:
-        return Layout(((begin, end),))
+        return Layout(((begin, end),), written=((begin, end),))
     if source.read(end, min(6, source.size - end), "its end") == _MAGIC:
         raise Unjudged("holds more than one array")
     return Layout(((begin, end),), (f"has {source.size - end} bytes behind its elements, which end at byte {end}",))

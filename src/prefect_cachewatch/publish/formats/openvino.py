@@ -55,4 +55,5 @@ def _read_places(source: Source, at: int) -> Layout:
     if not model_bytes or end > source.size:
         raise Broken(f"is cut off: its model should end at byte {end}, and the file has {source.size}")
     doubts = (f"has {source.size - end} bytes behind its model, which ends at byte {end}",) if end < source.size else ()
-    return Layout(((base + constants_at, base + model_at),) if constants_bytes else (), doubts)
+    payload = ((base + constants_at, base + model_at),) if constants_bytes else ()
+    return Layout(payload, doubts, written=((base + custom_at, end),))
