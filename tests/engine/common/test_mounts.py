@@ -14,7 +14,7 @@ from prefect_cachewatch.common.mounts import parse_mountinfo, read_mounts
 )
 def test_the_watch_and_the_probe_agree_which_file_systems_other_machines_share(tmp_path, type_, shared):
     assert parse_mountinfo(f"2 1 0:9 / /c rw - {type_} x rw")[0].is_network is shared
-    assert ProbeTarget(tmp_path, type_, 0, 0, virtual_disk=False).is_network is shared
+    assert ProbeTarget(tmp_path, type_, 0, 0).is_network is shared
 
 
 def test_a_backslash_that_was_escaped_begins_no_other_escape():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from prefect_cachewatch.capacity.probe.disks import UNSEEN, Disk
 from prefect_cachewatch.common.units import format_bytes
 
 __all__ = ["Level", "Phase", "Repetition", "Sample", "find_effects", "levels_of", "spread_of", "summarise"]
@@ -148,7 +149,7 @@ def find_effects(
     *,
     direct: bool = True,
     memory: bool = False,
-    virtual_disk: bool = False,
+    disk: Disk = UNSEEN,
     python_engine: bool = False,
 ) -> list[str]:
     """Name the effects that make the figures differ from the storage's own.
@@ -158,7 +159,7 @@ def find_effects(
         filesystem: type of the file system, for the sentences.
         direct: whether files were opened with O_DIRECT.
         memory: whether the file system is memory.
-        virtual_disk: whether the disk is a hypervisor's.
+        disk: what is known of the disk.
         python_engine: whether the probe's own Python threads measured, not fio.
 
     Returns:
@@ -179,10 +180,12 @@ def find_effects(
         )
     levels = levels_of(samples)
     effects += _cache_effects(samples, levels)
-    if virtual_disk and not memory:
+    if disk.network and not memory:
+        effects.append(f"behind a network, {disk.network}: the curves contain it, so a plan with them has no link")
+    elif disk.virtual and not memory:
         effects.append(
             "the disk is a virtual one: O_DIRECT bypasses this machine's page cache, not the host's, "
-            "so short runs may be answered by the host's memory"
+            "so short runs may be answered by the host's memory; a network behind it would not be seen"
         )
     effects += _doubtful_levels(levels, python_engine)
     return effects

@@ -61,7 +61,7 @@ def profile_from_report(report: ProbeReport, name: str) -> StorageProfile:
         f"{format_bytes(report.size_bytes)} at once, in {format_duration(report.elapsed_s)}",
         date=report.started.date(),
         shared=report.target.is_network,
-        through="network" if report.target.is_network else "local",
+        through=report.target.through,
         sequential_write=_curve(write, report.block_bytes),
         sequential_read=_curve(read, report.block_bytes),
         random_read=_curve(random, report.random_block_bytes),

@@ -173,7 +173,7 @@ class _Run:
             self.target.filesystem,
             direct=self.direct,
             memory=self.target.is_memory,
-            virtual_disk=self.target.virtual_disk,
+            disk=self.target.disk,
             python_engine=isinstance(self.engine, DirectEngine),
         )
         return ProbeReport(

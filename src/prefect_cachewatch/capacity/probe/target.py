@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from prefect_cachewatch.capacity.probe.disks import UNSEEN, Disk, look_at_disk
 from prefect_cachewatch.common.mounts import MOUNT_TABLE, Mount, is_network_type, mount_of, read_mounts
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import for_terminal
@@ -46,7 +48,7 @@ class ProbeTarget:
     filesystem: str
     total_bytes: int
     free_bytes: int
-    virtual_disk: bool
+    disk: Disk = UNSEEN
 
     @property
     def is_network(self) -> bool:
@@ -54,17 +56,27 @@ class ProbeTarget:
         return is_network_type(self.filesystem)
 
     @property
+    def through(self) -> Literal["network", "local"] | None:
+        """Whether a network is in what is measured here; None: that cannot be seen, as with a hypervisor's disk."""
+        if self.is_network or self.disk.network:
+            return "network"
+        return "local" if self.disk.seen and not self.disk.virtual else None
+
+    @property
     def is_memory(self) -> bool:
         """Whether the file system is memory, not a storage device."""
         return self.filesystem in MEMORY_FILESYSTEMS
 
 
-def inspect_target(directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TABLE) -> ProbeTarget:
+def inspect_target(
+    directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TABLE, sysfs: str | os.PathLike[str] = "/sys"
+) -> ProbeTarget:
     """Check that a directory may be probed, and look at its file system; writes nothing.
 
     Args:
         directory: an existing directory of the user's own, not the root of a file system.
         mountinfo: the kernel's table of mounts.
+        sysfs: the kernel's tree of devices.
 
     Returns:
         The target, its path resolved.
@@ -113,7 +125,7 @@ def inspect_target(directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TA
         filesystem=filesystem,
         total_bytes=status.f_blocks * status.f_frsize,
         free_bytes=status.f_bavail * status.f_frsize,
-        virtual_disk=_is_virtual_disk(path),
+        disk=look_at_disk(mount, sysfs),
     )
 
 
@@ -132,7 +144,7 @@ def size_budget(target: ProbeTarget, size_bytes: int, keep_free: float) -> int:
         InputError: if less than 16 MiB are left.
 
     Example:
-        >>> size_budget(ProbeTarget(Path("/x"), "ext4", 10**9, 10**8, False), 2**30, 0.05)
+        >>> size_budget(ProbeTarget(Path("/x"), "ext4", 10**9, 10**8), 2**30, 0.05)
         50000000
     """
     reserve = int(target.total_bytes * keep_free)
@@ -236,12 +248,3 @@ def _refuse_protected(path: Path, shown: str, filesystem: str, mounts: Sequence[
     if os.path.ismount(path) or any(mount.mount_point == str(path) for mount in mounts):
         kind = "network file system" if is_network_type(filesystem) else "file system"
         raise InputError(f"{shown} is the root of a mounted {kind} ({filesystem}): {own}")
-
-
-def _is_virtual_disk(path: Path) -> bool:
-    try:
-        device = path.stat().st_dev
-        link = os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    except OSError:
-        return False
-    return "/virtio" in link or "/vbd-" in link or "/xen" in link

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from prefect_cachewatch.capacity.planfile import read_storage
+from prefect_cachewatch.capacity.probe.disks import Disk
 from prefect_cachewatch.capacity.probe.fio import find_fio
 from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
 from prefect_cachewatch.capacity.probe.report import ProbeSettings
@@ -209,7 +210,7 @@ def test_the_home_directory_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_space_asked_for_is_cut_to_what_may_be_used():
-    target = ProbeTarget(Path("/x"), "ext4", total_bytes=1000 * MIB, free_bytes=150 * MIB, virtual_disk=False)
+    target = ProbeTarget(Path("/x"), "ext4", total_bytes=1000 * MIB, free_bytes=150 * MIB)
     assert size_budget(target, 512 * MIB, 0.05) == 100 * MIB
     assert size_budget(target, 64 * MIB, 0.05) == 64 * MIB
     with pytest.raises(InputError, match="too full to probe"):
@@ -264,12 +265,16 @@ def report(tmp_path_factory):
 
 def test_a_profile_written_is_the_profile_read(tmp_path, report):
     profile = profile_from_report(report, "nfs a")
-    assert (profile.through, profile.contains_link) == ("local", False)
-    mounted = replace(report, target=replace(report.target, filesystem="nfs4"))
-    assert (profile_from_report(mounted, "x").through, profile_from_report(mounted, "x").contains_link) == (
-        "network",
-        True,
-    )
+    assert profile.through == report.target.through
+    for changed, through, shared in (
+        ({"filesystem": "nfs4"}, "network", True),
+        ({"disk": Disk(True, network="iSCSI (sdb)")}, "network", False),
+        ({"disk": Disk(True)}, "local", False),
+        ({"disk": Disk(True, virtual=True)}, None, False),
+        ({"disk": Disk()}, None, False),
+    ):
+        elsewhere = profile_from_report(replace(report, target=replace(report.target, **changed)), "x")
+        assert (elsewhere.through, elsewhere.contains_link, elsewhere.shared) == (through, through == "network", shared)
     assert profile.basis == "measured"
     assert profile.measured_n == 2
     assert profile.small_file_s > 0

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_cachewatch.capacity.probe.checks import Sample, find_effects, spread_of, summarise
+from prefect_cachewatch.capacity.probe.disks import Disk
 from prefect_cachewatch.capacity.probe.fio import FioError, read_fio_json
 from prefect_cachewatch.capacity.probe.run import levels_up_to
 
@@ -79,7 +80,7 @@ def test_a_second_pass_faster_than_the_first_is_named():
 
 
 def test_memory_is_said_to_be_no_storage_even_where_o_direct_opens():
-    assert find_effects([], "tmpfs", memory=True, virtual_disk=True) == [
+    assert find_effects([], "tmpfs", memory=True, disk=Disk(True, virtual=True, network="x")) == [
         "tmpfs is memory: O_DIRECT opens there and bypasses nothing: figures of RAM, not of storage"
     ]
 
@@ -91,8 +92,14 @@ def test_reads_without_o_direct_are_not_to_be_trusted():
 
 
 def test_a_virtual_disk_is_named():
-    (effect,) = find_effects([], "ext4", virtual_disk=True)
+    (effect,) = find_effects([], "ext4", disk=Disk(True, virtual=True))
     assert "not the host's" in effect
+    assert "a network behind it would not be seen" in effect
+
+
+def test_a_disk_behind_a_network_is_named():
+    (effect,) = find_effects([], "ext4", disk=Disk(True, virtual=True, network="NBD (nbd0)"))
+    assert effect == "behind a network, NBD (nbd0): the curves contain it, so a plan with them has no link"
 
 
 def test_repetitions_far_apart_are_named_with_the_worst_place():
