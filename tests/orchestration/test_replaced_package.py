@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.installation import ROOT, Installation, await_copy, children
+from tests.installation import ROOT, Installation, children
 from tests.orchestration.conftest import Server
 
 from prefect_cachewatch.flows.generation import _late_modules
@@ -54,7 +54,6 @@ def test_both_attempts_of_a_run_whose_package_is_replaced_end_stalled_with_their
     env = {**server.env, "PYTHONPATH": installed.env["PYTHONPATH"]}
     with running([installed.python, str(tmp_path / "flow.py"), str(tmp_path), *command], env=env) as process:
         assert eventually((tmp_path / "cache" / "a").exists)
-        await_copy(process.pid)
         installed.replace()
         go.touch()
         told, errors = process.communicate(timeout=150)
@@ -111,7 +110,6 @@ def test_a_command_whose_package_is_replaced_retries_and_ends_as_its_own_version
     env = {**server.env, "PYTHONPATH": installed.env["PYTHONPATH"], "CACHEWATCH_STATE": str(tmp_path / "state")}
     with running(argv, env=env) as process:
         assert eventually(lambda: [*store.rglob("a")], 120)
-        await_copy(process.pid)
         installed.replace()
         if end == "published":  # what writes and reads files from now on is a helper process of after the upgrade
             signal_each(children(process.pid, b"cachewatch-files"))

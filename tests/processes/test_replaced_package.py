@@ -31,6 +31,11 @@ STOPS_ITSELF = "os.kill(os.getpid(), 19)"
 FINDS = "finds"
 
 
+def has_growth(trace: Path) -> bool:
+    rows = [row.split(",") for row in trace.read_text().splitlines()[1:] if row[:1].isdigit()] if trace.exists() else []
+    return len(rows) > 1 and int(rows[-2][4]) > 0  # the last one may not be whole yet
+
+
 class Upgraded:
     """A run of `exec` under which the package is upgraded while its generator grows; with it go its scan process and, as
     an administrator's `kill` may have it, the helper process for files."""
@@ -53,10 +58,11 @@ class Upgraded:
         argv += ["--bundle-dir", self.bundles, "--metrics", f"file:{self.metrics}", "--record", folder / "trace.csv"]
         argv += ["--progress-log", r"shard (?P<done>\d+)/(?P<total>\d+)", *options]
         with running([*map(str, argv), "--", *program(source, tag)], env=self.installed.env) as process:
-            assert eventually((self.cache / "a").exists)
+            # The next scan process is to go on from growth that was measured.
+            assert eventually(lambda: has_growth(folder / "trace.csv"))
             await_copy(process.pid)
             getattr(self.installed, how)()
-            # The next scan process is started after the upgrade too, and so is the next helper process for files.
+            # The next scan process is started after the upgrade, and so is the next helper process for files.
             signal_each(children(process.pid, b"cachewatch-scanner"))
             signal_each(children(process.pid, b"prefect_cachewatch.cli.main") if kill_helper else [])
             go.touch()

@@ -33,7 +33,7 @@ __all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "import_all", "l
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
-_QUIET_S = 0.5
+_QUIET_S = 0.2
 _NO_ANSWER = "its file system does not answer"
 
 
@@ -313,8 +313,12 @@ def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
         os.set_inheritable(copy, False)
         adopt_copy(copy)
     import_all(modules)
+    if copy >= 0 and (pid := os.fork()) == 0:  # it leaves its imports there
+        _fill_and_end()
+    elif copy >= 0:
+        os.waitpid(pid, 0)  # before the first answer, and so before the generator starts
     gc.freeze()
-    _serve(socket.socket(fileno=control), copy)
+    _serve(socket.socket(fileno=control), -1)
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -370,11 +374,8 @@ def _serve(control: socket.socket, copy: int) -> NoReturn:
         except OSError:
             pid = -1  # the client sees its connection end
         if pid == 0 and not fds:
-            try:
-                control.close()
-                fill_copy()
-            finally:
-                os._exit(0)
+            control.close()
+            _fill_and_end()
         if pid == 0:
             try:
                 for number in (signal.SIGCHLD, signal.SIGALRM):  # SIGALRM ends a fork that is abandoned
@@ -385,6 +386,14 @@ def _serve(control: socket.socket, copy: int) -> NoReturn:
                 os._exit(0)
         for fd in fds:
             os.close(fd)
+
+
+def _fill_and_end() -> NoReturn:
+    try:
+        fill_copy()
+    finally:
+        os._exit(0)
+    raise AssertionError("unreachable")
 
 
 def _answer(connection: socket.socket) -> None:
