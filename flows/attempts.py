@@ -199,6 +199,8 @@ def prepare(
     env = dict(os.environ) | job.env | secrets
     place = place_job(job, env, files)
     job = place.job
+    if delivery is not None:
+        delivery.know_image(place.image_id)
     if delivery is not None and delivery.policy.check_command:
         cwd = str(job.cwd) if job.cwd else None
         look_ahead(files, "check command", check_command, delivery.policy.check_command, env, cwd)

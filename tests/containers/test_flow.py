@@ -20,6 +20,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect_cachewatch.config import CacheJob, ContainerSpec, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.flows.generation import generate_cache
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.run.placement import find_image
 from tests.containers.engine import SHELL_IMAGE
 from tests.prefect_database import harness as prefect_harness
 from tests.support import eventually
@@ -94,6 +95,27 @@ def test_a_build_of_a_store_is_written_from_a_container(harness, tmp_path):
     other = job_.model_copy(update={"container": ContainerSpec(image="localhost:1/another:1", pull="never")})
     refused = generate_cache(other, publish=policy, **FAST)  # another image is another cache: not taken from the store
     assert (refused.name, "is not on the engine" in refused.message) == ("Refused", True)
+
+
+def test_a_tag_that_leads_to_another_image_is_another_cache(harness, engine, tmp_path):
+    image = "localhost/cachewatch-test/moves:1"
+    job_ = job(None, "echo x > $OUT/weights.bin").model_copy(update={"container": ContainerSpec(image=image)})
+    policy = PublishPolicy(store=tmp_path / "store", cache_dir_env="OUT")
+    policy.store.mkdir()
+    assert find_image(job_) == ""
+    told = []
+    for number in (1, 2):
+        engine.podman("import", "--change", f"ENV NUMBER={number}", engine.home / "shell.tar", image)
+        told.append(find_image(job_))
+        assert generate_cache(job_, publish=policy, **FAST).name == "Completed"
+        assert generate_cache(job_, publish=policy, **FAST).name == "Cached"
+    assert told[0].startswith("sha256:") and told[1].startswith("sha256:") and told[0] != told[1]
+    versions = [
+        json.loads(path.read_text())["tool_versions"]["container image id"]
+        for path in policy.store.rglob(".cachewatch/manifest.json")
+    ]
+    assert sorted(versions) == sorted(told)
+    engine.podman("rmi", "--force", image)
 
 
 def test_the_container_of_a_flow_process_that_was_killed_is_gone(harness, engine, cache, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,16 @@ from prefect_cachewatch.common.text import for_terminal, redact
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["EngineAddress", "engine_candidates", "engine_errors", "find_engine", "open_client", "sdk", "whole_frames"]
+__all__ = [
+    "EngineAddress",
+    "engine_candidates",
+    "engine_errors",
+    "find_engine",
+    "find_image_id",
+    "open_client",
+    "sdk",
+    "whole_frames",
+]
 
 CALL_S = 20.0
 _HEADER_BYTES = 8
@@ -127,6 +137,29 @@ def find_engine(asked: str | None) -> EngineAddress:
         f"no container engine answers (tried {'; '.join(tried)}): start Docker, or podman's service with "
         "`systemctl start podman.socket`, or name its socket with --engine or DOCKER_HOST"
     )
+
+
+def find_image_id(asked: str | None, image: str) -> str:
+    """Ask the first engine that answers for the identifier of an image; empty if it has none, or none answers.
+
+    Args:
+        asked: the job's `engine`; None to look in the usual places.
+        image: its name.
+
+    Example:
+        >>> find_image_id("unix:///nonexistent/engine.sock", "i")
+        ''
+    """
+    for address in engine_candidates(asked):
+        path = f"/images/{urllib.parse.quote(image, safe='/:@')}/json"
+        try:
+            found = EngineHttp(address.url).call("GET", path, CALL_S)
+        except EngineSilent:
+            continue
+        except EngineRefused:
+            return ""
+        return str(found.get("Id") or "") if isinstance(found, dict) else ""
+    return ""
 
 
 def open_client(address: EngineAddress, timeout_s: float = _NEW_CONTAINER_S) -> Any:

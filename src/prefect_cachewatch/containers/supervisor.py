@@ -159,7 +159,8 @@ class ContainerSupervisor(HelperClient):
         docker = sdk()
         assert self._process is not None
         request = container_request(
-            spec,
+            # The image that was found, though its tag may lead to another one by now.
+            spec.model_copy(update={"image": self.plan.image_id}),
             launch.argv,
             {**launch.env, RUN_TOKEN: self.run_token},
             labels_of_run(

@@ -27,6 +27,7 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.history import last_run
+from prefect_cachewatch.run.placement import find_image
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import check_command
 
@@ -152,7 +153,9 @@ def _ask(job: FleetJob, found: dict[str, Publication]) -> None:
 
 
 def _find_whole(job: FleetJob, policy: PublishPolicy) -> Publication | None:
-    whole = PublishSession(job.cache_job, policy).find_cached()
+    session = PublishSession(job.cache_job, policy)
+    session.know_image(find_image(job.cache_job))
+    whole = session.find_cached()
     # A published build that is not current still has to be activated.
     return whole if whole is not None and (whole.current is not None or not policy.activate) else None
 
@@ -180,6 +183,8 @@ def _what_the_store_misses(job: FleetJob, policy: PublishPolicy, elsewhere: bool
     seen = policy.store.is_dir() if policy.store is not None else job.cache_dirs[0].parent.is_dir()
     if elsewhere and not seen:
         return None
+    if job.cache_job.container is not None and not find_image(job.cache_job):
+        return None  # which image its run has used is not known here
     try:
         # The job generates in any case, and its run has completed.
         whole = _find_whole(job, policy.model_copy(update={"force": False, "verify": "quick"}))

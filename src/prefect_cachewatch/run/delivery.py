@@ -84,9 +84,8 @@ class PublishSession(Closing):
                 tool_versions={**filled.versions, **self.recipe.tool_versions},
             )
             logger.info("%s", filled.sentence())
-        if job.container is not None:  # another image is another cache
-            tools = {**self.recipe.tool_versions, "container image": job.container.image}
-            self.recipe = replace(self.recipe, tool_versions=tools)
+        if job.container is not None:
+            self._add_tool("container image", job.container.image)
         self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
@@ -94,6 +93,18 @@ class PublishSession(Closing):
         """Files that the last attempt may have cut, as its watch saw them: absolute paths."""
         self._target: BuildTarget | None = None
         self._resources = contextlib.ExitStack()
+
+    def know_image(self, image_id: str) -> None:
+        """Put the identifier of the container's image into the key: under one name it may be another image, and another cache.
+
+        Args:
+            image_id: as the engine tells it; empty without a container.
+        """
+        if image_id:
+            self._add_tool("container image id", image_id)
+
+    def _add_tool(self, name: str, version: str) -> None:
+        self.recipe = replace(self.recipe, tool_versions={**self.recipe.tool_versions, name: version})
 
     @property
     def current(self) -> str:

@@ -54,7 +54,7 @@ class FilledKey(KnownKey):
         """Say what was filled, and what is not known.
 
         Example:
-            >>> FilledKey({"dtype": "bf16"}, {"vllm": "0.11.0"}, ("mesh",), "vllm-compile-cache").sentence()
+            >>> FilledKey({"dtype": "bf16"}, {"vllm": "0.11.0"}, unknown=("mesh",), profile="vllm-compile-cache").sentence()
             'key by the profile vllm-compile-cache: dtype=bf16, version of vllm=0.11.0; not known: mesh'
         """
         parts = [f"{name}={for_terminal(value)}" for name, value in self.values.items()]
@@ -166,7 +166,7 @@ def complete_key(opened: OpenKey, files: Files) -> FilledKey:
     found = {*values, *(["revision"] if "model config" in values else [])}  # the digest stands for it
     unknown = [part for part in unknown if part not in found]
     unknown += [f"version of {package}" for package in packages if package not in upstream.versions]
-    return FilledKey(values, dict(upstream.versions), tuple(unknown), opened.profile)
+    return FilledKey(values, dict(upstream.versions), unknown=tuple(unknown), profile=opened.profile)
 
 
 def _at(config: Mapping[str, Any], path: str) -> str | None:

@@ -69,6 +69,8 @@ class KnownKey:
     values: Mapping[str, str] = field(default_factory=dict)
     #: Versions of its tools, by name.
     versions: Mapping[str, str] = field(default_factory=dict)
+    #: Identifier of its container's image; empty without one.
+    image_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def facts_of(
     command = [told(word) for word in redact_argv(job.command, secrets)]
     chosen = {name: value for name, value in env.items() if _counts(name) or name in job.env}
     words = [told(word) for word in redact_argv([f"{name}={value}" for name, value in sorted(chosen.items())], secrets)]
-    image = [job.container.image] if job.container is not None else []
+    image = [job.container.image, known.image_id] if job.container is not None else []
     values = [f"{name}={value}" for name, value in sorted(known.values.items())]
     # Without its model a generator is as good as unknown: another script may share its directory.
     programs = [os.path.basename(word) for word in _programs(command)] if "model" in known.values else command

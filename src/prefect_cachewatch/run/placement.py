@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.containers.preflight import ContainerPlan
 
-__all__ = ["Runtime", "place_job", "require_directories"]
+__all__ = ["Runtime", "find_image", "place_job", "require_directories"]
 
 _LOOK_S = 10.0
 
@@ -37,6 +37,11 @@ class Runtime:
 
     job: CacheJob
     plan: ContainerPlan | None
+
+    @property
+    def image_id(self) -> str:
+        """The identifier of its container's image; empty on this host."""
+        return self.plan.image_id if self.plan is not None else ""
 
     def relocated(self, job: CacheJob) -> Runtime:
         """The same placement for a job whose directories were chosen meanwhile."""
@@ -146,6 +151,22 @@ def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None)
 
     plan = plan_container(job)
     return Runtime(plan.locate(job), plan)
+
+
+def find_image(job: CacheJob) -> str:
+    """Ask the engine of a job with a container for the identifier of its image, and pull nothing.
+
+    Args:
+        job: the job.
+
+    Returns:
+        The identifier; empty if the job has no container, or if it is not known before its run.
+    """
+    if job.container is None or job.container.pull == "always":
+        return ""
+    from prefect_cachewatch.containers.engine import find_image_id  # noqa: PLC0415 - only for containers
+
+    return find_image_id(job.container.engine, job.container.image)
 
 
 def require_directories(job: CacheJob) -> None:

@@ -167,6 +167,7 @@ class Runner:
             InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
         """
         supervisor, self._env = place.supervisor(site.paths), env
+        self._known = replace(self._known, image_id=place.image_id)
         output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
         if self._trace is not None:
             self._begin_recording(self._trace)

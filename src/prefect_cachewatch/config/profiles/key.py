@@ -5,8 +5,10 @@ A profile lists its sources. What the files of a model or an installation say is
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.config.profiles.commandline import CommandLine
@@ -14,6 +16,8 @@ from prefect_cachewatch.config.profiles.commandline import CommandLine
 __all__ = [
     "OF_HF", "OF_SGLANG", "OF_TENSTORRENT", "OF_TORCH", "OF_TRTLLM", "OF_VLLM", "FoundKey", "KeySource", "describe_source", "key_of",
 ]  # fmt: skip
+
+_LONGEST = 1000
 
 
 @dataclass(frozen=True)
@@ -25,10 +29,14 @@ class KeySource:
         options: options of the command with the value.
         env: variables with the value.
         after: first word of the command, such as serve, after which the value stands.
+        valued: options with a value that may come before that word; then the words behind it are looked for, too.
+        rest: whether all words behind the one after `after` are the value.
         config: path of the value in the model's `config.json`, with dots; several are tried in turn.
         default: what the generator takes where nothing says otherwise.
         needed: whether it is said if nothing gives it.
         count: whether only the number of values counts, such as that of devices.
+        every: whether all uses of an option count, since the tool joins them, or is not known. Else the last one counts, as
+            argparse and click take it.
     """
 
     name: str
@@ -39,14 +47,35 @@ class KeySource:
     default: str | None = None
     needed: bool = False
     count: bool = False
+    valued: tuple[str, ...] = ()
+    rest: bool = False
+    every: bool = False
 
     def read(self, line: CommandLine) -> str | None:
-        """Return the value that command and environment give; None if they give none."""
-        given = line.option(*self.options)
-        if given is None and self.after is not None and line.operand(0) == self.after:
-            given = line.operand(1)
-        given = given or next((line.env[name] for name in self.env if line.env.get(name)), None)
+        """Return the value that command and environment give; None if they give none.
+
+        Where it is not certain which of several the tool takes (two names, a word and an option), they all are the value.
+        """
+        used = [*(("", word) for word in self._words(line)), *line.uses(*self.options, parts=self.every)]
+        if not (self.every or self.rest):
+            used = list(dict(used).items())
+        values = [(name, value) for name, value in used if value]
+        apart = self.rest or len({value for _, value in values}) > 1 or any("." in name for name, _ in values)
+        if values and not apart and not values[0][1].startswith("["):
+            given: str | None = values[0][1]
+        elif values:
+            return json.dumps([f"{name}={value}" if name else value for name, value in values])
+        else:
+            given = next((line.env[name] for name in self.env if line.env.get(name)), None)
         return str(len(given.split(","))) if given and self.count else given
+
+    def _words(self, line: CommandLine) -> list[str]:
+        if self.after is None:
+            return []
+        words = line.operands(self.valued) if self.valued else [word for at in (0, 1) if (word := line.operand(at))]
+        if words[:1] != [self.after]:
+            return []
+        return words[2:] if self.rest else words[1:2]
 
 
 @dataclass(frozen=True)
@@ -66,7 +95,7 @@ class FoundKey:
 
 
 #: A program of torch: of its own options those that most such programs have.
-OF_TORCH = (
+_OF_TORCH = (
     KeySource("model", ("--model", "--model-path", "--model-name")),
     KeySource("revision", ("--revision",)),
     KeySource("architecture", ("--arch",), ("TORCH_CUDA_ARCH_LIST",), needed=True),
@@ -75,6 +104,8 @@ OF_TORCH = (
     KeySource("dtype", ("--dtype", "--torch-dtype", "--precision"), config=("torch_dtype", "dtype")),
     KeySource("build variant", env=("TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_FREEZING")),
 )
+# Which use of an option an unknown program takes is not known.
+OF_TORCH = tuple(replace(source, every=True) for source in _OF_TORCH)
 OF_VLLM = (
     KeySource("model", ("--model", "--model-tag"), after="serve", needed=True),
     KeySource("revision", ("--revision",), needed=True),
@@ -86,7 +117,7 @@ OF_VLLM = (
     KeySource("cache dtype", ("--kv-cache-dtype",), default="auto"),
     KeySource("layout", env=("VLLM_KV_CACHE_LAYOUT",)),
     KeySource("length", ("--max-model-len",)),
-    KeySource("build variant", ("--compilation-config", "-O")),
+    KeySource("build variant", ("--compilation-config", "-O", "-cc"), every=True),
 )
 OF_SGLANG = (
     KeySource("model", ("--model-path", "--model"), needed=True),
@@ -110,11 +141,17 @@ OF_TRTLLM = (
     KeySource("length", ("--max_seq_len",)),
     KeySource("build variant", ("--gemm_plugin",)),
 )
+_OF_HF_WITH_VALUE = (
+    "--repo-type", "--revision", "--include", "--exclude", "--cache-dir", "--local-dir", "--token", "--max-workers",
+    "--local-dir-use-symlinks", "--type",
+)  # fmt: skip
 OF_HF = (
-    KeySource("model", after="download", needed=True),
+    KeySource("model", after="download", valued=_OF_HF_WITH_VALUE, needed=True),
+    KeySource("files", after="download", valued=_OF_HF_WITH_VALUE, rest=True),
     KeySource("revision", ("--revision",), default="main"),
-    KeySource("kind", ("--repo-type",), default="model"),
-    KeySource("layout", ("--include",)),
+    KeySource("kind", ("--repo-type", "--type"), default="model"),
+    KeySource("layout", ("--include",), every=True),
+    KeySource("left out", ("--exclude",), every=True),
 )
 OF_TENSTORRENT = (
     KeySource("model", ("--model",), ("HF_MODEL",), needed=True),
@@ -148,7 +185,7 @@ def key_of(sources: Iterable[KeySource], line: CommandLine, packages: tuple[str,
     for source in sources:
         value = source.read(line)
         if value is not None and not (value == "auto" and source.config):
-            values[source.name] = redact(value)[:1000]
+            values[source.name] = _shortened(redact(value))
             continue
         if source.config:
             in_config[source.name] = source.config
@@ -161,6 +198,13 @@ def key_of(sources: Iterable[KeySource], line: CommandLine, packages: tuple[str,
     return FoundKey({**values, **known}, in_config, left, tuple(unknown), values.get("model"), packages)
 
 
+def _shortened(value: str) -> str:
+    """Cut a long value, with a digest for the rest: two that begin alike stay two."""
+    if len(value) <= _LONGEST:
+        return value
+    return f"{value[:_LONGEST]}... sha256:{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
 def describe_source(source: KeySource) -> str:
     """Say where a part of the key comes from.
 
@@ -168,7 +212,9 @@ def describe_source(source: KeySource) -> str:
         >>> describe_source(KeySource("dtype", ("--dtype",), ("DTYPE",), config=("torch_dtype",), default="auto"))
         '--dtype, DTYPE, torch_dtype of config.json, else auto'
     """
-    operand = [f"the word after {source.after}"] if source.after is not None else []
+    words = "further words" if source.rest else "the word"
+    operand = [f"{words} after {source.after}"] if source.after is not None else []
     config = [f"{' or '.join(source.config)} of config.json"] if source.config else []
     default = [f"else {source.default}"] if source.default is not None else []
-    return ", ".join([*source.options, *operand, *source.env, *config, *default])
+    every = ["each use counts"] if source.every and source.options else []
+    return ", ".join([*source.options, *every, *operand, *source.env, *config, *default])

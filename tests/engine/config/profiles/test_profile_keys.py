@@ -86,6 +86,54 @@ def test_which_device_of_many_it_is_changes_no_key_and_neither_does_a_port() -> 
     )
 
 
+HF = ["hf", "download", "org/m"]
+TORCH = ["python3", "compile.py"]
+COMPILES = {"TORCHINDUCTOR_CACHE_DIR": "/c"}
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "name", "value"),
+    [
+        ([*SERVE, "--dtype", "half", "--dtype", "bfloat16"], {}, "dtype", "bfloat16"),
+        ([*SERVE, "--kv_cache_dtype=fp8", "--kv-cache-dtype", "auto"], {}, "cache dtype", "auto"),
+        ([*TT, "--tt-device=t3k"], {}, "mesh", "t3k"),
+        ([*HF, "--revision", "a", "--revision", "b"], {}, "revision", "b"),
+        # It takes the last of one name; which of two names it takes is not certain.
+        ([*SERVE, "-tp", "2", "--tensor-parallel-size", "4", "-tp", "8"], {}, "mesh",
+         '["-tp=8", "--tensor-parallel-size=4"]'),
+        ([*SERVE, "-tp", "4", "--tensor-parallel-size", "4"], {}, "mesh", "4"),
+        ([*SERVE, "--model", "org/n"], {}, "model", '["org/m", "--model=org/n"]'),
+        # It joins them.
+        ([*SERVE, "-O3", "-O.mode=2"], {}, "build variant", '["-O=3", "-O.mode=2"]'),
+        ([*SERVE, "-O3"], {}, "build variant", "3"),
+        ([*HF, "--include", "*.gguf", "--include", "*.json"], {}, "layout", '["--include=*.gguf", "--include=*.json"]'),
+        ([*HF, "--include", "*.gguf"], {}, "layout", "*.gguf"),
+        ([*HF, "--quiet", "a.gguf", "--revision", "r", "b.gguf"], {}, "files", '["a.gguf", "b.gguf"]'),
+        (["hf", "download", "--revision", "r", "org/m"], {}, "model", "org/m"),
+        # The program is not known.
+        ([*TORCH, "--dtype", "a", "--dtype", "b"], COMPILES, "dtype", '["--dtype=a", "--dtype=b"]'),
+        ([*TORCH, "--dtype", "a", "--dtype", "a"], COMPILES, "dtype", "a"),
+        ([*TORCH, "--dtype", "a", "--", "--dtype", "b"], COMPILES, "dtype", "a"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_given_twice_counts_as_the_tool_takes_it_or_with_every_use(
+    command: list[str], env: dict[str, str], name: str, value: str
+) -> None:
+    assert filled(command, env).values[name] == value
+
+
+def test_two_commands_that_differ_in_any_use_of_an_option_share_no_key() -> None:
+    commands = [
+        [*HF, *(word for pattern in patterns for word in ("--include", pattern)), *more]
+        for patterns in (["a"], ["b"], ["a", "b"], ["b", "a"], ["a b"], ['["--include=a", "--include=b"]'], [])
+        for more in ([], ["a"], ["b"], ["a", "b"], ["--exclude", "a"], ["--revision", "a"])
+    ]
+    keys = {json.dumps(dict(filled(command).values), sort_keys=True) for command in commands}
+    assert len(keys) == len(commands)
+    long = [filled([*SERVE, "-O", "x" * 2000 + end]).values["build variant"] for end in "ab"]
+    assert long[0] != long[1] and max(map(len, long)) < 1100
+
+
 def test_what_is_not_known_is_left_out_and_said() -> None:
     found = filled(TT[:-2])
     assert found.unknown == ("architecture", "mesh", "dtype")
