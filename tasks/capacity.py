@@ -12,7 +12,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.exceptions import ObjectNotFound
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.logging import get_run_logger
 from prefect.variables import Variable
 
@@ -21,6 +21,7 @@ from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, Pr
 from prefect_cachewatch.capacity.rollout import LimitDecision, weights_variable
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
 from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot, storage_weight
 from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, store_run_record
 
@@ -63,15 +64,17 @@ def set_storage_limit(decision: LimitDecision, apply: bool) -> LimitChange:
     logger = get_run_logger()
     variable = weights_variable(decision.name)
     with get_client(sync_client=True) as client:
-        try:
-            found = client.read_global_concurrency_limit_by_name(decision.name)
-        except ObjectNotFound:
-            found = None
+        found = read_limit(client, decision.name)
         before = found.limit if found else None
         stored = Variable.get(variable, default=None)
         weights_before = stored.get("weights") if isinstance(stored, dict) else None
         if apply:
-            client.upsert_global_concurrency_limit_by_name(decision.name, decision.slots)
+            if found is None:
+                client.create_global_concurrency_limit(
+                    GlobalConcurrencyLimitCreate(name=decision.name, limit=decision.slots)
+                )
+            elif before != decision.slots:
+                set_limit(client, found, decision.slots)
             Variable.set(variable, {"slots": decision.slots, "weights": decision.weights}, overwrite=True)
     shown = for_terminal(decision.name)
     was = "no limit" if before is None else str(before)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from uuid import uuid4
 
 from prefect.client.schemas.objects import State
 
@@ -135,7 +136,8 @@ class StorageSlots:
 def _give_back(storage: str) -> None:
     """Give back slots that an incident has held back and nobody looks after; best effort."""
     try:
-        give_back_abandoned(storage_label(storage), storage, _logger)
+        run = this_run()
+        give_back_abandoned(storage_label(storage), storage, str(run.id if run is not None else uuid4()), _logger)
     except Exception as error:  # noqa: BLE001 - a later run will
         _logger.debug("the slots of %s were not looked at: %s", storage, type(error).__name__)
 

@@ -146,7 +146,7 @@ def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Ma
     return _emit(f"cachewatch.storage.{kind}", resource, payload)
 
 
-def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any]) -> bool:
+def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any], event_id: UUID) -> bool:
     """Emit `cachewatch.storage.<kind>` about a storage.
 
     Args:
@@ -154,12 +154,13 @@ def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, A
         label: of the storage.
         told: what people are told of it.
         payload: numbers and short texts; no secrets.
+        event_id: what is sent twice with one id is one event.
 
     Returns:
         Whether it was handed to Prefect.
     """
     resource = {"prefect.resource.id": f"cachewatch.storage.{label}", "prefect.resource.name": for_terminal(told, 200)}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload)
+    return _emit(f"cachewatch.storage.{kind}", resource, payload, event_id)
 
 
 def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
@@ -216,9 +217,9 @@ def _encodable(value: Any) -> Any:
     return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any]) -> bool:
+def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any], event_id: UUID | None = None) -> bool:
     try:
-        emit_event(event, resource=resource, payload=_encodable(dict(payload)))
+        emit_event(event, resource=resource, payload=_encodable(dict(payload)), id=event_id)
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -18,6 +17,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
+from prefect_cachewatch.tasks.prefect_api.limits import read_limit
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_weight
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def check_limits(
             storages.setdefault(job.storage.name, []).append(job)
     unprotected = set()
     for storage, users in storages.items():
-        if not _exists(client, storage):
+        if read_limit(client, storage) is None:
             shown = for_terminal(storage)
             if policy.missing_limit == "error":
                 raise InputError(
@@ -166,14 +166,6 @@ def _check_queue(client: SyncPrefectClient, pool: str, job: FleetJob) -> None:
             f"there is no work queue {queue} in the work pool {shown}, which {_named([job])} names: create it with "
             f"`prefect work-queue create {queue} --pool {shown} --priority 1`"
         ) from None
-
-
-def _exists(client: SyncPrefectClient, storage: str) -> bool:
-    try:
-        found: UUID = client.read_global_concurrency_limit_by_name(storage).id
-    except ObjectNotFound:
-        return False
-    return bool(found)
 
 
 def _create(client: SyncPrefectClient, storage: str, slots: int) -> None:

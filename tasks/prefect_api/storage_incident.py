@@ -1,31 +1,36 @@
 """One storage that is suspected is one incident: one run tells of it, holds its slots back, and gives them back in steps.
 
-The run is whoever made the incident's variable first, or took it over. The variable says who that is, whether the incident
-was told, and the limit as it was; it is renewed while somebody looks after it. A run that ends gives all slots back, and another silent one takes over; if all were killed, the next run on
-the storage gives them back. No request is made while nothing is suspected, but one at the start of a run with a `storage`.
+The run is whoever took the incident's record first, or from one that did not renew it. The record says who that is, whether
+the incident was told, the limit as it was, and what it may have been set to. A run that ends gives all slots back, and
+another silent one takes over; if all were killed, the next run on the storage gives them back. No request is made while
+nothing is suspected, but one at the start of a run with a `storage`.
+
+The API sets a limit without a condition. So who sets it says to what first, looks then whether the record is still its own,
+and looks again afterwards: what was set too late, by a run that had been away, is undone by it or known to its successor.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4, uuid5
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate, VariableCreate, VariableUpdate
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from prefect_cachewatch.common.text import for_markdown, slugify
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.events import emit_storage_event
+from prefect_cachewatch.tasks.prefect_api.incident_record import Facts, Found, IncidentRecord
+from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
 
 __all__ = ["StorageIncident", "give_back_abandoned", "limit_before", "slots_that_move", "storage_label"]
@@ -37,7 +42,17 @@ _LEAST_PAUSE_S = 2.0
 _ABANDONED_S = 120.0
 _UNSEEN_S = 30.0  # events of a run may come late
 
-Record = dict[str, Any]
+
+class _Lost(Exception):
+    """Another run looks after the incident now."""
+
+
+@dataclass(frozen=True)
+class _Set:
+    """A limit that this run has begun to set, and has not seen done while the record was its own."""
+
+    slots: int
+    before: int
 
 
 class StorageIncident:
@@ -55,9 +70,11 @@ class StorageIncident:
     def __init__(self, label: str, told: str, limit: str | None, floor: int, run: str, logger: AnyLogger) -> None:
         self._label, self._told, self._limit, self._floor, self._run = label, told, limit, max(1, floor), run
         self._logger = logger
-        self._name = _variable(label)
-        self._record: Record | None = None  # of an incident that this run looks after
-        self._is_told, self._count = False, 0
+        self._record = IncidentRecord(label)
+        self._facts: Facts | None = None  # of an incident that this run looks after
+        self._earlier: list[int] = []  # what those before it may have set the limit to, or may do late
+        self._unsure: _Set | None = None
+        self._count, self._is_new = 0, False
         self._last: Suspected | None = None
         self._again_s = 0.0
         self.concerns = False
@@ -75,157 +92,235 @@ class StorageIncident:
         if not self.concerns:
             return False
         self._last = suspected or self._last
-        if suspected is not None and self._record is not None:
-            self._tell(suspected)
-        if time.monotonic() < self._again_s:
+        is_due = suspected is not None and self._facts is not None and self._is_to_tell(suspected)
+        if not is_due and time.monotonic() < self._again_s:
             return True
         self._again_s = time.monotonic() + max(window_s / _RENEWALS, _LEAST_PAUSE_S)
         with get_client(sync_client=True) as client:
-            if self._record is not None and not self._is_mine(client):
-                self._record = None  # nobody had heard of this run for long, and another one has taken over
-            if self._record is None:
-                self.concerns = self._take_over(client, standings, window_s, opens=suspected is not None)
-            elif suspected is None and not _are_silent(standings):
-                self.concerns = not self._give_back(client)
-            else:
-                self._hold_back(client, standings)
+            try:
+                found = self._look(client)
+                if self._facts is None:
+                    opens = suspected is not None
+                    self.concerns = self._take_over(client, found, standings, window_s, opens=opens)
+                    return self.concerns
+                if is_due and suspected is not None:
+                    self._say(suspected)
+                if suspected is None and not _are_silent(standings):
+                    self.concerns = not self._give_back(client)
+                else:
+                    self._hold_back(client, standings)
+            except _Lost:
+                self._facts = None
         return self.concerns
 
     def leave(self) -> None:
         """Give all slots back; another run that is silent holds them back again, and looks after the incident."""
-        if self._record is None:
+        if self._facts is None and self._unsure is None:
             return
         with get_client(sync_client=True) as client:
-            if not self._is_mine(client):
-                self._record, self.concerns = None, False
+            try:
+                self._look(client)
+                if self._facts is None:
+                    return
+                self._give_all_back(client)
+                # Not removed: a next attempt that finds the storage as it was is the same incident.
+                tells = not self._facts.get("told") and self._last is not None
+                told = bool(self._facts.get("told")) or tells
+                self._renew(client, {"by": "", "limit": None, "limit_id": None, "set": [], "told": told})
+            except _Lost:
                 return
-            if (before := self._record["limit"]) is not None:
-                now = self._limit_now(client).limit
-                if _is_ours(self._record, now):
-                    self._set_limit(client, before, now)
-            # Not removed: a next attempt that finds the storage as it was is the same incident.
-            tells = not self._is_told and self._last is not None
-            self._renew(client, {"by": "", "limit": None, "set": None, "told": self._is_told or tells})
-        self._record, self.concerns = None, False
-        if tells and self._last is not None:
-            self._say(self._last)
+            finally:
+                facts, self._facts, self.concerns = self._facts, None, False
+        if tells and self._last is not None and facts is not None:
+            self._tell_suspected(self._last, {**facts, "told": False})
 
-    def _is_mine(self, client: SyncPrefectClient) -> bool:
-        found = _read(client, self._name)
-        return found is not None and found.get("by") == self._run
+    def end_abandoned(self) -> None:
+        """Give all slots back and end the incident, if nobody has looked after it for long."""
+        with get_client(sync_client=True) as client:
+            found = self._record.read(client)
+            if found is None:
+                return
+            if found.is_over:  # who ended it was killed before its last request
+                self._record.sweep(client)
+            elif is_abandoned(found) and self._take(client, found, _number(found.facts.get("window_s"))):
+                try:
+                    before = self._give_all_back(client)
+                    if self._record.release(client):
+                        self._record.sweep(client)
+                except _Lost:
+                    return
+                if before is not None:
+                    self._logger.warning(
+                        "the limit of %s is %s slots again: nobody looked after its incident", self._limit, before
+                    )
+
+    def _look(self, client: SyncPrefectClient) -> Found | None:
+        """Read the record, and see whether it is this run's."""
+        found = self._record.read(client)
+        if self._facts is not None and not self._record.holds(found):
+            self._facts = None  # nobody had heard of this run for long, and another one has taken over
+        if self._unsure is not None:
+            if self._facts is None and (found is None or found.is_over):
+                self._undo(client, self._unsure)
+            self._unsure = None  # else who looks after it knows that the limit may be set to that
+        return found
+
+    def _undo(self, client: SyncPrefectClient, done: _Set) -> None:
+        """Take back what was set after the incident had ended without this run."""
+        now = self._limit_now(client)
+        if now is not None and now.limit == done.slots != done.before:
+            set_limit(client, now, done.before)
 
     def _take_over(
-        self, client: SyncPrefectClient, standings: Sequence[Standing], window_s: float, *, opens: bool
+        self,
+        client: SyncPrefectClient,
+        found: Found | None,
+        standings: Sequence[Standing],
+        window_s: float,
+        *,
+        opens: bool,
     ) -> bool:
         """Make the incident this run's, if it is nobody's; returns whether there is one."""
-        found = _read(client, self._name)
-        if found is None and not opens:
+        is_there = found is not None and not found.is_over
+        if not is_there and not opens:
             return False
-        record: Record = {
-            "by": self._run,
-            "seen_s": time.time(),
-            "window_s": window_s,
-            "limit": None,
-            "set": None,
-            "told": False,
-        }
-        if found is None:
-            try:
-                client.create_variable(VariableCreate(name=self._name, value=record))
-            except ObjectAlreadyExists:
-                return True
-            self._record, self._is_told, self._count = record, False, 0
-        elif self._is_without(found, standings):
-            self._is_told = bool(found.get("told")) and not (opens and is_abandoned(found))
-            kept = {key: found.get(key) for key in ("limit", "set", "was")}
-            self._record = {**record, **kept, "told": self._is_told}
-        else:
+        if found is not None and is_there and not self._is_without(found, standings):
             return True
+        self._is_new = not is_there or (opens and found is not None and is_abandoned(found))
+        if not self._take(client, found, window_s):
+            return True
+        assert self._facts is not None
+        if self._is_new:
+            self._facts |= {"told": False, "incident": uuid4().hex}
+            self._count = 0
         self._hold_back(client, standings)
         return True
 
-    def _is_without(self, found: Record, standings: Sequence[Standing]) -> bool:
+    def _take(self, client: SyncPrefectClient, found: Found | None, window_s: float) -> bool:
+        self._facts = self._record.take(client, found, {"by": self._run, "window_s": window_s})
+        self._earlier = _whole(self._facts.get("set")) if self._facts is not None else []
+        return self._facts is not None
+
+    def _is_without(self, found: Found, standings: Sequence[Standing]) -> bool:
         """Say whether nobody looks after an incident: its run has left it, or is not seen and does not renew it."""
-        by = found.get("by")
+        by = found.facts.get("by") or ""
         is_seen = by in {one.run for one in standings}
-        late_s = max(_number(found.get("window_s")) / 2, _UNSEEN_S)
-        return by in ("", self._run) or is_abandoned(found) or (not is_seen and _age_s(found) > late_s)
+        late_s = max(_number(found.facts.get("window_s")) / 2, _UNSEEN_S)
+        return by in ("", self._run) or is_abandoned(found) or (not is_seen and found.age_s > late_s)
 
     def _hold_back(self, client: SyncPrefectClient, standings: Sequence[Standing]) -> None:
         """Lower the limit to what still moves, and renew the incident."""
-        assert self._record is not None
-        if self._limit is not None:
-            now = self._limit_now(client)
-            if self._record["limit"] is None and self._record["set"] is None:
-                self._record["limit"] = now.limit
-                self._renew(client, {"set": now.limit})  # first of all, so that it is known whatever happens next
+        assert self._facts is not None
+        now = self._limit_now(client)
+        if now is not None and now.active:  # one that is switched off holds nobody back
+            is_first = self._facts.get("limit") is None and not self._facts.get("set")
+            if is_first or (self._is_new and not self._is_ours(now)):
+                self._earlier = []
+                # First of all, so that it is known whatever happens next.
+                self._renew(client, {"limit": now.limit, "limit_id": str(now.id), "set": [now.limit]})
             slots = max(self._floor, slots_that_move(now.active_slots, standings))
-            if slots < now.limit and _is_ours(self._record, now.limit):
-                self._set_limit(client, slots, now.limit)
+            if slots < now.limit and self._is_ours(now) and self._set_limit(client, slots, now):
                 self._logger.warning("the limit of %s is lowered from %s to %s slots", self._told, now.limit, slots)
+        self._is_new = False
         self._renew(client, {})
 
     def _give_back(self, client: SyncPrefectClient) -> bool:
         """Give back a part of the slots; returns whether all are, which ends the incident."""
-        assert self._record is not None
-        before = self._record["limit"]
+        assert self._facts is not None
+        before = self._before()
         has = ""
         if before is not None:
-            now = self._limit_now(client).limit
-            if _is_ours(self._record, now):  # else a person has set it meanwhile
-                slots = min(before, now + math.ceil(before / _STEPS))
-                self._set_limit(client, slots, now)
-                if slots < before:
-                    self._renew(client, {})
-                    return False
+            now = self._limit_now(client)
+            if now is None:
+                has = "; its limit was removed meanwhile"
+            elif now.limit == before or self._is_ours(now):
+                slots = min(before, now.limit + math.ceil(before / _STEPS))
+                if slots != now.limit:
+                    self._set_limit(client, slots, now)
+                    if slots < before:
+                        self._renew(client, {})
+                        return False
                 has = ", and has all of its slots"
-            else:
-                has = f"; its limit was set to {now} slots meanwhile, and stays"
-        with contextlib.suppress(ObjectNotFound):
-            client.delete_variable_by_name(self._name)
-        self._record = None
+            else:  # a person has set it meanwhile
+                has = f"; its limit was set to {now.limit} slots meanwhile, and stays"
+        incident = self._facts
+        if not self._record.release(client):
+            raise _Lost
+        self._facts = None
         sentence = f"storage {self._told} moves again{has}"
         self._logger.info(sentence)
-        emit_storage_event("recovered", self._label, self._told, {"message": sentence})
+        emit_storage_event("recovered", self._label, self._told, {"message": sentence}, _event(incident, "recovered"))
+        self._record.sweep(client)
         self._publish(f"## {for_markdown(self._told, 200)} moves again\n", sentence)
         return True
 
-    def _limit_now(self, client: SyncPrefectClient) -> GlobalConcurrencyLimitResponse:
-        assert self._limit is not None
-        return client.read_global_concurrency_limit_by_name(self._limit)
+    def _give_all_back(self, client: SyncPrefectClient) -> int | None:
+        """Set the limit to what it was; returns that, None if it was not for this run to set."""
+        before, now = self._before(), self._limit_now(client)
+        if before is None or now is None or now.limit == before or not self._is_ours(now):
+            return None
+        return before if self._set_limit(client, before, now) else None
 
-    def _set_limit(self, client: SyncPrefectClient, slots: int, now: int) -> None:
-        assert self._limit is not None and self._record is not None
-        self._renew(client, {"was": now, "set": slots})  # if this run dies now, the limit is one of both
-        client.update_global_concurrency_limit(self._limit, GlobalConcurrencyLimitUpdate(limit=slots))
-        self._record["was"] = None
+    def _before(self) -> int | None:
+        assert self._facts is not None
+        return next(iter(_whole([self._facts.get("limit")])), None)
+
+    def _limit_now(self, client: SyncPrefectClient) -> GlobalConcurrencyLimitResponse | None:
+        return read_limit(client, self._limit) if self._limit is not None else None
+
+    def _is_ours(self, now: GlobalConcurrencyLimitResponse) -> bool:
+        """Say whether an incident has set a limit, and not a person; who died while setting it left both values."""
+        assert self._facts is not None
+        return str(now.id) == self._facts.get("limit_id") and now.limit in _whole(self._facts.get("set"))
+
+    def _set_limit(self, client: SyncPrefectClient, slots: int, now: GlobalConcurrencyLimitResponse) -> bool:
+        """Set the limit, if it is still as it was found; returns whether it was set."""
+        self._renew(client, {"set": [*self._earlier, now.limit, slots]})
+        if not self._record.holds(self._record.read(client)):
+            raise _Lost
+        again = self._limit_now(client)
+        if again is None or (again.id, again.limit) != (now.id, now.limit):
+            return False  # a person was faster
+        before = self._before()
+        self._unsure = _Set(slots, now.limit if before is None else before)
+        try:
+            set_limit(client, now, slots)
+        except ObjectNotFound:
+            self._unsure = None
+            return False
+        self._look(client)
+        if self._facts is None:
+            raise _Lost
+        self._facts["set"] = [*self._earlier, slots]
+        return True
 
     def _renew(self, client: SyncPrefectClient, changed: Mapping[str, Any]) -> None:
-        assert self._record is not None
-        self._record |= {"seen_s": time.time(), **changed}
-        client.update_variable(VariableUpdate(name=self._name, value=self._record))
+        assert self._facts is not None
+        self._facts |= changed
+        if not self._record.renew(client, self._facts):
+            raise _Lost
 
-    def _tell(self, suspected: Suspected) -> None:
-        """Tell of the incident once the group has stopped growing; later runs come into the artifact."""
+    def _is_to_tell(self, suspected: Suspected) -> bool:
+        """Say whether the group has stopped growing, or grows after it was told of."""
+        assert self._facts is not None
         count, before = len(suspected.silent), self._count
         self._count = max(count, before)
-        if self._is_told and (count <= before or not before):
-            return
-        if not self._is_told and count > before:
-            return
-        self._say(suspected)
+        return count > before > 0 if self._facts.get("told") else count <= before
 
     def _say(self, suspected: Suspected) -> None:
-        if not self._is_told:
-            self._is_told = True
-            if self._record is not None:
-                self._record["told"] = True  # whoever takes over tells of it no more, once this is renewed
+        assert self._facts is not None
+        facts = dict(self._facts)
+        self._facts["told"] = True  # whoever takes over tells of it no more, once this is renewed
+        self._tell_suspected(suspected, facts)
+
+    def _tell_suspected(self, suspected: Suspected, facts: Facts) -> None:
+        if not facts.get("told"):
             payload = {
                 "message": f"{suspected.sentence}.", "next": _ADVICE, "silent": len(suspected.silent),
                 "active": suspected.active, "probed": suspected.probed,
                 "jobs": [one.job for one in suspected.silent], "runs": [one.run for one in suspected.silent],
             }  # fmt: skip
-            emit_storage_event("suspected", self._label, self._told, payload)
+            emit_storage_event("suspected", self._label, self._told, payload, _event(facts, "suspected"))
         self._publish(incident_markdown(suspected), suspected.sentence)
 
     def _publish(self, markdown: str, description: str) -> None:
@@ -273,63 +368,48 @@ def slots_that_move(active_slots: int, standings: Sequence[Standing]) -> int:
     return math.ceil(active_slots * moving / len(standings)) if standings else active_slots
 
 
-def is_abandoned(record: Mapping[str, Any]) -> bool:
+def is_abandoned(found: Found) -> bool:
     """Say whether nobody has looked after an incident for long."""
-    return _age_s(record) > _number(record.get("window_s")) + _ABANDONED_S
+    return found.age_s > _number(found.facts.get("window_s")) + _ABANDONED_S
 
 
 def limit_before(label: str) -> int | None:
     """Return a storage's limit as it was before an incident; None if there is none."""
     with get_client(sync_client=True) as client:
-        found = _read(client, _variable(label))
-    limit = found.get("limit") if found is not None else None
-    return limit if isinstance(limit, int) else None
+        found = IncidentRecord(label).read(client)
+    return next(iter(_whole([found.facts.get("limit")])), None) if found is not None else None
 
 
-def give_back_abandoned(label: str, limit: str, logger: AnyLogger) -> None:
+def give_back_abandoned(label: str, limit: str, run: str, logger: AnyLogger) -> None:
     """Give back the slots of a storage whose incident nobody looks after any more.
 
     Args:
         label: of the storage.
         limit: name of its concurrency limit.
+        run: this flow run.
         logger: told of it.
     """
-    with get_client(sync_client=True) as client:
-        found = _read(client, _variable(label))
-        if found is None or not is_abandoned(found):
-            return
-        before = found.get("limit")
-        if isinstance(before, int) and _is_ours(found, client.read_global_concurrency_limit_by_name(limit).limit):
-            client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(limit=before))
-            logger.warning("the limit of %s is %s slots again: nobody looked after its incident", limit, before)
-        with contextlib.suppress(ObjectNotFound):  # another run was faster
-            client.delete_variable_by_name(_variable(label))
+    StorageIncident(label, limit, limit, 1, run, logger).end_abandoned()
 
 
-def _age_s(record: Mapping[str, Any]) -> float:
-    return time.time() - _number(record.get("seen_s"))
-
-
-def _is_ours(record: Mapping[str, Any], limit: int) -> bool:
-    """Say whether an incident has set a limit, and not a person; who died while setting it left it as it `was`."""
-    return limit in (record.get("set"), record.get("was"))
+def _event(facts: Facts, kind: str) -> UUID:
+    """Return the id of an incident's event: two runs that tell of it send the same one."""
+    incident = str(facts.get("incident") or "")
+    return uuid5(UUID(incident), kind) if _is_id(incident) else uuid4()
 
 
 def _are_silent(standings: Sequence[Standing]) -> bool:
     return 2 * sum(one.silent_since_s is not None for one in standings) > len(standings)
 
 
-def _variable(label: str) -> str:
-    return f"cachewatch-incident-{label}"
-
-
-def _read(client: SyncPrefectClient, name: str) -> Record | None:
-    found = client.read_variable_by_name(name)
-    return dict(found.value) if found is not None and isinstance(found.value, dict) else None
-
-
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e9 else 0.0
+
+
+def _whole(values: Any) -> list[int]:
+    """Return the numbers of slots among values that anybody may have changed."""
+    found: Iterable[Any] = values if isinstance(values, list) else ()
+    return [value for value in found if type(value) is int and value >= 0]
 
 
 def _is_id(text: str) -> bool:

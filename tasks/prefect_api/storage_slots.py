@@ -21,13 +21,13 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectNotFound
 from prefect.variables import Variable
 
 from prefect_cachewatch.capacity.rollout import weights_variable
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.tasks.prefect_api.limits import read_limit
 from prefect_cachewatch.tasks.prefect_api.outage import ask_patiently, is_outage
 from prefect_cachewatch.tasks.prefect_api.storage_incident import limit_before, storage_label
 
@@ -216,17 +216,16 @@ def require_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
     """
     shown = for_terminal(storage)
 
-    def read() -> GlobalConcurrencyLimitResponse:
+    def read() -> GlobalConcurrencyLimitResponse | None:
         with get_client(sync_client=True) as client:
-            return client.read_global_concurrency_limit_by_name(storage)
+            return read_limit(client, storage)
 
-    try:
-        limit = ask_patiently(read, _logger)
-    except ObjectNotFound:
+    limit = ask_patiently(read, _logger)
+    if limit is None:
         raise InputError(
             f"there is no concurrency limit for the storage {shown}: create it with "
             f"prefect gcl create {shown} --limit N, or let the flow plan-capacity set it with apply"
-        ) from None
+        )
     if limit.limit < 1:
         raise InputError(
             f"the concurrency limit of {shown} is 0, so nothing would ever run: raise it with "

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, VariableCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 
-from prefect_cachewatch.tasks.prefect_api import storage_incident
+from prefect_cachewatch.tasks.prefect_api import incident_record, storage_incident
+from prefect_cachewatch.tasks.prefect_api.incident_record import IncidentRecord
 from prefect_cachewatch.tasks.prefect_api.storage_board import standings_of
 from prefect_cachewatch.tasks.prefect_api.storage_incident import (
     StorageIncident,
@@ -105,8 +106,8 @@ class Incident:
     @property
     def record(self) -> Any:
         with get_client(sync_client=True) as client:
-            found = client.read_variable_by_name(f"cachewatch-incident-{self.name}")
-        return found.value if found is not None else None
+            found = IncidentRecord(self.name).read(client)
+        return found.facts if found is not None else None
 
     def standings(self, silent: int, of: int = 4) -> list[Standing]:
         return [Standing(f"r{n}", f"job {n}", 10.0 if n < silent else None) for n in range(of)]
@@ -174,7 +175,7 @@ def test_a_run_that_was_not_heard_of_for_long_looks_after_nothing_that_another_o
     for _ in range(3):
         follow(second, incident.suspected(3), incident.standings(3)[1:])  # events of the first do not come
     assert incident.record["by"] == "r0"  # but it has renewed the incident a moment ago
-    monkeypatch.setattr(storage_incident, "_UNSEEN_S", 0.0)
+    monkeypatch.setattr(incident_record, "_age_s", lambda *_: 60.0)
     for _ in range(3):
         follow(second, incident.suspected(3), incident.standings(3)[1:])
     assert incident.record["by"] == "r1" and incident.limit == 2
@@ -194,21 +195,20 @@ def test_a_limit_that_a_person_has_set_meanwhile_stays(incident: Incident) -> No
     first = incident.of("r0")
     follow(first, incident.suspected(4), incident.standings(4))
     with get_client(sync_client=True) as client:
-        client.update_global_concurrency_limit(incident.name, storage_incident.GlobalConcurrencyLimitUpdate(limit=5))
+        client.update_global_concurrency_limit(incident.name, GlobalConcurrencyLimitUpdate(limit=5))
     follow(first, incident.suspected(4), incident.standings(4))
     assert not follow(first, None, incident.standings(0))
     assert (incident.limit, incident.record) == (5, None)
 
 
-def test_the_next_run_gives_back_what_a_killed_one_held_back_and_not_earlier(incident: Incident) -> None:
+def test_the_next_run_gives_back_what_a_killed_one_held_back_and_not_earlier(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
     follow(incident.of("r0"), incident.suspected(4), incident.standings(4))
-    give_back_abandoned(incident.name, incident.name, LOGGER)
+    give_back_abandoned(incident.name, incident.name, "next", LOGGER)
     assert incident.limit == 1 and limit_before(incident.name) == 8
-    with get_client(sync_client=True) as client:
-        client.delete_variable_by_name(f"cachewatch-incident-{incident.name}")
-        old = {"by": "r0", "seen_s": time.time() - 3600, "window_s": 300.0, "limit": 8, "set": 1}
-        client.create_variable(VariableCreate(name=f"cachewatch-incident-{incident.name}", value=old))
-    give_back_abandoned(incident.name, incident.name, LOGGER)
+    monkeypatch.setattr(incident_record, "_age_s", lambda *_: 3600.0)
+    give_back_abandoned(incident.name, incident.name, "next", LOGGER)
     assert (incident.limit, incident.record) == (8, None)
 
 
@@ -227,8 +227,8 @@ def test_who_is_killed_while_it_sets_the_limit_leaves_one_that_is_given_back(
         patch.setattr(SyncPrefectClient, "update_global_concurrency_limit", killed)
         follow(incident.of("r0"), incident.suspected(4), incident.standings(4))
     assert incident.limit == (1 if done else 8)
-    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 3600)
-    give_back_abandoned(incident.name, incident.name, LOGGER)
+    monkeypatch.setattr(incident_record, "_age_s", lambda *_: 3600.0)
+    give_back_abandoned(incident.name, incident.name, "next", LOGGER)
     assert (incident.limit, incident.record) == (8, None)
 
 
