@@ -276,11 +276,11 @@ class StorageIncident:
     def _set_limit(self, client: SyncPrefectClient, slots: int, now: GlobalConcurrencyLimitResponse) -> bool:
         """Set the limit, if it is still as it was found; returns whether it was set."""
         self._renew(client, {"set": [*self._earlier, now.limit, slots]})
-        if not self._record.holds(self._record.read(client)):
-            raise _Lost
         again = self._limit_now(client)
         if again is None or (again.id, again.limit) != (now.id, now.limit):
             return False  # a person was faster
+        if not self._record.holds(self._record.read(client)):
+            raise _Lost
         before = self._before()
         self._unsure = _Set(slots, now.limit if before is None else before)
         try:

@@ -29,6 +29,7 @@ from prefect_cachewatch.tasks.prefect_api.storage_incident import StorageInciden
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
 
 LOGGER = logging.getLogger("takers")
+LOGGER.setLevel(logging.ERROR)
 SLOTS, RUNS = 3, 4
 W = 1e-6  # a window; what is done each quarter of it is done each time
 NEVER = 10_000
@@ -60,7 +61,7 @@ class Storage:
     def holder(self) -> str | None:
         with get_client(sync_client=True) as client:
             found = IncidentRecord(self.name).read(client)
-        return None if found is None else str(found.facts.get("by"))
+        return None if found is None or found.is_over else str(found.facts.get("by"))
 
     def state(self) -> list[Any]:
         """The limit, and whose incident there is."""
@@ -72,31 +73,40 @@ def standings(silent: int) -> list[Standing]:
     return [Standing(f"r{n}", f"job {n}", 10.0 if n < silent else None) for n in range(RUNS)]
 
 
-def suspect(one: StorageIncident, storage: Storage, seen: int = 0, times: int = 1) -> None:
-    """Have a run suspect its storage; `seen` is the first run of which events come."""
-    for _ in range(times):
-        silent = standings(3)
-        one.follow(Suspected(storage.name, tuple(silent[:3]), RUNS, "dead"), silent[seen:], W)
+def follow(one: StorageIncident, suspected: Suspected | None, seen: list[Standing]) -> bool:
+    """Follow as a board does: what a request's failure leaves undone is for the next look."""
+    while True:
+        try:
+            return one.follow(suspected, seen, W)
+        except httpx.HTTPError:
+            continue
+
+
+def suspect(one: StorageIncident, storage: Storage, seen: int = 0) -> None:
+    """Have a run suspect its storage in three looks; `seen` is the first run of which events come."""
+    silent = standings(3)
+    for _ in range(3):
+        follow(one, Suspected(storage.name, tuple(silent[:3]), RUNS, "dead"), silent[seen:])
 
 
 def recover(one: StorageIncident, times: int = 50) -> None:
     """Have a run see that all move, until the incident is over."""
     for _ in range(times):
-        if not one.follow(None, standings(0), W):
+        if not follow(one, None, standings(0)):
             return
     raise AssertionError("the incident does not end")
 
 
-def whole_life(storage: Storage, number: int) -> None:
-    """An incident from its beginning to its end, as one run sees it; a request that fails is made again with the next look."""
-    one = storage.run(number)
-    for step in (suspect, suspect, suspect, recover):
-        while True:
-            try:
-                step(one, storage) if step is suspect else recover(one)  # type: ignore[operator]
-                break
-            except httpx.HTTPError:
-                continue
+def be_away() -> None:
+    raise httpx.ConnectError("refused")
+
+
+INTERRUPTS: dict[str, Callable[[], None]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "away": be_away,
+    "mute": lambda: None,
+}
 
 
 def in_fork(act: Callable[[], None]) -> int:
@@ -112,8 +122,8 @@ def in_fork(act: Callable[[], None]) -> int:
     return pid
 
 
-def listen(storage: Storage, me: str, at: int = NEVER, act: Callable[[], None] = lambda: None) -> None:
-    """Note what this process tells and sets, and act before one of its requests."""
+def listen(storage: Storage, me: str, at: int = NEVER, how: str = "") -> None:
+    """Note what this process tells and sets, and have one of its requests interrupted."""
     real = httpx.HTTPTransport.handle_request
     sent = [0]
 
@@ -122,10 +132,14 @@ def listen(storage: Storage, me: str, at: int = NEVER, act: Callable[[], None] =
             return real(transport, request)
         sent[0] += 1
         if sent[0] == at:
-            act()
+            storage.note("acted", me)
+            INTERRUPTS[how]()
+        if sent[0] == at and how == "mute":
+            real(transport, request).close()
+            raise httpx.ReadError("the answer is lost")
         if request.method == "PATCH" and "/concurrency_limits/" in request.url.path:
             httpx.HTTPTransport.handle_request = real  # type: ignore[method-assign]
-            storage.note("sets", me, storage.holder, sent[0])
+            storage.note("sets", me, storage.holder, sent[0], json.loads(request.content)["limit"])
             httpx.HTTPTransport.handle_request = handle  # type: ignore[method-assign,assignment]
         return real(transport, request)
 
@@ -154,7 +168,7 @@ def many(name: str, takers: int) -> Any:
         os.close(go[1])
         os.write(ready[1], b".")
         os.read(go[0], 1)
-        suspect(one, storage, times=3)
+        suspect(one, storage)
 
     pids = [in_fork(lambda number=number: take(number)) for number in range(takers)]  # type: ignore[misc]
     for _ in pids:
@@ -176,7 +190,8 @@ def boundaries(name: str, how: str, first: int, step: int) -> list[Any]:
 
     Args:
         name: of the storages, with a number each.
-        how: killed, or stopped: then it goes on when all is over.
+        how: killed; stopped: then it goes on when all is over; away: the server is, for one request;
+            mute: it does what it is asked to, and its answer is lost.
         first: the first request.
         step: how far apart they are.
     """
@@ -185,21 +200,24 @@ def boundaries(name: str, how: str, first: int, step: int) -> list[Any]:
         storage = Storage(f"{name}-{how}-{at}")
 
         def live(storage: Storage = storage, at: int = at) -> None:
-            number = signal.SIGKILL if how == "killed" else signal.SIGSTOP
-            listen(storage, "r0", at, lambda: os.kill(os.getpid(), number))
-            whole_life(storage, 0)
+            listen(storage, "r0", at, how)
+            one = storage.run(0)
+            suspect(one, storage)
+            recover(one)
 
         def survive(storage: Storage = storage) -> None:
             listen(storage, "r1")
             grow_old(60.0)
             one = storage.run(1)
-            suspect(one, storage, seen=1, times=3)
+            suspect(one, storage, seen=1)
             recover(one)
 
         pid = in_fork(live)
         _, status = os.waitpid(pid, os.WUNTRACED)
         if os.WIFEXITED(status):
             found.append({"at": at, "finished": os.WEXITSTATUS(status), "end": storage.state()})
+            if storage.noted("acted"):
+                continue
             return found
         is_over = storage.holder is None
         survivor = in_fork(survive)
@@ -209,7 +227,9 @@ def boundaries(name: str, how: str, first: int, step: int) -> list[Any]:
             os.kill(pid, signal.SIGCONT)
             code = code or os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         ids = {words[2] for words in storage.noted("event") if words[1] == "suspected"}
-        strange = [words for words in storage.noted("sets") if words[1] != words[2] and words[3] != at]
+        strange = [
+            words for words in storage.noted("sets") if words[1] != words[2] and words[3] != at and words[4] != SLOTS
+        ]
         found.append({"at": at, "code": code, "end": end, "last": storage.state(), "told": len(ids), "over": is_over,
                       "strange": strange})  # fmt: skip
     return found

@@ -103,6 +103,11 @@ class Incident:
         with get_client(sync_client=True) as client:
             return client.read_global_concurrency_limit_by_name(self.name).limit
 
+    def set(self, **values: Any) -> None:
+        """Change the limit, as a person does."""
+        with get_client(sync_client=True) as client:
+            client.update_global_concurrency_limit(self.name, GlobalConcurrencyLimitUpdate(**values))
+
     @property
     def record(self) -> Any:
         with get_client(sync_client=True) as client:
@@ -194,11 +199,134 @@ def test_a_run_that_was_not_heard_of_for_long_looks_after_nothing_that_another_o
 def test_a_limit_that_a_person_has_set_meanwhile_stays(incident: Incident) -> None:
     first = incident.of("r0")
     follow(first, incident.suspected(4), incident.standings(4))
-    with get_client(sync_client=True) as client:
-        client.update_global_concurrency_limit(incident.name, GlobalConcurrencyLimitUpdate(limit=5))
+    incident.set(limit=5)
     follow(first, incident.suspected(4), incident.standings(4))
     assert not follow(first, None, incident.standings(0))
     assert (incident.limit, incident.record) == (5, None)
+    follow(first, incident.suspected(4), incident.standings(4))  # another incident, of what the limit is now
+    assert (incident.limit, incident.record["limit"]) == (1, 5)
+    first.leave()
+    assert incident.limit == 5
+
+
+def test_a_person_who_sets_the_limit_between_two_requests_wins(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = IncidentRecord.renew
+
+    def renew(record: IncidentRecord, client: SyncPrefectClient, facts: Any) -> bool:
+        if len(facts.get("set", ())) == 2:  # it is about to lower the limit
+            incident.set(limit=6)
+        return real(record, client, facts)
+
+    first = incident.of("r0")
+    with monkeypatch.context() as patch:
+        patch.setattr(IncidentRecord, "renew", renew)
+        follow(first, incident.suspected(4), incident.standings(4))
+    while follow(first, None, incident.standings(0)):
+        pass
+    assert (incident.limit, incident.record) == (6, None)
+
+
+@pytest.mark.parametrize("again", [None, 1, 8])
+def test_a_limit_that_is_deleted_or_made_anew_meanwhile_is_left_alone_and_the_incident_ends(
+    incident: Incident, again: int | None
+) -> None:
+    first = incident.of("r0")
+    follow(first, incident.suspected(4), incident.standings(4))
+    with get_client(sync_client=True) as client:
+        client.delete_global_concurrency_limit_by_name(incident.name)
+        for _ in range(2):
+            assert follow(first, incident.suspected(4), incident.standings(4))
+        if again is not None:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=incident.name, limit=again))
+    for _ in range(3):
+        assert follow(first, incident.suspected(4), incident.standings(4))
+    while follow(first, None, incident.standings(0)):
+        pass
+    assert incident.record is None and incident.events == ["suspected", "recovered"]
+    assert again is None or incident.limit == again
+
+
+@pytest.mark.parametrize("before", [{"limit": 0}, {"limit": 1}, {"active": False}])
+def test_a_limit_that_lets_nobody_or_everybody_in_is_not_touched(incident: Incident, before: Any) -> None:
+    incident.set(**before)
+    limit = incident.limit
+    first = incident.of("r0")
+    for _ in range(3):
+        follow(first, incident.suspected(4), incident.standings(4))
+        assert incident.limit == limit
+    first.leave()
+    second = incident.of("r1")
+    follow(second, incident.suspected(4), incident.standings(4))
+    while follow(second, None, incident.standings(0)):
+        assert incident.limit == limit
+    assert (incident.limit, incident.record, incident.events) == (limit, None, ["suspected", "recovered"])
+
+
+def test_a_limit_that_is_switched_off_in_an_incident_is_given_back_all_the_same(incident: Incident) -> None:
+    first = incident.of("r0")
+    follow(first, incident.suspected(4), incident.standings(4))
+    incident.set(active=False)
+    follow(first, incident.suspected(4), incident.standings(4))
+    while follow(first, None, incident.standings(0)):
+        pass
+    assert (incident.limit, incident.record) == (8, None)
+
+
+def test_a_record_that_a_person_has_written_into_is_nobodys_and_stops_nobody(incident: Incident) -> None:
+    first = incident.of("r0")
+    for value in (
+        "hello",
+        {"by": 7, "limit": "many", "set": {"a": 1}, "window_s": "long", "incident": "x", "told": []},
+    ):
+        with get_client(sync_client=True) as client:
+            made = {"name": f"cachewatch-incident-{incident.name}_7", "value": value}
+            client.request("POST", "/variables/", json=made)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(incident_record, "_age_s", lambda *_: 3600.0)
+            follow(first, incident.suspected(4), incident.standings(4))
+        assert (incident.limit, incident.record["by"]) == (1, "r0")
+        while follow(first, None, incident.standings(0)):
+            pass
+        assert (incident.limit, incident.record) == (8, None)
+
+
+@pytest.mark.parametrize("name", ["Größe ☃ '; --", "a?b#c d_", "x" * 300, "../.."])
+def test_an_incident_of_a_storage_with_any_name_is_one(incident: Incident, name: str) -> None:
+    unique = f"{name} {incident.name}" if "/" not in name else name
+    label = storage_label(unique)
+    limit = unique if "/" not in name else None  # Prefect refuses such a limit
+    with get_client(sync_client=True) as client:
+        if limit is not None:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=limit, limit=8, active_slots=8))
+            assert require_limit(unique, 1).limit == 8
+        first, second = (StorageIncident(label, unique, limit, 1, run, LOGGER) for run in ("r0", "r1"))
+        for one in (first, second, first, first):
+            follow(one, incident.suspected(4), incident.standings(4))
+        found = IncidentRecord(label).read(client)
+        assert found is not None and found.facts["by"] == "r0" and found.term == 1
+        assert limit is None or require_limit(unique, 1).limit == 1
+        while follow(first, None, incident.standings(0)):
+            pass
+        assert IncidentRecord(label).read(client) is None
+    assert limit is None or require_limit(unique, 1).limit == 8
+    assert incident.events == ["suspected", "recovered"]
+
+
+def test_records_of_storages_whose_names_are_alike_are_apart(prefect_harness: None) -> None:
+    names = ["alike", "alike-2", "alike-2-1", "x-alike", "alike_2"]
+    with get_client(sync_client=True) as client:
+        records = {name: IncidentRecord(storage_label(name)) for name in names}
+        for name, record in records.items():
+            assert record.read(client) is None
+            assert record.take(client, None, {"by": name})
+        for name, record in records.items():
+            found = record.read(client)
+            assert found is not None and (found.facts["by"], found.term) == (name, 1) and record.holds(found)
+            assert record.release(client)
+            record.sweep(client)
+            assert record.read(client) is None
 
 
 def test_the_next_run_gives_back_what_a_killed_one_held_back_and_not_earlier(
