@@ -28,7 +28,7 @@ from prefect_cachewatch.run.regression import Regression
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
-from prefect_cachewatch.watching.outcomes import describe_last, ending_of
+from prefect_cachewatch.watching.outcomes import describe_growth, describe_last, ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 __all__ = [
@@ -178,7 +178,7 @@ def report_markdown(report: Report) -> str:
         ("Attempt", f"{_which(report)}, {format_duration(report.duration_s)}"),
         *_where(report),
         ("Bytes written", f"{format_bytes(growth.bytes_written)} in this attempt"),
-        ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
+        ("Present", describe_growth(growth.bytes_present, growth.files_present)),
         ("First byte", "never" if growth.first_write_s is None else f"after {format_duration(growth.first_write_s)}"),
         ("Last growth", "never" if growth.last_growth_s is None else f"after {format_duration(growth.last_growth_s)}"),
         ("Longest pause before", format_duration(growth.longest_pause_s)),
@@ -247,7 +247,7 @@ def completion_markdown(
     wrote_s = (growth.last_growth_s or 0.0) - (growth.first_write_s or 0.0)
     rate = growth.bytes_written / wrote_s if wrote_s > 0 else None
     rows = [
-        ("Present", f"{format_bytes(growth.bytes_present)} in {growth.files_present:,} files"),
+        ("Present", describe_growth(growth.bytes_present, growth.files_present)),
         ("Bytes written", format_bytes(growth.bytes_written)),
         ("Rate while writing", f"{format_bytes(rate)}/s" if rate else "nothing to say"),
         ("Duration", format_duration(report.duration_s)),

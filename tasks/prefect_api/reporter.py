@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect_cachewatch.common.text import for_markdown, slugify
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact, update_artifact
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, tell_failure
@@ -220,7 +220,7 @@ class Reporter:
     def _share(self) -> tuple[float, str]:
         """Per cent and text; without an expected size the text has the bytes, and the bar stands at zero."""
         state = self._watch.state
-        growth, files = state.growth, f"{state.growth.files_present:,} files"
+        growth, files = state.growth, format_count(state.growth.files_present, "file")
         if not self._expected_bytes:
             return 0.0, f"{format_bytes(growth.bytes_present)} in {files} so far; the size to expect is not known"
         percent = min(100.0, 100.0 * growth.bytes_present / self._expected_bytes)

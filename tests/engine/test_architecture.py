@@ -65,6 +65,7 @@ COMMON = [
     "common.bounded",
     "common.inputs",
     "common.lazy",
+    "common.locks",
     "common.statedir",
     "common.temporary",
     "common.svg",

@@ -15,6 +15,7 @@ from prefect_cachewatch.cli.api_address import api_url, require_address
 from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
 from prefect_cachewatch.cli.automation_files import for_deployments, is_reference, read_automations
 from prefect_cachewatch.cli.options.fields import DURATION
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -32,7 +33,7 @@ _LEAST_S = 10.0
 
 T = TypeVar("T")
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+_as_json = json_option()
 
 
 @click.group()

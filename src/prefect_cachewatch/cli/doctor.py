@@ -25,8 +25,9 @@ from prefect_cachewatch.cli.doctor_checks import (
 )
 from prefect_cachewatch.cli.doctor_directory import check_directory
 from prefect_cachewatch.cli.options.profile_choice import complete_profile, profile_from
-from prefect_cachewatch.cli.options.sections import complete_directory
+from prefect_cachewatch.cli.options.sections import complete_directory, json_option
 from prefect_cachewatch.common.aside import Aside, Files
+from prefect_cachewatch.common.units import format_count
 
 __all__ = ["command", "examine", "render"]
 
@@ -55,7 +56,7 @@ _MARKS = {"ok": "ok", "warning": "warn", "missing": "FAIL"}
 )
 @click.option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile.")
 @click.option("--no-prefect", is_flag=True, help="Leave Prefect out: exec and watch do without it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 def command(
     cache_dirs: tuple[str, ...],
     profile: str | None,
@@ -138,5 +139,5 @@ def _verdict(checks: Sequence[Check]) -> str:
     warnings = sum(check.state == "warning" for check in checks)
     if missing:
         return f"A run would not work: {', '.join(dict.fromkeys(missing))}."
-    noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    noted = f", with {format_count(warnings, 'warning')}" if warnings else ""
     return f"A run would work{noted}."

@@ -26,6 +26,7 @@ from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, o
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.host import check_host
 from prefect_cachewatch.fleet.jobs import FleetPlan, FleetPolicy
@@ -109,7 +110,7 @@ def _check(plan: FleetPlan, shown: str, as_json: bool) -> None:
     deployments = sorted({job.deployment for job in plan.jobs if job.deployment is not None})
     where = f"by {', '.join(map(for_terminal, deployments))}" if deployments else "on this host"
     facts: dict[str, Any] = {"name": plan.name, "jobs": [job.name for job in plan.jobs], "deployments": deployments}
-    say(f"{shown}: fleet '{for_terminal(plan.name)}', {len(plan.jobs)} job{'' if len(plan.jobs) == 1 else 's'} {where}")
+    say(f"{shown}: fleet '{for_terminal(plan.name)}', {format_count(len(plan.jobs), 'job')} {where}")
     unprotected: Collection[str] = ()
     looked = bool(api_url()) and bool(named or deployments)
     if looked:

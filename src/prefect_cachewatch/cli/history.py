@@ -13,11 +13,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.live import sparkline
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.tables import aligned, with_last
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_duration, short_moment
+from prefect_cachewatch.common.units import format_count, format_duration, short_moment
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.run.history_page import RUN_HEADS, run_cells
 from prefect_cachewatch.run.past import JobRun, PastRuns, job_key, read_past_runs
@@ -39,7 +40,7 @@ def _complete_name(context: click.Context, parameter: click.Parameter, incomplet
 @click.command("history")
 @click.argument("name", required=False, shell_complete=_complete_name)
 @click.option("--last", type=click.IntRange(min=1), default=50, show_default=True, help="How many runs are shown.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("Print JSON.")
 def command(name: str | None, last: int, as_json: bool) -> None:
     """Show the last runs of the job NAME, the newest first; without NAME the jobs that have a history.
 
@@ -105,8 +106,10 @@ def _list(found: PastRuns, as_json: bool) -> None:
 
 def _tell_unread(found: PastRuns) -> None:
     if found.unread:
-        files = "1 file" if found.unread == 1 else f"{found.unread} files"
-        print(f"cachewatch: {files} in the state directory could not be read as a report", file=sys.stderr)
+        print(
+            f"cachewatch: {format_count(found.unread, 'file')} in the state directory could not be read as a report",
+            file=sys.stderr,
+        )
 
 
 def _unknown(name: str, found: PastRuns) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.containers.janitor import ContainerReport, clear_containers, describe_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
@@ -25,7 +27,7 @@ _NEEDS_A_LOOK = 1
     "a run used gives no answer; 125 for bad usage."
 ))  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what is there.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -56,9 +58,7 @@ def command(dry_run: bool, as_json: bool, state_dir: Path | None, engine: str | 
     else:
         for line in [*describe_leftovers(report), *describe_containers(containers)]:
             print(line)
-        stale = (
-            "" if dry_run else f", {report.removed} stale state {'file' if report.removed == 1 else 'files'} removed"
-        )
+        stale = "" if dry_run else f", {format_count(report.removed, 'stale state file')} removed"
         print(
             f"{report.running + containers.running} running, "
             f"{len(report.leftovers) + len(containers.leftovers)} left over{stale}, "

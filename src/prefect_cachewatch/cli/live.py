@@ -16,7 +16,7 @@ from rich.text import Text
 from prefect_cachewatch.cli.cursor import Cursor
 from prefect_cachewatch.cli.plain import LiveState, remaining_text
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 
 __all__ = ["LiveBlock", "fitted", "render_live", "render_wait", "sparkline", "wants_colour"]
 
@@ -76,7 +76,7 @@ def render_live(state: LiveState, width: int = 80) -> list[Text]:
     if state.attempt is not None and state.attempt[0] > 1:
         head.append("  attempt {} of {}".format(*state.attempt), style="yellow")
     head.append(f"  {format_bytes(state.bytes_present)}", style="bold cyan")
-    head.append(f" in {state.files_present:,} file{'' if state.files_present == 1 else 's'}")
+    head.append(f" in {format_count(state.files_present, 'file')}")
     head.append(
         f"  {format_bytes(max(0.0, state.rate_bytes_per_s))}/s  {format_duration(float(round(state.elapsed_s)))}"
     )

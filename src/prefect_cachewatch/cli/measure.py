@@ -8,8 +8,9 @@ import statistics
 
 import click
 
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.errors import CacheDirectoryError, ScanError
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 
@@ -20,7 +21,7 @@ _TIMEOUT_S = 600.0
 
 @click.command("measure")
 @click.argument("directory")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 @click.option(
     "--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Scans; the median is shown."
 )
@@ -45,11 +46,9 @@ def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...])
         row = {name: last[name] for name in ("bytes", "allocated_bytes", "files", "directories", "errors")}
         print(json.dumps({"path": root["path"], **row, "seconds": seconds, "repeats": repeat}))
         return
-    count = {name: last[name] for name in ("files", "directories")}
     print(
         f"{format_bytes(last['bytes'])} ({last['bytes']:,} bytes, {format_bytes(last['allocated_bytes'])} allocated) in "
-        f"{count['files']:,} file{'' if count['files'] == 1 else 's'}, {count['directories']:,} "
-        f"director{'y' if count['directories'] == 1 else 'ies'}; {seconds:.3f} s"
+        f"{format_count(last['files'], 'file')}, {format_count(last['directories'], 'directory', 'directories')}; {seconds:.3f} s"
     )
     for text in last["errors"]:
         click.echo(f"cachewatch: not counted: {for_terminal(text, 400)}", err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.text import for_terminal, redact
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.watching.outcomes import describe_count
 from prefect_cachewatch.watching.sections import LoggedProgress
 
@@ -46,7 +46,7 @@ def render_plain(state: LiveState, width: int = 400) -> str:
     what = "warm-up" if state.warmup is not None else "pause" if state.started else "no byte yet,"
     pause = f"{what} {format_duration(float(round(state.pause_s)))}"
     text = (
-        f"{format_bytes(state.bytes_present)} in {state.files_present:,} file{'' if state.files_present == 1 else 's'}, "
+        f"{format_bytes(state.bytes_present)} in {format_count(state.files_present, 'file')}, "
         f"{format_bytes(max(0.0, state.rate_bytes_per_s))}/s, {pause} of {format_duration(state.window_s)}"
     )
     if remaining := remaining_text(state):

@@ -24,6 +24,7 @@ from prefect_cachewatch.capacity.probe.report import ProbeReport, ProbeSettings
 from prefect_cachewatch.capacity.probe.run import check_probe, run_probe
 from prefect_cachewatch.capacity.probe.target import inspect_target, size_budget
 from prefect_cachewatch.cli.options.fields import Fields
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.probe_show import (
     WIDTH,
     announcement,
@@ -58,7 +59,7 @@ _SETTINGS = Fields(
 @click.option("--name", help="Name of the storage in plans and limits; default: the directory's.")
 @click.option("--codec", type=click.Choice(CODECS), help="Measure this codec on a file or directory instead.")
 @click.option("--level", type=int, help="Level of the codec.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@json_option("Print JSON instead of a table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(
     path: Path, codec: str | None, level: int | None, output: Path | None, as_json: bool, **options: Any

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.options.profile_choice import complete_profile, split_profile
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
@@ -24,7 +25,7 @@ _WIDTH = 79
 @click.command("profiles")
 @click.argument("profile", required=False, metavar="[NAME[,KEY=VALUE...]]", shell_complete=complete_profile)
 @click.option("-P", "values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile; repeatable.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 def command(profile: str | None, values: tuple[str, ...], as_json: bool) -> int:
     """List the profiles; with NAME its parameters; with parameters what follows from them for a job."""
     if profile is None:

@@ -11,9 +11,10 @@ import click
 
 from prefect_cachewatch.cli.options.fields import DURATION, SIZE
 from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.replay_runs import show_runs
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.files import read_trace
@@ -43,7 +44,7 @@ _ENDINGS = {
     help="The trace is a server's: silence after its last byte is its warm-up, so long.",
 )
 @click.option("--expect", "expected_bytes", type=SIZE, help="Size of the finished cache, for the rule of warm-up.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@json_option()
 def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_json: bool, **options: Any) -> None:
     """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
 
@@ -115,10 +116,9 @@ def _as_data(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -
 
 
 def _lines(trace: Trace, policy: StallPolicy, found: Replay, enough: Enough) -> list[str]:
-    samples = "1 sample" if len(trace.rows) == 1 else f"{len(trace.rows):,} samples"
     frozen = "" if found.hang_at_s is None else f", frozen after {_time(found.hang_at_s)}"
     lines = [
-        f"{for_terminal(trace.name, 60)}: {samples} over {_time(trace.end_s - trace.start_s)}{frozen}",
+        f"{for_terminal(trace.name, 60)}: {format_count(len(trace.rows), 'sample')} over {_time(trace.end_s - trace.start_s)}{frozen}",
         f"window {format_duration(policy.stall_after_s)}, first write within "
         f"{format_duration(policy.first_write_within_s)}, poll {format_duration(effective_poll_s(policy))}",
         "",

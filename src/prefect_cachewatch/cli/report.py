@@ -13,10 +13,12 @@ from typing import Any
 
 import click
 
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.tables import with_last
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_end, load_report
 from prefect_cachewatch.run.past import read_report_in
@@ -31,7 +33,7 @@ _MAX_FILES = 10
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @click.option("--open", "open_page", is_flag=True, help="Open its report.html in a browser.")
 @click.option("--list", "list_all", is_flag=True, help="List the bundles there are, the newest first.")
-@click.option("--json", "as_json", is_flag=True, help="Write its report.json as it is, or the list as one JSON object.")
+@json_option("Write its report.json as it is, or the list as one JSON object.")
 @click.option(
     "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
 )
@@ -117,7 +119,7 @@ def describe_bundle(
     if entries:
         yield ""
         count = int(listing.get("total_files") or 0)
-        total = f"{count:,} file{'' if count == 1 else 's'}, {format_bytes(listing.get('total_bytes') or 0)}"
+        total = f"{format_count(count, 'file')}, {format_bytes(listing.get('total_bytes') or 0)}"
         yield f"{total}; what may be cut first, then what grew last:"
         for entry in entries[:_MAX_FILES]:
             flags = " ".join(map(str, entry.get("flags") or ()))
@@ -193,7 +195,7 @@ def _facts_of(path: Path) -> dict[str, Any]:
     day, time = path.name[:8], path.name[9:13]
     facts: dict[str, Any] = {"path": str(path), "written": f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]}"}
     try:
-        with Opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
+        with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
             report = read_report_in(fd)
     except (OSError, ValueError):
         return facts | {"readable": False}

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.options.fields import DURATION
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
@@ -37,7 +38,7 @@ _LEFT_OVER = 1
 @click.option("--pid", type=int, help="The server with this process.")
 @click.option("--all", "everyone", is_flag=True, help="All of them.")
 @click.option("--list", "only_list", is_flag=True, help="Only say which run; nothing is stopped.")
-@click.option("--json", "as_json", is_flag=True, help="The list, or what was stopped, as JSON.")
+@json_option("The list, or what was stopped, as JSON.")
 @click.option("--grace", type=DURATION, help="Between SIGTERM and SIGKILL; default as the generation was told.")
 def command(
     name: str | None, pid: int | None, everyone: bool, only_list: bool, as_json: bool, grace: float | None

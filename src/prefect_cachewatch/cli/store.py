@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from prefect_cachewatch.cli.options.fields import DURATION
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.store_audit import audit_command
 from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
@@ -22,6 +23,7 @@ from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
 from prefect_cachewatch.publish.formats import Finding
 from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.watching.outcomes import describe_growth
 
 __all__ = ["command"]
 
@@ -34,7 +36,7 @@ def _where(function: _F) -> _F:
     return click.argument("root", type=click.Path(file_okay=True))(function)
 
 
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_as_json = json_option("Print JSON.")
 _deep = click.option("--full", is_flag=True, help="Read every byte before switching, not only what changed since.")
 
 
@@ -234,6 +236,6 @@ def _say(switched: Activation, verb: str, as_json: bool) -> None:
     for message in switched.skipped:
         print(f"passed over: {for_terminal(message, 1000)}")
     manifest = switched.manifest
-    print(f"{verb} {switched.build_id} ({format_bytes(manifest.total_bytes)} in {manifest.total_files} files)")
+    print(f"{verb} {switched.build_id} ({describe_growth(manifest.total_bytes, manifest.total_files)})")
     if switched.previous and switched.previous != switched.build_id:
         print(f"before: {switched.previous}")

@@ -14,6 +14,7 @@ import click
 
 from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.options.fields import DURATION, build_model, split_pairs
+from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.secrets import HIDDEN
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
@@ -49,7 +50,7 @@ class _GenerationFailed(CachewatchError):
 @click.option("--cache-dir-env", "variable", help="Variable that tells the generator where to write.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Variable of the generator. Repeatable.")
 @click.option("--stall-after", type=DURATION, help="Stop it after so long without growth; default as for exec.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("Print JSON.")
 def audit_command(
     root: str,
     name: str,

@@ -22,7 +22,7 @@ from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, v
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.text import for_terminal, show_argv
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
@@ -83,7 +83,7 @@ def command(**options: Any) -> int:
     )  # fmt: skip
     with run:
         if not options["quiet"]:
-            who = f"{run.watch.subject.who} ({for_terminal(' '.join(redact_argv(run.watch.job.command)), 100)})"
+            who = f"{run.watch.subject.who} ({show_argv(run.watch.job.command, 100)})"
             print(f"cachewatch: watching {who}; Ctrl-C leaves it alone", file=sys.stderr, flush=True)
         received = _end_on_signals(run)
         try:

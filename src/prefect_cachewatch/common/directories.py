@@ -13,6 +13,7 @@ import stat
 from collections.abc import Mapping
 
 __all__ = [
+    "OPEN_DIRECTORY",
     "FileRefused",
     "make_own_directory",
     "open_directory_entry",
@@ -22,7 +23,7 @@ __all__ = [
 ]
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINKS_MAX = 40  # the kernel's limit
 
 
@@ -164,7 +165,7 @@ def _open_own(path: str, make: bool) -> int:
         _refuse_shared_way(path)
     here, name = open_directory_entry(path, follow=False)
     try:
-        fd = os.open(name, _OPEN, dir_fd=here)
+        fd = os.open(name, OPEN_DIRECTORY, dir_fd=here)
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise

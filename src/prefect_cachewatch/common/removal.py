@@ -20,6 +20,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ __all__ = [
     "remove_judged", "remove_path", "remove_tree", "walk",
 ]  # fmt: skip
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT, _AT_EMPTY_PATH = -100, 0x100, 0x800, 0x1000
 _STATX_BASIC, _STATX_BTIME, _STATX_MNT_ID = 0x7FF, 0x800, 0x1000
 _STATX = struct.Struct("=IIQIIIHHQQQQqIiqIiqIiqIiIIIIQ")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.aside import AHEAD_S, Files
-from prefect_cachewatch.common.directories import make_own_directory, state_directory
+from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY, make_own_directory, state_directory
+from prefect_cachewatch.common.locks import try_lock
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import InputError
@@ -111,15 +113,7 @@ class _Hold:
 
 def _in_use(path: str) -> bool:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
+            return not try_lock(fd)
     except OSError:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from prefect_cachewatch.common.secrets import redact, redact_argv
 
@@ -20,6 +21,8 @@ __all__ = [
     "markdown_code",
     "redact",
     "redact_argv",
+    "show_argv",
+    "show_process",
     "slugify",
 ]
 
@@ -51,6 +54,35 @@ def for_terminal(name: str, limit: int = 255) -> str:
             out.append(char)
     shown = "".join(out)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def show_argv(argv: Sequence[str], limit: int = 80) -> str:
+    """Write a command line for a terminal, without its secrets.
+
+    Args:
+        argv: its words.
+        limit: the most characters returned.
+
+    Example:
+        >>> show_argv(["gen", "--token", "abc"])
+        'gen --token ***'
+    """
+    return for_terminal(" ".join(redact_argv(argv)), limit)
+
+
+def show_process(pid: int, argv: Sequence[str], limit: int = 80) -> str:
+    """Name a process in a sentence.
+
+    Args:
+        pid: its pid.
+        argv: its words.
+        limit: the most characters of its command line.
+
+    Example:
+        >>> show_process(4711, ["tar", "-c", "/store"])
+        'pid 4711 (tar -c /store)'
+    """
+    return f"pid {pid} ({show_argv(argv, limit)})"
 
 
 def for_html(name: str, limit: int = 255) -> str:

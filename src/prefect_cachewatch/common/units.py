@@ -11,6 +11,7 @@ __all__ = [
     "QUANTITY_CHARACTERS",
     "SIZE_PATTERN",
     "format_bytes",
+    "format_count",
     "format_duration",
     "format_moment",
     "parse_bytes",
@@ -134,6 +135,21 @@ def format_duration(seconds: float) -> str:
         return f"{days} days {hours} h" if hours else f"{days} days"
     hours, minutes = whole // 3600, (whole % 3600) // 60
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Write a number of things for a person.
+
+    Args:
+        count: how many.
+        noun: what one of them is called.
+        plural: what several are called; default the noun with an s.
+
+    Example:
+        >>> format_count(1, "file"), format_count(2340, "file"), format_count(0, "directory", "directories")
+        ('1 file', '2,340 files', '0 directories')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def format_moment(seconds: float) -> str:

@@ -8,12 +8,12 @@ be judged even if its record was lost. Standard library only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.locks import try_lock
 from prefect_cachewatch.supervise.proc import boot_id, read_stat
 from prefect_cachewatch.supervise.run_files import (
     RunFileRefused,
@@ -124,11 +124,7 @@ def is_held(run_token: str, directory: str | None = None) -> bool:
     except (OSError, RunFileRefused):
         return False
     with Opened(fd):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+        return not try_lock(fd)
 
 
 def remove_record(run_token: str, directory: str | None = None) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from prefect_cachewatch.common.mounts import read_mounts
-from prefect_cachewatch.common.removal import look_path
+from prefect_cachewatch.common.removal import OPEN_DIRECTORY, look_path
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ else:
 
 __all__ = ["OPEN_DIRECTORY", "Descent", "find_borders"]
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KEPT_OPEN = 16
 
 

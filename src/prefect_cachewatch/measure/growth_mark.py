@@ -10,6 +10,7 @@ import json
 import os
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import look
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
@@ -85,7 +86,7 @@ def write_mark(fd: int, directory: str, grew_after_ns: int) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with Opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
+    with Opened(os.open(directory, OPEN_DIRECTORY)) as descriptor:
         entry = look(descriptor)
     body = {"grew_after_ns": grew_after_ns, "inode": entry.inode, "born_ns": entry.born_ns}
     os.pwrite(fd, json.dumps(body).encode("ascii").ljust(MARK_BYTES - 1) + b"\n", 0)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
+from prefect_cachewatch.supervise.proc_locks import parse_locks
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -71,17 +72,12 @@ def _find_below(path: str, inodes: set[int], end_s: float) -> str | None:
 
 def _locked() -> set[tuple[str, int]]:
     """Return device, as the kernel shows it, and inode of every exclusive lock."""
-    found: set[tuple[str, int]] = set()
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            for line in file:
-                fields = line.split()
-                if len(fields) >= 6 and fields[1] in ("FLOCK", "OFDLCK") and fields[3] == "WRITE":
-                    device, _, inode = fields[5].rpartition(":")
-                    found.add((device, int(inode)))
-    except (OSError, ValueError):
-        pass
-    return found
+            locks = [lock for lock in parse_locks(file.read()) if lock.exclusive and not lock.waits]
+    except OSError:
+        return set()
+    return {(lock.mark.rpartition(":")[0], lock.inode) for lock in locks if lock.kind in ("FLOCK", "OFDLCK")}
 
 
 def _marks(status: os.stat_result, locked: set[tuple[str, int]]) -> set[str]:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
 
+from prefect_cachewatch.common.removal import OPEN_DIRECTORY
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.measure.descent import find_borders
 
@@ -38,7 +39,7 @@ def list_files(root: str) -> Iterator[tuple[str, os.stat_result]]:
         []
     """
     try:
-        top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        top = os.open(root, OPEN_DIRECTORY)
     except OSError:
         return
     device, borders = os.fstat(top).st_dev, find_borders([root])
@@ -59,9 +60,7 @@ def list_files(root: str) -> Iterator[tuple[str, os.stat_result]]:
                 if not stat.S_ISDIR(facts.st_mode):
                     yield prefix + entry.name, facts
                 elif facts.st_dev == device and len(stack) < _MAX_DEPTH:
-                    below = os.open(
-                        entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here
-                    )
+                    below = os.open(entry.name, OPEN_DIRECTORY, dir_fd=here)
                     stack.append((below, prefix + entry.name + "/", os.scandir(below)))
             except OSError:  # removed or replaced meanwhile
                 continue

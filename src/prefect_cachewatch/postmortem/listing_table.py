@@ -5,7 +5,7 @@ from __future__ import annotations
 from os.path import dirname
 
 from prefect_cachewatch.common.text import for_cell
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.postmortem.listing import Listing, ListingEntry
 from prefect_cachewatch.postmortem.report import Report
 
@@ -37,10 +37,14 @@ def listing_rows(report: Report) -> list[dict[str, str]]:
     rows += [_file(entry, report) for entry in listing.entries[:FILES_MAX]]
     left = sorted(_left_out(listing).items(), key=lambda item: -item[1][1])
     for path, (files, size) in left[:_DIRECTORIES_MAX]:
-        rows.append(_row(f"{_files(files)} more in {for_cell(_below(path, report))}", size=format_bytes(size)))
+        rows.append(
+            _row(f"{format_count(files, 'file')} more in {for_cell(_below(path, report))}", size=format_bytes(size))
+        )
     if others := left[_DIRECTORIES_MAX:]:
         files, size = (sum(counts[index] for _, counts in others) for index in (0, 1))
-        rows.append(_row(f"{_files(files)} more in {len(others):,} other directories", size=format_bytes(size)))
+        rows.append(
+            _row(f"{format_count(files, 'file')} more in {len(others):,} other directories", size=format_bytes(size))
+        )
     return _needed(rows)
 
 
@@ -71,8 +75,8 @@ def _file(entry: ListingEntry, report: Report) -> dict[str, str]:
 
 def _total(listing: Listing) -> str:
     directories = {dirname(entry.path) for entry in listing.entries} | {each.path.rstrip("/") for each in listing.rest}
-    count = f"{len(directories):,} director{'y' if len(directories) == 1 else 'ies'}"
-    return f"total: {_files(listing.total_files)} in {count}"
+    count = format_count(len(directories), "directory", "directories")
+    return f"total: {format_count(listing.total_files, 'file')} in {count}"
 
 
 def _suspects(listing: Listing) -> str:
@@ -88,10 +92,6 @@ def _left_out(listing: Listing) -> dict[str, tuple[int, int]]:
         files, size = left.get(directory, (0, 0))
         left[directory] = files + 1, size + entry.size_bytes
     return left
-
-
-def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def _below(path: str, report: Report) -> str:

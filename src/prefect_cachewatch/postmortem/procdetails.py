@@ -20,9 +20,10 @@ from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import read_proc, read_stat, read_status
+from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import argv_within
 
-__all__ = ["find_cgroup", "list_sockets", "parse_locks", "read_cgroup", "read_locks"]
+__all__ = ["find_cgroup", "list_sockets", "read_cgroup", "read_locks"]
 
 _TCP_STATES = {
     1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
@@ -75,18 +76,18 @@ def read_locks(
         One entry a waiting process and lock.
     """
     paths = {f.inode: f.target for files in processes.values() for f in files if f.inode is not None}
+    found = [(wait, lock.pid if lock is not None else 0) for wait, lock in lock_waits(text) if wait.pid in processes]
     return tuple(
         LockWait(
-            waiter,
+            wait.pid,
             holder,
-            kind,
-            paths.get(inode, ""),
+            wait.kind,
+            paths.get(wait.inode, ""),
             names.get(holder) or os.fsdecode(read_proc(f"/proc/{holder}/comm")).strip(),
             holder in processes,
             *_describe_holder(holder, secrets),
         )
-        for waiter, holder, kind, inode in parse_locks(text)
-        if waiter in processes
+        for wait, holder in found
     )
 
 
@@ -100,39 +101,6 @@ def _describe_holder(pid: int, secrets: Sequence[str]) -> tuple[str, str, str]:
     running_s = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.start_ticks / os.sysconf("SC_CLK_TCK")
     since = format_moment(time.time() - running_s)[:16].replace("T", " ") + " UTC" if stat.start_ticks >= 0 else ""
     return " ".join(redact_argv(argv, secrets)), user_name(int(uid[0])) if uid else "", since
-
-
-def parse_locks(text: str) -> list[tuple[int, int, str, int]]:
-    """Read /proc/locks (proc_locks(5)): each waiter follows the lock it waits for, with the same number.
-
-    Args:
-        text: the file's content.
-
-    Returns:
-        (waiting pid, holding pid, kind, inode) for each waiter.
-
-    Example:
-        >>> parse_locks("1: FLOCK  ADVISORY  WRITE 10 08:02:77 0 EOF\\n1: -> FLOCK  ADVISORY  WRITE 11 08:02:77 0 EOF")
-        [(11, 10, 'FLOCK', 77)]
-    """
-    waits: list[tuple[int, int, str, int]] = []
-    holders: dict[str, int] = {}
-    for line in text.splitlines():
-        words = line.split()
-        waiting = "->" in words
-        if waiting:
-            words.remove("->")
-        if len(words) < 6:
-            continue
-        try:
-            number, pid, inode = words[0], int(words[4]), int(words[5].rsplit(":", 1)[1])
-        except (ValueError, IndexError):
-            continue
-        if waiting:
-            waits.append((pid, holders.get(number, 0), words[1], inode))
-        else:
-            holders[number] = pid
-    return waits
 
 
 def find_cgroup(pid: int) -> str:

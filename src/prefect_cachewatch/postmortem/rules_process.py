@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.postmortem.model import ProcessFacts
 from prefect_cachewatch.postmortem.view import View, cause, describe_holder, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
@@ -375,8 +375,8 @@ def deadlocked(view: View) -> Diagnosis | None:
     return cause(
         f"{what}{'' if len(threads) == 1 else ' and use no CPU'}: a deadlock",
         (
-            f"{len(threads)} {'thread' if len(threads) == 1 else 'threads'} in {len(futexes) or len(view.waits)} "
-            f"{'process' if (len(futexes) or len(view.waits)) == 1 else 'processes'}, "
+            f"{format_count(len(threads), 'thread')} in "
+            f"{format_count(len(futexes) or len(view.waits), 'process', 'processes')}, "
             f"{sum('futex' in (t.syscall + t.wait_channel) for t in threads)} of them in futex",
             f"CPU: {view.cpu_cores:.3f} cores in {view.window_s:.1f} s"
             if view.cpu_cores is not None

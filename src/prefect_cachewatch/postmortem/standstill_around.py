@@ -22,6 +22,7 @@ from prefect_cachewatch.postmortem.standstill import Wanted
 from prefect_cachewatch.postmortem.standstill_model import Around, Blocker, FutexMemory, TreeLook
 from prefect_cachewatch.postmortem.standstill_tables import other_tables, read_links
 from prefect_cachewatch.supervise.proc import living_thread, read_proc, read_status
+from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import read_each
 
 __all__ = ["look_around"]
@@ -231,16 +232,8 @@ def _inodes(objects: Iterable[str]) -> list[int]:
 
 def _lock_waits(pid: int) -> list[tuple[int, str]]:
     """List what a process waits for in /proc/locks: the pid of each holder, and the lock's device and inode."""
-    found, holders = [], dict[str, tuple[int, str]]()
-    for line in os.fsdecode(read_proc("/proc/locks")).splitlines():
-        words = line.split()
-        if "->" not in words:
-            holders[words[0]] = (int(words[4]), words[5])
-        else:
-            words = [word for word in words if word != "->"]
-            if int(words[4]) == pid and words[0] in holders:
-                found.append(holders[words[0]])
-    return found
+    waits = lock_waits(os.fsdecode(read_proc("/proc/locks")))
+    return [(lock.pid, lock.mark) for wait, lock in waits if wait.pid == pid and lock is not None]
 
 
 def _futex_memory(

@@ -15,7 +15,7 @@ from pathlib import Path
 from prefect_cachewatch.common.aside import Aside, Files, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.text import for_terminal, show_process
 from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import LATE_MODULES
@@ -133,7 +133,7 @@ class AttachedRun(Closing):
     def _others_that_write(self) -> list[str]:
         # A daemon that was never seen in the tree is named but not stopped, since its owner is not known.
         pids = writers_below(self._site.paths, {os.getpid()})
-        shown = (f"pid {pid} ({for_terminal(' '.join(redact_argv(argv_within(pid))), 80)})" for pid in pids[:5])
+        shown = (show_process(pid, argv_within(pid)) for pid in pids[:5])
         return [
             f"{who} still has a file in the cache open for writing; it was not seen to belong to the process, and was "
             "left alone"

@@ -17,7 +17,7 @@ from typing import Any
 from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import for_terminal, redact
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
@@ -33,6 +33,7 @@ from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
 from prefect_cachewatch.run.filled_key import fill_key
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
+from prefect_cachewatch.watching.outcomes import describe_growth
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheDirectories
 
@@ -493,8 +494,7 @@ def describe_publication(name: str, done: Publication) -> str:
         >>> describe_publication("c", Publication("cached", "staged", "k", "b", "/s/c/builds/b", total_bytes=5, total_files=1))
         "The cache 'c' is whole already: build b, 5 B in 1 file."
     """
-    count = "1 file" if done.total_files == 1 else f"{done.total_files:,} files"
-    size = f"build {done.build_id}, {format_bytes(done.total_bytes)} in {count}"
+    size = f"build {done.build_id}, {describe_growth(done.total_bytes, done.total_files)}"
     if done.status == "cached":
         return f"The cache '{for_terminal(name)}' is whole already: {size}."
     where = f"; current at {for_terminal(done.current, 1000)}" if done.current else "; not activated"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from prefect_cachewatch.common.svg import svg_data_uri, svg_document
 from prefect_cachewatch.common.text import for_markdown, for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration, short_moment
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration, short_moment
 from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.run.past import JobRun
 from prefect_cachewatch.run.regression import measured_durations, slower_than_before
@@ -74,11 +74,10 @@ def describe_runs(name: str, runs: Sequence[JobRun]) -> str:
     shown = runs[:RUNS_MAX]
     completed = sum(run.outcome == "completed" for run in shown)
     stalls = sum(run.stalls or 0 for run in shown)
-    count = f"{len(shown)} run{'' if len(shown) == 1 else 's'}"
     slower = slower_than_before(runs)
     told = f". {slower.sentence()}" if slower is not None else ""
-    stalled = f"{stalls} stall{'' if stalls == 1 else 's'}"
-    return f"{for_markdown(name, 60)}: {count}, {completed} of them completed, {stalled}{told}"
+    counts = f"{format_count(len(shown), 'run')}, {completed} of them completed, {format_count(stalls, 'stall')}"
+    return f"{for_markdown(name, 60)}: {counts}{told}"
 
 
 def draw_durations(runs: Sequence[JobRun]) -> str:

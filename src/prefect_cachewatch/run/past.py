@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.directories import FileRefused, open_own_directory
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY, FileRefused, open_own_directory
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_moment
@@ -31,7 +31,6 @@ __all__ = ["JobRun", "PastRuns", "job_key", "last_runs", "read_past_runs", "read
 _REPORT_BYTES = 64 << 20
 _REPORT = re.compile(r"report(?:-[0-9]{1,6})?\.json")
 _HISTORY = re.compile(r"(.+)-[0-9a-f]{12}\.jsonl")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST = 1e15
 
 
@@ -165,7 +164,7 @@ def _names(here: int | None) -> list[str]:
 def _reports_in(here: int | None, entry: str, found: PastRuns) -> list[Mapping[str, Any]]:
     """Read the reports of a run's directory or of a bundle, in the order of the attempts."""
     try:
-        fd = os.open(entry, _DIRECTORY, dir_fd=here)
+        fd = os.open(entry, OPEN_DIRECTORY, dir_fd=here)
     except OSError:
         return []
     reports = []

@@ -11,7 +11,7 @@ import os
 import select
 import time
 
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import ProcessStat, descendants, is_alive, lineage, read_stat
 from prefect_cachewatch.supervise.reading import argv_within
@@ -196,4 +196,4 @@ class AttachedProcess(Observer):
 
 
 def _shown(pid: int) -> str:
-    return for_terminal(" ".join(redact_argv(argv_within(pid, _NAME_S))), 80)
+    return show_argv(argv_within(pid, _NAME_S))

@@ -15,8 +15,10 @@ import struct
 import time
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.locks import try_lock
+from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.supervise.proc import read_proc
+from prefect_cachewatch.supervise.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["LockHolder", "describe_holders", "find_holders", "has_exclusive_holder", "is_reader_only", "take_exclusive"]
@@ -55,12 +57,8 @@ def take_exclusive(fd: int, *, past_readers: bool) -> bool:
     ranged = past_readers and _take_range(fd)
     if ranged is None:
         return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        # Writers of earlier versions hold it exclusively; a shared lock succeeds only beside readers.
-        return bool(ranged) and is_reader_only(fd)
+    # Writers of earlier versions hold it exclusively; a shared lock succeeds only beside readers.
+    return try_lock(fd) or (bool(ranged) and is_reader_only(fd))
 
 
 def is_reader_only(fd: int) -> bool:
@@ -72,11 +70,7 @@ def is_reader_only(fd: int) -> bool:
     Returns:
         Whether it was taken.
     """
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return try_lock(fd, shared=True)
 
 
 def has_exclusive_holder(fd: int) -> bool:
@@ -112,9 +106,9 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
     end_s = time.monotonic() + budget_s
     mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     found: dict[int, bool] = {}
-    for pid, exclusive in _marked(read_proc("/proc/locks"), mark):
-        if os.path.exists(f"/proc/{pid}"):  # the process that took it may have ended, and a child holds it
-            found[pid] = found.get(pid, False) or exclusive
+    for lock in _marked(read_proc("/proc/locks"), mark):
+        if os.path.exists(f"/proc/{lock.pid}"):  # the process that took it may have ended, and a child holds it
+            found[lock.pid] = found.get(lock.pid, False) or lock.exclusive
     for name in os.listdir("/proc"):
         if time.monotonic() > end_s:
             break
@@ -126,8 +120,8 @@ def find_holders(status: os.stat_result, budget_s: float = 1.0) -> list[LockHold
             continue
         for number in descriptors:
             text = read_proc(f"/proc/{name}/fdinfo/{number}")
-            for _, exclusive in _marked(text, mark) if b"lock:" in text else ():
-                found[int(name)] = found.get(int(name), False) or exclusive
+            for lock in _marked(text, mark) if b"lock:" in text else ():
+                found[int(name)] = found.get(int(name), False) or lock.exclusive
     holders = [LockHolder(pid, exclusive, tuple(argv_within(pid))) for pid, exclusive in found.items()]
     return sorted(holders, key=lambda holder: (not holder.exclusive, holder.pid))
 
@@ -143,7 +137,7 @@ def describe_holders(holders: list[LockHolder]) -> str:
     """
     shown = []
     for holder in holders[:_SHOWN_HOLDERS]:
-        argv = for_terminal(" ".join(redact_argv(list(holder.argv))), _SHOWN_MAX)
+        argv = show_argv(holder.argv, _SHOWN_MAX)
         shown.append(f"pid {holder.pid}: {argv}" if argv else f"pid {holder.pid}")
     return ", ".join(shown)
 
@@ -161,11 +155,7 @@ def _take_range(fd: int) -> bool | None:
     return True
 
 
-def _marked(text: bytes, mark: str) -> list[tuple[int, bool]]:
-    """Parse lock lines of /proc/locks or an fdinfo for one file: pid, and whether it is exclusive. No waiters."""
-    found = []
-    for line in text.decode("ascii", "replace").splitlines():
-        fields = line.removeprefix("lock:").split()
-        if len(fields) >= 6 and fields[5] == mark and fields[4].lstrip("-").isdigit():
-            found.append((int(fields[4]), fields[3] == "WRITE"))
-    return found
+def _marked(text: bytes, mark: str) -> list[LockLine]:
+    """The locks on one file, without those who wait."""
+    locks = parse_locks(text.decode("ascii", "replace"))
+    return [lock for lock in locks if lock.mark == mark and not lock.waits]

@@ -7,15 +7,14 @@ recorded one is a different process, and is never signalled.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.locks import try_lock
+from prefect_cachewatch.common.text import for_terminal, show_process
 from prefect_cachewatch.supervise.filelocks import find_holders
 from prefect_cachewatch.supervise.proc import (
     ProcessStat,
@@ -177,7 +176,7 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
     """
     lines = []
     for one in report.leftovers:
-        what = f"pid {one.pid} ({for_terminal(' '.join(redact_argv(one.argv)), 120)})"
+        what = show_process(one.pid, one.argv, 120)
         if one.killed:
             lines.append(f"{what} was left over from a run whose guards had died, and was killed")
         elif report.dry_run:
@@ -194,9 +193,7 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
 
 
 def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s: float) -> tuple[str, list[Leftover]]:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(fd):
         if dry_run or not _go_on(name, data, fd, give_up_s):
             return "running", []
         data = os.pread(fd, 1 << 20, 0)  # the guards may have added entries
@@ -279,8 +276,7 @@ def _go_on(name: str, data: bytes, fd: int, give_up_s: float) -> bool:
         for tended in guards:
             tended.look(_HELD_S)
         time.sleep(0.05)
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(fd):
             return True
     return False
 

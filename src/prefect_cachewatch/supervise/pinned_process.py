@@ -18,7 +18,7 @@ import time
 import psutil
 
 from prefect_cachewatch.common.closing import Closing
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import lineage, process_name, read_proc, read_stat, read_status, stat_fields
 from prefect_cachewatch.supervise.reading import argv_within, read_each
@@ -88,7 +88,7 @@ class PinnedProcess(Closing):
     @property
     def shown(self) -> str:
         """Its command line for a message: shortened, secrets redacted."""
-        return for_terminal(" ".join(redact_argv(self.argv)), 120)
+        return show_argv(self.argv, 120)
 
     @property
     def exited(self) -> bool:

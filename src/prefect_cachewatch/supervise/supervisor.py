@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from prefect_cachewatch.common.aside import Files, InPlace
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 
@@ -395,9 +395,6 @@ def describe_survivors(left: Sequence[Mapping[str, Any]]) -> str:
         >>> describe_survivors([{"pid": 7, "state": "D", "argv": ["gen", "--token", "abc"]}])
         'pid 7 (gen --token ***, state D)'
     """
-    named = (
-        f"pid {one['pid']} ({for_terminal(' '.join(redact_argv(one['argv'])), 80)}, state {one['state']})"
-        for one in left[:_NAMED_MAX]
-    )
+    named = (f"pid {one['pid']} ({show_argv(one['argv'])}, state {one['state']})" for one in left[:_NAMED_MAX])
     more = f" and {len(left) - _NAMED_MAX} more" if len(left) > _NAMED_MAX else ""
     return ", ".join(named) + more

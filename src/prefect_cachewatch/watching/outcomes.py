@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.stall import Verdict
 
@@ -159,8 +159,7 @@ def describe_growth(bytes_present: int, files_present: int, last_path: str | Non
         >>> describe_growth(1159641170, 43, "/mnt/cache/layers.7.w2.tensorbin")
         '1.08 GiB in 43 files; last growth layers.7.w2.tensorbin'
     """
-    files = "1 file" if files_present == 1 else f"{files_present:,} files"
-    text = f"{format_bytes(bytes_present)} in {files}"
+    text = f"{format_bytes(bytes_present)} in {format_count(files_present, 'file')}"
     if last_path:
         text += f"; last growth {for_terminal(last_path.rsplit('/', 1)[-1], 120)}"
     return text

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import time
@@ -18,7 +17,9 @@ from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.closing import Closing
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.files import LOCK_FILE
+from prefect_cachewatch.common.locks import try_lock
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
 from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.common.text import for_terminal
@@ -427,20 +428,17 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
 
     If a reader of the directory has locked it too (a backup program), a lock file excludes other runs.
     """
-    fds = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)]
-    taken = False
+    fds = [os.open(path, OPEN_DIRECTORY)]
     try:
         try:
-            fcntl.flock(fds[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = True
-        except BlockingIOError:
-            if is_reader_only(fds[0]):
-                taken = _lock_file(fds)
+            at_once = try_lock(fds[0])
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK, errno.EISDIR):
                 raise
             # NFS makes flock a byte-range lock, which needs a file open for writing.
             taken = _lock_file(fds)
+        else:
+            taken = at_once or (is_reader_only(fds[0]) and _lock_file(fds))
     except OSError as error:
         _close(fds)
         raise CacheDirectoryError(

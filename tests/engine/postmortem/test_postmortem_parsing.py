@@ -7,10 +7,10 @@ import struct
 import pytest
 
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
-from prefect_cachewatch.postmortem.procdetails import parse_locks
 from prefect_cachewatch.postmortem.proctree import BlockedCall, decode_syscall
 from prefect_cachewatch.postmortem.stacks import parse_py_spy
 from prefect_cachewatch.supervise.proc import stat_fields
+from prefect_cachewatch.supervise.proc_locks import lock_waits
 
 ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
 
@@ -65,7 +65,7 @@ def test_a_process_name_with_parentheses_does_not_shift_the_fields(tmp_path):
 
 
 def test_a_lock_that_is_only_held_is_no_wait():
-    assert parse_locks("1: POSIX  ADVISORY  WRITE 10 08:02:77 0 EOF\n2: FLOCK broken\n") == []
+    assert list(lock_waits("1: POSIX  ADVISORY  WRITE 10 08:02:77 0 EOF\n2: FLOCK broken\n")) == []
 
 
 def test_a_mount_over_a_mount_hides_it():

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -19,8 +19,9 @@ from click.shell_completion import CompletionItem
 from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Section", "SectionedCommand", "complete_directory", "option", "verbose_option"]
+__all__ = ["Section", "SectionedCommand", "complete_directory", "json_option", "option", "verbose_option"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 _ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
 
 
@@ -49,6 +50,15 @@ class Section:
 def option(*declarations: str, **settings: Any) -> click.Option:
     """Make an option for a section, in the form of click's decorator."""
     return click.Option(declarations, **settings)
+
+
+def json_option(text: str = "One JSON object.") -> Callable[[F], F]:
+    """Make the option `--json` of a command, in the form of click's decorator.
+
+    Args:
+        text: what is printed.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 def verbose_option(text: str) -> click.Option:

@@ -1,0 +1,24 @@
+"""Takes a lock by flock(2) without waiting. Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+
+__all__ = ["try_lock"]
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock a file or a directory until its last descriptor is closed; false if another one has it.
+
+    Args:
+        fd: descriptor of it.
+        shared: whether others may share it.
+
+    Raises:
+        OSError: the file system has no such locks.
+    """
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
