@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.blocks.system import Secret
 from prefect.states import State
 from tests.orchestration.test_generate_cache import artifacts
 
@@ -29,11 +30,15 @@ time.sleep(0.5)
 
 
 def run(
-    name: str, dirs: list[Any], publish: PublishPolicy | None = None, **env: str
+    name: str, dirs: list[Any], secrets: dict[str, str] | None = None, publish: PublishPolicy | None = None, **env: str
 ) -> tuple[State[Any], dict[str, Any]]:
     command = [sys.executable, "-c", WRITES, *map(str, dirs)]
     job = CacheJob(
-        name=name, command=command, cache_dirs=[path for path in dirs if path != "{cache_dir}"] or dirs, env=env
+        name=name,
+        command=command,
+        cache_dirs=[path for path in dirs if path != "{cache_dir}"] or dirs,
+        env=env,
+        env_secrets=secrets or {},
     )
     if "{cache_dir}" in dirs:
         job = job.model_copy(update={"cache_dirs": list(map(Path, dirs))})
@@ -60,9 +65,14 @@ def test_the_flow_tells_it_in_message_report_artifact_and_event(
         "prefect_cachewatch.tasks.prefect_api.events.emit_event",
         lambda event, payload, **_: payloads.append({"event": event, **payload}),
     )
-    first, report = run(name, [tmp_path / "c"], TT_LAYOUT="tile")
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
+    # The value of a Secret block is one though it looks like an everyday word.
+    Secret(value="production").save(f"pin-{name[-6:]}")
+    first, report = run(name, [tmp_path / "c"], {"TT_PIN": f"pin-{name[-6:]}"}, TT_LAYOUT="tile")
     assert report["cache_missed"] is None
-    second, report = run(name, [tmp_path / "c"], TT_LAYOUT="row")
+    (record,) = (tmp_path / "state" / "caches").iterdir()
+    assert json.loads(record.read_text())["env"]["TT_PIN"] == "***"
+    second, report = run(name, [tmp_path / "c"], {"TT_PIN": f"pin-{name[-6:]}"}, TT_LAYOUT="row")
     missed = report["cache_missed"]
     assert missed["differs"] == ["TT_LAYOUT was 'tile' and is 'row'"]
     assert str(second.message).endswith(missed["sentence"])
@@ -79,9 +89,9 @@ def test_a_store_s_build_is_no_cache_that_was_there_but_a_directory_beside_it_is
     (tmp_path / "store").mkdir()
     policy = PublishPolicy(store=tmp_path / "store")
     cache = name.replace(" ", "-")
-    _, report = run(cache, ["{cache_dir}", tmp_path / "kernels"], policy)
+    _, report = run(cache, ["{cache_dir}", tmp_path / "kernels"], publish=policy)
     assert report["cache_missed"] is None
-    again, report = run(cache, ["{cache_dir}", tmp_path / "kernels"], policy.model_copy(update={"force": True}))
+    again, report = run(cache, ["{cache_dir}", tmp_path / "kernels"], publish=policy.model_copy(update={"force": True}))
     missed = report["cache_missed"]
     assert (missed["found_bytes"], missed["differs"]) == (3 << 19, [])
     assert all(path.startswith(f"{tmp_path}/kernels/") for path in missed["files"])
@@ -94,9 +104,9 @@ def test_a_cache_in_place_is_used_by_its_key_and_forced_generation_is_what_was_a
 ) -> None:
     policy = PublishPolicy(mode="in_place")
     cache = name.replace(" ", "-")
-    assert run(cache, [tmp_path / "c"], policy)[1]["cache_missed"] is None
-    assert run(cache, [tmp_path / "c"], policy)[1]["outcome"] == "cached"
-    assert run(cache, [tmp_path / "c"], policy.model_copy(update={"force": True}))[1]["cache_missed"] is None
+    assert run(cache, [tmp_path / "c"], publish=policy)[1]["cache_missed"] is None
+    assert run(cache, [tmp_path / "c"], publish=policy)[1]["outcome"] == "cached"
+    assert run(cache, [tmp_path / "c"], publish=policy.model_copy(update={"force": True}))[1]["cache_missed"] is None
     # The same directory without publishing: its manifest and marker say that it was whole.
     _, report = run(cache, [tmp_path / "c"])
     assert (report["cache_missed"]["known_by"], report["cache_missed"]["differs"]) == ("manifest", [])
@@ -105,7 +115,7 @@ def test_a_cache_in_place_is_used_by_its_key_and_forced_generation_is_what_was_a
 def test_a_consumer_that_writes_into_the_current_build_is_told(name: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     cache = name.replace(" ", "-")
-    run(cache, ["{cache_dir}"], PublishPolicy(store=tmp_path / "store"))
+    run(cache, ["{cache_dir}"], publish=PublishPolicy(store=tmp_path / "store"))
     _, report = run("consumer", [tmp_path / "store" / cache / "current"])
     missed = report["cache_missed"]
     assert (missed["known_by"], missed["found_bytes"] >= 3 << 19) == ("manifest", True)

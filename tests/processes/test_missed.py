@@ -79,14 +79,46 @@ def test_a_cache_that_is_written_anew_is_told_in_the_terminal_and_the_json(cache
     assert "hunter22" not in ran.stderr + json.dumps(ran.report)
 
 
-def test_no_secret_is_in_the_record(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("HF_TOKEN", "hf_abcdefabcdefabcdef")
-    cache.run("anew", "--password", "correcthorse9", options=("--env", "API_KEY=zz9plural8z"))
-    (record,) = (tmp_path / "state/caches").iterdir()
-    text = record.read_text()
-    assert '"HF_TOKEN": "***"' in text
-    assert not any(secret in text for secret in ("hf_abcdef", "correcthorse9", "zz9plural8z"))
+# Each is a secret by its name, its option, its shape or its place in a URL; and where it was put once more, a path among others.
+SECRETS = {
+    "by-name": "zz9plural8z", "by-shape": "hf_abcdefabcdefabcdef", "by-option": "correcthorse9", "joined": "batterystaple8",
+    "user-info": "pa55wordinurl", "query": "q7uerysecret1",
+}  # fmt: skip
+
+
+def test_no_secret_is_in_the_state_directory_or_in_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("CACHEWATCH_STATE", str(state))
+    said = ""
+    place = tmp_path / SECRETS["by-name"]
+    place.mkdir()
+    cache = Cache(place)
+    for number in (1, 2):  # in the second run each one is another, so that it differs
+        told = {name: f"{value}{number}" for name, value in SECRETS.items()}
+        monkeypatch.setenv("TT_API_KEY", SECRETS["by-name"])
+        monkeypatch.setenv("HF_TOKEN", told["by-name"])
+        monkeypatch.setenv("VLLM_X", told["by-shape"])
+        monkeypatch.setenv("VLLM_ENDPOINT", f"https://me:{told['user-info']}@host/v?token={told['query']}&a=b")
+        words = ["--token", told["by-option"], f"--password={told['joined']}", told["by-name"]]
+        words += [f"s3://me:{told['user-info']}@b/w", f"https://h/w?api_key={told['query']}"]
+        monkeypatch.setenv("TT_MODE", f"m{number}")
+        ran = cache.run("anew", *words, options=("--env", f"DB_PASSWORD={told['by-name']}", "--json"))
+        assert ran.report is not None
+        said += ran.stderr + json.dumps(ran.report) + ran.stdout
+    assert "cache_missed: " in said and "TT_MODE was 'm1' and is 'm2'" in said, "it has said what differs"
+    written = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    (record,) = (state / "caches").iterdir()
+    assert b'"HF_TOKEN": "***"' in written[record] and b'"--token", "***"' in written[record]
+    for name, secret in SECRETS.items():
+        assert secret not in record.read_text(), name
+        assert secret not in record.name, name
+        # The cache lies below a directory of such a name, by which this test finds it: its path is said in a message of exec.
+        assert secret not in json.dumps(json.loads(ran.stdout.splitlines()[-1])["cache_missed"]), name
+        if name != "by-name":
+            assert secret not in said, name
+            assert not [path for path, data in written.items() if secret.encode() in data], name
 
 
 def test_a_changed_script_is_named(cache: Cache) -> None:

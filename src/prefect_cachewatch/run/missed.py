@@ -1,7 +1,8 @@
 """Says whether a completed run wrote a whole cache anew in place of using it, and what differs from the run before.
 
 Of each completed run one record per set of cache directories stays in the user's state directory. If it is lost, less
-is known of the next run: no error here fails one. Standard library only.
+is known of the next run: no error here fails one. Secrets are hidden before anything is cut, joined, compared or written:
+half a secret is not found any more. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import write_entry
-from prefect_cachewatch.common.secrets import redact_all, redact_argv
+from prefect_cachewatch.common.secrets import HIDDEN, redact_all, redact_argv
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes, format_moment
@@ -113,18 +114,19 @@ def look_back(
     found = outcome.rewriting
     if outcome.name != "completed" and watch.state.growth.bytes_written:
         with contextlib.suppress(OSError):
-            files.run(note_unfinished, sorted(watch.site.found_paths), timeout_s=_WITHIN_S)
+            files.run(note_unfinished, sorted(watch.site.found_paths), tuple(secrets), timeout_s=_WITHIN_S)
     if found is None or found.present_bytes < LEAST_BYTES:
         return outcome
     facts, programs = facts_of(watch, found, env, secrets, known), _programs(watch.job.command)
     before: RunFacts | None = None
     with contextlib.suppress(OSError):
         cwd = str(watch.job.cwd or os.getcwd())
-        before, facts = files.run(exchange_facts, facts, programs, cwd, timeout_s=_WITHIN_S)
+        before, facts = files.run(exchange_facts, facts, programs, cwd, tuple(secrets), timeout_s=_WITHIN_S)
+    found = found._replace(largest=[(redact_all(path, secrets), size) for path, size in found.largest])
     missed = judge(found, before, facts) if first else None
     if missed is None:
         return outcome
-    missed = redact_all(missed, secrets)
+    missed = redact_all(missed, secrets)  # what only their being joined shows
     return replace(outcome, missed=missed, message=f"{outcome.message} {missed.sentence}")
 
 
@@ -139,6 +141,8 @@ def facts_of(
 
     command = [told(word) for word in redact_argv(job.command, secrets)]
     chosen = {name: value for name, value in env.items() if _counts(name) or name in job.env}
+    # The value of a Secret block is one whatever it looks like.
+    chosen |= {name: HIDDEN for name in job.env_secrets if name in chosen}
     words = [told(word) for word in redact_argv([f"{name}={value}" for name, value in sorted(chosen.items())], secrets)]
     image = [job.container.image, known.image_id] if job.container is not None else []
     values = [f"{name}={value}" for name, value in sorted(known.values.items())]
@@ -152,7 +156,7 @@ def facts_of(
         command=command,
         identity=redact_all([*image, *programs, *values], secrets),
         env={name: value for name, _, value in (word.partition("=") for word in words)},
-        versions=dict(known.versions),
+        versions=redact_all(dict(known.versions), secrets),
     )
 
 
@@ -265,13 +269,16 @@ def _programs(command: Sequence[str]) -> list[str]:
     return [*command[:1], *(word for word in command[1:] if word.endswith((".py", ".sh")))]
 
 
-def exchange_facts(facts: RunFacts, programs: Iterable[str], cwd: str) -> tuple[RunFacts | None, RunFacts]:
+def exchange_facts(
+    facts: RunFacts, programs: Iterable[str], cwd: str, secrets: Sequence[str] = ()
+) -> tuple[RunFacts | None, RunFacts]:
     """Read what is known of the last run with the same cache directories, and leave this one's; for the helper process.
 
     Args:
         facts: of this run.
         programs: its program and scripts, as in its command.
         cwd: its working directory.
+        secrets: values that must not be stored or said, in a path either.
 
     Returns:
         The facts of the last run, by its record or else by a manifest in the directory; and of this one, with the programs.
@@ -279,32 +286,34 @@ def exchange_facts(facts: RunFacts, programs: Iterable[str], cwd: str) -> tuple[
     Raises:
         OSError: the record cannot be written.
     """
-    now = replace(facts, programs=dict(_stamps(programs, cwd)))
-    name = _record_name(facts.cache_dirs)
+    name = _record_name(facts.cache_dirs, secrets)
+    now = redact_all(replace(facts, programs=dict(_stamps(programs, cwd))), secrets)
     with Opened(make_own_directory(state_home() / "caches")) as here:
-        before = _read_facts(here, name, facts.cache_dirs) or _manifest_facts(facts.cache_dirs)
+        before = _read_facts(here, name, now.cache_dirs) or _manifest_facts(facts.cache_dirs)
         write_entry(here, name, json.dumps(asdict(now)).encode("ascii"))
         _prune(here)
-    return before, now
+    return redact_all(before, secrets), now
 
 
-def note_unfinished(cache_dirs: list[str]) -> None:
+def note_unfinished(cache_dirs: list[str], secrets: Sequence[str] = ()) -> None:
     """Leave in place of the last run's facts that a run has written since and did not complete; for the helper process.
 
     Args:
         cache_dirs: of the run.
+        secrets: values that must not be stored.
 
     Raises:
         OSError: it cannot be written.
     """
-    facts = RunFacts(format_moment(time.time()), cache_dirs, _UNFINISHED, 0, [])
+    facts = redact_all(RunFacts(format_moment(time.time()), cache_dirs, _UNFINISHED, 0, []), secrets)
     with Opened(make_own_directory(state_home() / "caches")) as here:
-        write_entry(here, _record_name(cache_dirs), json.dumps(asdict(facts)).encode("ascii"))
+        write_entry(here, _record_name(cache_dirs, secrets), json.dumps(asdict(facts)).encode("ascii"))
 
 
-def _record_name(cache_dirs: Sequence[str]) -> str:
+def _record_name(cache_dirs: Sequence[str], secrets: Sequence[str]) -> str:
     joined = "\0".join(cache_dirs).encode("utf-8", "surrogateescape")
-    return f"{slugify(os.path.basename(cache_dirs[0]))[:60]}-{binascii.crc32(joined):08x}.json"
+    shown = slugify(os.path.basename(redact_all(cache_dirs[0], secrets)))
+    return f"{shown[:60]}-{binascii.crc32(joined):08x}.json"
 
 
 def _stamps(programs: Iterable[str], cwd: str) -> Iterator[tuple[str, str]]:
@@ -342,7 +351,7 @@ def _manifest_facts(cache_dirs: list[str]) -> RunFacts | None:
             found = _read_json(meta, "manifest.json", _MANIFEST_BYTES)
             if len(cache_dirs) > 1 or (found["mode"] == "in_place" and "whole" not in os.listdir(meta)):
                 return None
-        totals, argv = found["totals"], [str(word) for word in found["argv"]]
+        totals, argv = found["totals"], redact_argv([str(word) for word in found["argv"]])
         return RunFacts(str(found["finished_at"]), cache_dirs, int(totals["bytes"]), int(totals["files"]), argv)
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

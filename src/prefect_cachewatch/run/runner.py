@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.secrets import LineRedactor, redact_all
+from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
@@ -252,7 +252,8 @@ class Runner:
             try:
                 outcome = look_back(self._files, watch, outcome, self._env, self._secrets, self._known, first=first)
             except Exception as error:  # noqa: BLE001 - a comparison that fails must end no completed run
-                self.problems.append(f"whether the cache was used is not known: {for_terminal(repr(error))}")
+                why = for_terminal(redact(repr(error), self._secrets))
+                self.problems.append(f"whether the cache was used is not known: {why}")
         if self._metrics is not None:
             diagnosis = self.examiner.diagnosis
             self._metrics.attempt_ended(outcome, diagnosis.category if diagnosis else None)
