@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 from pathlib import Path
@@ -11,6 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+BLOCKS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S))
+]
 LINKED = [*(f"docs/{page}" for page in PAGES), *(path.name for path in ROOT.glob("*.md"))]
 
 
@@ -35,6 +41,18 @@ def test_what_the_api_page_names_can_be_imported():
     names = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.M)
     assert len(names) > 30
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_a_block_of_python_imports_of_ours_is_there(block):
+    found = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+    ours = [
+        f"{node.module}:{name.name}"
+        for node in found
+        for name in node.names
+        if node.module.startswith("prefect_cachewatch")
+    ]
+    assert [name for name in ours if pkgutil.resolve_name(name) is None] == []
 
 
 def test_every_target_of_the_makefile_says_what_it_does():
