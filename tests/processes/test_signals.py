@@ -329,8 +329,10 @@ def test_ctrl_z_stops_the_tree_with_us_and_fg_continues_it(tmp_path, name):
             time.sleep(0.3)
             run.process.send_signal(signal.SIGCONT)
             assert eventually(lambda: state(run.process.pid) in "SR" and state(pid) in "SR")
-            # Not before: the next SIGSTOP would take back a SIGCONT that the listener has not had yet.
+            # Not before: the next SIGSTOP would take back a SIGCONT that the listener has not had yet; and of two signals
+            # that are due at once the handler of the later one runs first.
             assert eventually(lambda times=times: run.lines().count("18") == times)
+            assert eventually(lambda: state(run.process.pid) == "S")
         time.sleep(0.3)
         assert run.lines().count("18") == 2  # once each
         assert run.end() == 0
