@@ -343,6 +343,7 @@ def test_the_time_for_which_it_was_suspended_is_no_silence(tmp_path):
     with listening(tmp_path, "--first-write-within", "5s", "--max-duration", "60s", "--poll", "0.5s") as run:
         for _ in range(3):
             time.sleep(0.2)
+            assert eventually(lambda: state(run.process.pid) == "S")
             run.process.send_signal(signal.SIGTSTP)
             assert eventually(lambda: state(run.process.pid) == "T")
             time.sleep(2.5)
@@ -371,6 +372,7 @@ def test_who_was_stopped_before_stays_so(tmp_path):
         if pid == 0:
             time.sleep({LIFE_S})
         os.kill(pid, signal.SIGSTOP)
+        os.waitpid(pid, os.WUNTRACED)  # until it is stopped
         open({str(tmp_path / "child")!r}, "w").write(str(pid))
         time.sleep({LIFE_S})
     """
