@@ -19,6 +19,7 @@ from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
+from prefect_cachewatch.tasks.prefect_api.server_clock import occurred_now
 from prefect_cachewatch.watching.headline import headline_of
 
 __all__ = [
@@ -127,7 +128,7 @@ def emit_run_event(kind: str, payload: Mapping[str, Any], labels: Mapping[str, s
     if run is None:
         return False
     resource = {**_run_resource(run.id, run.name, "RUNNING"), **(labels or {})}
-    return _emit(f"cachewatch.run.{kind}", resource, payload)
+    return _emit(f"cachewatch.run.{kind}", resource, payload, occurred=occurred_now())
 
 
 def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Mapping[str, Any]) -> bool:
@@ -143,7 +144,7 @@ def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Ma
         Whether it was handed to Prefect.
     """
     resource = {**_run_resource(run.id, run.name, "RUNNING"), **labels}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload)
+    return _emit(f"cachewatch.storage.{kind}", resource, payload, occurred=occurred_now())
 
 
 def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any], event_id: UUID) -> bool:
@@ -217,9 +218,15 @@ def _encodable(value: Any) -> Any:
     return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any], event_id: UUID | None = None) -> bool:
+def _emit(
+    event: str,
+    resource: dict[str, str],
+    payload: Mapping[str, Any],
+    event_id: UUID | None = None,
+    occurred: datetime | None = None,
+) -> bool:
     try:
-        emit_event(event, resource=resource, payload=_encodable(dict(payload)), id=event_id)
+        emit_event(event, resource=resource, occurred=occurred, payload=_encodable(dict(payload)), id=event_id)
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True

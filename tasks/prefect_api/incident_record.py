@@ -12,13 +12,14 @@ import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
+
+from prefect_cachewatch.tasks.prefect_api.server_clock import time_of
 
 __all__ = ["Facts", "Found", "IncidentRecord"]
 
@@ -160,9 +161,9 @@ def _delete(client: SyncPrefectClient, row: str) -> None:
 
 def _age_s(answer: httpx.Response, row: Mapping[str, Any]) -> float:
     """Return how long ago a row was written when the server answered; 0 where the server does not tell the time."""
+    now = time_of(answer)
     try:
-        now = parsedate_to_datetime(answer.headers["Date"])
         written = datetime.fromisoformat(str(row["updated"]).replace("Z", "+00:00"))
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError):
         return 0.0
-    return max(0.0, (now.replace(tzinfo=now.tzinfo or UTC) - written).total_seconds())
+    return max(0.0, (now - written).total_seconds()) if now is not None else 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from prefect.client.orchestration import get_client
@@ -22,6 +22,7 @@ from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.events import emit_silence
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
+from prefect_cachewatch.tasks.prefect_api.server_clock import note_time, server_now
 from prefect_cachewatch.tasks.prefect_api.storage_incident import StorageIncident, storage_label
 from prefect_cachewatch.watching.neighbours import Neighbours, probe_with, storage_of
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
@@ -58,7 +59,7 @@ class RunBoard:
         """Emit how this run stands; one that has moved all the time has said so already."""
         if silent_s is None and self._silent_since is None:
             return
-        self._silent_since = None if silent_s is None else datetime.now(UTC) - timedelta(seconds=silent_s)
+        self._silent_since = None if silent_s is None else server_now() - timedelta(seconds=silent_s)
         kind = "moving" if silent_s is None else "silent"
         payload = {"job": self._job, "silent_s": silent_s}
         self._context.run(emit_silence, kind, self._run, {STORAGE_LABEL: self._label}, payload)
@@ -117,16 +118,21 @@ def neighbours_in_prefect(
 
 
 def _read(label: str) -> list[Standing]:
-    until = datetime.now(UTC) + _ALIVE  # clocks differ
     asked: dict[str, Any] = {
-        "occurred": {"since": (datetime.now(UTC) - _ALIVE).isoformat(), "until": until.isoformat()},
         "event": {"name": [_SAMPLED, _PAUSED, _SILENT, _MOVING]},
         "resource": {"labels": {STORAGE_LABEL: [label]}},
     }
     found: dict[str, Mapping[str, Any]] = {}
     with get_client(sync_client=True) as client:
         for _ in range(_PAGES):
-            page = client.request("POST", "/events/filter", json={"filter": asked, "limit": _PAGE}).json()["events"]
+            if "occurred" not in asked:
+                now = server_now()
+                asked["occurred"] = {"since": (now - _ALIVE).isoformat(), "until": (now + _ALIVE).isoformat()}
+            answer = client.request("POST", "/events/filter", json={"filter": asked, "limit": _PAGE})
+            if note_time(answer):
+                del asked["occurred"]  # it was asked for other minutes than these
+                continue
+            page = answer.json()["events"]
             new = {event["id"]: event for event in page if event["id"] not in found}
             found |= new
             if len(page) < _PAGE or not new:

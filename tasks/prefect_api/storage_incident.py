@@ -193,7 +193,10 @@ class StorageIncident:
         if self._is_new:
             self._facts |= {"told": False, "incident": uuid4().hex}
             self._count = 0
-        self._hold_back(client, standings)
+        if opens or _are_silent(standings):
+            self._hold_back(client, standings)
+        else:
+            self._renew(client, {})
         return True
 
     def _take(self, client: SyncPrefectClient, found: Found | None, window_s: float) -> bool:

@@ -22,11 +22,13 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.objects import FlowRun
 
 from prefect_cachewatch.tasks.prefect_api import incident_record, storage_incident
 from prefect_cachewatch.tasks.prefect_api.incident_record import IncidentRecord
+from prefect_cachewatch.tasks.prefect_api.storage_board import RunBoard
 from prefect_cachewatch.tasks.prefect_api.storage_incident import StorageIncident, is_abandoned
-from prefect_cachewatch.watching.suspicion import Standing, Suspected
+from prefect_cachewatch.watching.suspicion import Standing, Suspected, fell_silent
 
 LOGGER = logging.getLogger("takers")
 LOGGER.setLevel(logging.ERROR)
@@ -235,20 +237,22 @@ def boundaries(name: str, how: str, first: int, step: int) -> list[Any]:
     return found
 
 
-def look(name: str) -> None:
-    """Say how old an incident is, and whether it is abandoned; take it when told to, if it is."""
+def look(name: str, number: int) -> None:
+    """Stand on the board, silent for 20 s; at each line of stdin say how old the incident is, and take it if it is abandoned."""
     record = IncidentRecord(name)
+    run = FlowRun(id=UUID(int=number), name=f"run {number}", flow_id=UUID(int=0))
+    board = RunBoard(run, name, f"job {number}", StorageIncident(name, name, None, 1, str(run.id), LOGGER))
+    board.read()
+    board.say(20.0)
     with get_client(sync_client=True) as client:
         for _ in sys.stdin:
             found = record.read(client)
             assert found is not None
-            taken = record.take(client, found, {"by": str(os.getpid())}) if is_abandoned(found) else None
+            taken = record.take(client, found, {"by": str(run.id)}) if is_abandoned(found) else None
             said = {
-                "age_s": found.age_s,
-                "abandoned": is_abandoned(found),
-                "took": taken is not None,
-                "now": time.time(),
-            }
+                "age_s": found.age_s, "abandoned": is_abandoned(found), "took": taken is not None, "now": time.time(),
+                "group": len(fell_silent(board.me, board.read(), 300.0)),
+            }  # fmt: skip
             print(json.dumps(said), flush=True)
 
 
@@ -257,6 +261,6 @@ if __name__ == "__main__":
     if what == "many":
         print(json.dumps(many(words[0], int(words[1]))))
     elif what == "look":
-        look(words[0])
+        look(words[0], int(words[1]))
     else:
         print(json.dumps(boundaries(words[0], what, int(words[1]), int(words[2]))))

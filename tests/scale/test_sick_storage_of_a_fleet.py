@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.orchestration.conftest import Server
+from tests.orchestration.incident_checks import check_interrupted, check_one_acts
 from tests.orchestration.sick_storage import Storage, dies, mounted_storage, pauses
 from tests.scale.services import MissingPart, Stack
 from tests.support import unavailable
@@ -27,6 +28,11 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
             yield made
     finally:
         stack.close()
+
+
+def test_on_this_database_too_one_of_many_takers_acts_and_a_killed_one_is_followed_by_another(storage: Storage) -> None:
+    check_one_acts(storage.server.url)
+    check_interrupted(storage.server.url, "killed", 1, 3, 600)
 
 
 def test_twelve_runs_complete_though_their_storage_pauses_for_three_windows(storage: Storage) -> None:

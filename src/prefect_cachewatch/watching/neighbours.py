@@ -255,8 +255,15 @@ def storage_of(path: str, host: str) -> tuple[str, str]:
     if mount is None:
         return f"{host}:?", f"the file system of {path}"
     if mount.is_network and (":" in mount.source or mount.source.startswith("//")):
-        return mount.source, f"{mount.mount_point} ({mount.source})"
+        return _export(mount.source), f"{mount.mount_point} ({mount.source})"
     return f"{host}:{mount.device}", f"{mount.mount_point} ({mount.type})"
+
+
+def _export(source: str) -> str:
+    """Spell a server's export in one way: hosts write its name, and the end of its path, as they like."""
+    lead, colon = ("//", "/") if source.startswith("//") else ("", ":")
+    server, _, path = source.removeprefix(lead).partition(colon)
+    return f"{lead}{server.lower()}{colon}{path.rstrip('/')}"
 
 
 def probe_with(files: Files, directory: str) -> Prober:
