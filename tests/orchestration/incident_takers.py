@@ -6,6 +6,7 @@ its HTTP transport; what it had asked for by then is done. Prints JSON.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ LOGGER.setLevel(logging.ERROR)
 SLOTS, RUNS = 3, 4
 W = 1e-6  # a window; what is done each quarter of it is done each time
 NEVER = 10_000
+PR_SET_PDEATHSIG = 1
 
 
 class Storage:
@@ -42,7 +44,8 @@ class Storage:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.notes = Path(tempfile.mkdtemp()) / "notes"
+        self._folder = tempfile.TemporaryDirectory()
+        self.notes = Path(self._folder.name) / "notes"
         self.notes.touch()
         with get_client(sync_client=True) as client:
             client.create_global_concurrency_limit(
@@ -115,6 +118,7 @@ def in_fork(act: Callable[[], None]) -> int:
     """Act in a fork that leaves by itself."""
     pid = os.fork()
     if not pid:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # one that is stopped does not stay either
         try:
             act()
             os._exit(0)
