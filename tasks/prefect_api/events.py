@@ -128,7 +128,7 @@ def emit_run_event(kind: str, payload: Mapping[str, Any], labels: Mapping[str, s
     if run is None:
         return False
     resource = {**_run_resource(run.id, run.name, "RUNNING"), **(labels or {})}
-    return _emit(f"cachewatch.run.{kind}", resource, payload, occurred=occurred_now())
+    return _emit(f"cachewatch.run.{kind}", resource, payload, **_by_the_server())
 
 
 def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Mapping[str, Any]) -> bool:
@@ -144,7 +144,7 @@ def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Ma
         Whether it was handed to Prefect.
     """
     resource = {**_run_resource(run.id, run.name, "RUNNING"), **labels}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload, occurred=occurred_now())
+    return _emit(f"cachewatch.storage.{kind}", resource, payload, **_by_the_server())
 
 
 def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any], event_id: UUID) -> bool:
@@ -161,7 +161,7 @@ def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, A
         Whether it was handed to Prefect.
     """
     resource = {"prefect.resource.id": f"cachewatch.storage.{label}", "prefect.resource.name": for_terminal(told, 200)}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload, event_id)
+    return _emit(f"cachewatch.storage.{kind}", resource, payload, id=event_id)
 
 
 def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
@@ -218,15 +218,15 @@ def _encodable(value: Any) -> Any:
     return [_encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _emit(
-    event: str,
-    resource: dict[str, str],
-    payload: Mapping[str, Any],
-    event_id: UUID | None = None,
-    occurred: datetime | None = None,
-) -> bool:
+def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any], **more: Any) -> bool:
     try:
-        emit_event(event, resource=resource, occurred=occurred, payload=_encodable(dict(payload)), id=event_id)
+        emit_event(event, resource=resource, payload=_encodable(dict(payload)), **more)
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True
+
+
+def _by_the_server() -> dict[str, datetime]:
+    """Say when an event occurs that other workers find by its time, where this machine's clock is wrong."""
+    now = occurred_now()
+    return {} if now is None else {"occurred": now}
