@@ -83,3 +83,14 @@ def test_a_variable_may_say_where_to_write_and_an_audit_that_was_killed_is_named
     done = audit(store, "--cache-dir-env", "WHERE", "--", sys.executable, str(script))
     assert done.returncode == 0, done.stderr
     assert ".cachewatch-audit-old is of an audit that runs, or was killed" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_the_command_of_another_users_manifest_is_shown_and_not_run(store, tmp_path):
+    [manifest] = store.glob("c/builds/*/.cachewatch/manifest.json")
+    os.chown(manifest, 65534, 65534)
+    done = audit(store)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "(uid 65534), and its command is not run with your rights" in done.stderr
+    assert f"give it after --: {sys.executable} {tmp_path}/gen.py" in done.stderr and "a line of" not in done.stderr
+    assert audit(store, "--", sys.executable, str(tmp_path / "gen.py"), "{cache_dir}").returncode == 0

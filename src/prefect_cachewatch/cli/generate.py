@@ -47,7 +47,7 @@ from prefect_cachewatch.metrics.exporter import check_destination
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.run.delivery import PublishSession
-from prefect_cachewatch.run.exposure import check_exposure
+from prefect_cachewatch.run.exposure import check_exposure, require_utf8
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import place_job
 from prefect_cachewatch.run.runner import View
@@ -128,10 +128,11 @@ def _generate(
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)
     retry = _retry_from(options)
+    outputs, metrics = outputs_from(options), metrics_from(options)
+    require_utf8({"job": job, "publish": publish, "outputs": outputs})
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
         print(f"cachewatch: {warning}", file=sys.stderr)
     place = place_job(job, dict(os.environ) | job.env, files)
-    outputs, metrics = outputs_from(options), metrics_from(options)
     check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
     if metrics is not None:
         check_destination(metrics.to, job.cache_dirs, files)

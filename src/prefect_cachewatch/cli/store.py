@@ -84,11 +84,13 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
     """Compare a build with its manifest; exit 0 if it is whole, 1 if not."""
     depth: Literal["quick", "full"] = "quick" if quick else "full"
     store = CacheStore(root)
+    build_id = build_id or store.active_id(name)  # both looks are at one build, though another becomes current
     findings: list[tuple[str, Finding]] | None = None
+    unnoted: list[str] = []
     try:
         verdict = store.verify(name, build_id, depth=depth)
         if content:
-            findings = store.inspect(name, build_id)
+            findings = store.inspect(name, build_id, problems=unnoted)
     except BuildDamaged as error:
         if as_json:
             problems = error.data.get("problems") or [error.message]
@@ -99,6 +101,8 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
             print(f"cachewatch: {error.message}", file=sys.stderr)
         return NOT_WHOLE
     broken = _told(findings or [], "broken")
+    for problem in unnoted:
+        print(f"cachewatch: it is not noted as doubtful: {problem}", file=sys.stderr)
     if as_json:
         body: dict[str, Any] = {
             "whole": not broken,
@@ -135,7 +139,7 @@ def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_
         print(json.dumps({"build_id": build_id, **asdict(status)}, indent=1))
         return
     print(f"{build_id} is {for_terminal(status.sentence(), 1000)}")
-    if build_id == store.active_id(name):
+    if build_id in [build.build_id for build in store.list_builds(name) if build.state == "active"]:
         where = for_terminal(shlex.join([root, name]), 1000)
         print(f"it is still current: cachewatch store rollback {where}, or generate it again")
 
@@ -195,7 +199,7 @@ def gc_command(
     for decision in done.decisions:
         verb = ("would remove" if dry_run else "removed") if decision.remove else "kept"
         why = ", ".join(dict.fromkeys((decision.state, decision.reason)))
-        print(f"{decision.build_id}  {verb:<12}  {why}, {format_bytes(decision.size_bytes)}")
+        print(f"{for_terminal(decision.build_id, 28):<28}  {verb:<12}  {why}, {format_bytes(decision.size_bytes)}")
     print(
         f"{len(done.removed)} of {len(done.decisions)} builds {'would go' if dry_run else 'removed'}, {format_bytes(done.freed_bytes)}"
     )

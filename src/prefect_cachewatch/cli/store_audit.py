@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,9 +19,9 @@ from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.secrets import HIDDEN
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
-from prefect_cachewatch.errors import CachewatchError, InputError
+from prefect_cachewatch.errors import CachewatchError, InputError, StoreError
 from prefect_cachewatch.publish.audit import SCRATCH_PREFIX
-from prefect_cachewatch.publish.manifest import Manifest
+from prefect_cachewatch.publish.durable import refusing
 from prefect_cachewatch.publish.names import PLACEHOLDER, expand_placeholder
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
@@ -70,10 +71,12 @@ def audit_command(
     not, 125 if the generation fails.
     """
     store = CacheStore(root)
-    argv = _choose_command(command, store.manifest(name, build_id), variable)
+    build_id = build_id or store.active_id(name)  # another may become current meanwhile
+    argv = _choose_command(command, store, name, build_id, variable)
     variables = split_pairs("--env", env)
-    left = [entry.name for entry in os.scandir(scratch or root) if entry.name.startswith(SCRATCH_PREFIX)]
-    for each in sorted(left):
+    with refusing("look into", scratch or root):
+        there = os.listdir(scratch or root)
+    for each in sorted(entry for entry in there if entry.startswith(SCRATCH_PREFIX)):
         where = for_terminal(os.path.join(scratch or root, each), 1000)
         print(f"cachewatch: {where} is of an audit that runs, or was killed: remove it if none runs", file=sys.stderr)
 
@@ -89,14 +92,16 @@ def audit_command(
     except _GenerationFailed as error:
         print(f"cachewatch: {error.message}", file=sys.stderr)
         return error.exit_status
-    for problem in found.problems:
-        print(f"cachewatch: the result is not recorded: {problem}", file=sys.stderr)
+    for problem in (*(f"the result is not recorded: {each}" for each in found.problems), *found.left):
+        print(f"cachewatch: {problem}", file=sys.stderr)
     print(json.dumps(asdict(found), indent=1) if as_json else found.summary())
     return _DIFFERENT if found.verdict == "different" else 0
 
 
-def _choose_command(given: Sequence[str], manifest: Manifest, variable: str | None) -> list[str]:
-    argv = list(given or manifest.argv)
+def _choose_command(
+    given: Sequence[str], store: CacheStore, name: str, build_id: str, variable: str | None
+) -> list[str]:
+    argv = list(given or _own_command(store, name, build_id))
     if not given and any(HIDDEN in word for word in argv):
         raise InputError("the manifest's command has a secret that was hidden: give the command after --")
     if not argv:
@@ -107,6 +112,20 @@ def _choose_command(given: Sequence[str], manifest: Manifest, variable: str | No
             "variable that it reads with --cache-dir-env"
         )
     return argv
+
+
+def _own_command(store: CacheStore, name: str, build_id: str) -> Sequence[str]:
+    """Read the command that a build was made with; another user's is not run with this user's rights."""
+    try:
+        return store.manifest(name, build_id, owners=(0, os.geteuid())).argv
+    except StoreError as error:
+        if (owner := error.data.get("owner")) is None:
+            raise
+        said = for_terminal(shlex.join(store.manifest(name, build_id).argv), 1000)
+        raise InputError(
+            f"the build's manifest was written by another user (uid {owner}), and its command is not run with your rights: "
+            f"if it is well, give it after --: {said}"
+        ) from None
 
 
 def _run(argv: Sequence[str], path: str, env: Mapping[str, str], stall_after: float | None) -> int:

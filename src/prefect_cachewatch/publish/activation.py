@@ -120,7 +120,8 @@ def activate_build(
         entries = (*earlier, *([previous] if previous else []), build_id)[-_KEPT:]
         _switch(folder, History(entries, history.released), previous, build_id, now())
         # Last: if the process dies before this, a bad build that is not current is never taken for a good one.
-        clear_status(folder, build_id)
+        with refusing("clear what is known against builds of", folder.path, f"; {build_id} is active all the same"):
+            clear_status(folder, build_id)
         return Activation(build_id, previous, folder.build_path(build_id), manifest)
 
 
@@ -181,7 +182,8 @@ def roll_back(
                 continue
             if unhealthy is None:
                 # Before the switch: after a kill in between, the build is generated again, which costs only time.
-                mark_build(folder, current, "rolled_back", f"to {build_id}", now())
+                with refusing("write the record of builds of", folder.path, f"; {current} stays active"):
+                    mark_build(folder, current, "rolled_back", f"to {build_id}", now())
             _switch(folder, history, current, build_id, now())
             return Activation(build_id, current, folder.build_path(build_id), manifest, tuple(skipped))
         why = "; ".join(skipped) if skipped else "no build was active before it"
@@ -223,8 +225,11 @@ def verify_build(
     try:
         found = require_whole(folder, build_id, depth)
     except BuildDamaged as error:
-        with contextlib.suppress(OSError, StoreError), hold_switch(folder, "note a damaged build"):
-            _note_damage(folder, build_id, error, now())
+        try:
+            with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a damaged build"):
+                _note_damage(folder, build_id, error, now())
+        except StoreError as why:  # it must not be taken for noted: the next run may call the build Cached
+            raise BuildDamaged(f"{error.message}. It is not noted: {why.message}", **error.data) from None
         raise
     if depth == "full" and (known := read_statuses(folder).get(build_id)) and known.status == "damaged":
         with contextlib.suppress(OSError, StoreError), hold_switch(folder, "note a build that is whole"):
@@ -248,7 +253,7 @@ def doubt_build(folder: CacheFolder, build_id: str, why: str, now: Callable[[], 
         BuildDamaged: it was never published, or its manifest was cut or edited.
         StoreError: there is no such build, or the record cannot be written.
     """
-    with hold_switch(folder, "note a doubtful build"), refusing("write the record of builds of", folder.path):
+    with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a doubtful build"):
         with open_build(folder, build_id) as fd:
             read_own_manifest(folder, build_id, fd)
         return mark_build(folder, build_id, "doubtful", why, now())

@@ -10,13 +10,13 @@ import json
 import math
 import os
 import random
-import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.removal import remove_tree
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.activation import doubt_build
@@ -36,8 +36,9 @@ _RECORD = ".audit.json"
 _LIMIT_BYTES = 1 << 22
 _SPACE_FACTOR = 1.1
 _NAMED = 3
+_NO_FILE = ("neither a file nor a link within", None)  # which no build has
 
-#: Path -> size and digest, or the target of a link; a digest that was not sampled is None.
+#: Path -> size and digest, or the target of a link, or `_NO_FILE`; a digest that was not sampled is None.
 Contents = Mapping[str, tuple[int | str, str | None]]
 
 
@@ -66,6 +67,8 @@ class Audit:
     missed: Mapping[int, float]
     #: Why it could not be recorded; empty if it was.
     problems: tuple[str, ...] = ()
+    #: What of the generations could not be removed.
+    left: tuple[str, ...] = ()
 
     def summary(self) -> str:
         """Summarize it in one or two sentences."""
@@ -155,7 +158,8 @@ def audit_build(
     chosen = set(paths if sample is None or sample >= len(paths) else choose(paths, sample))
     known = _read_unstable(folder, manifest.key)
     build = _published(manifest, chosen)
-    with _scratch(scratch, manifest) as directory:
+    left: list[str] = []
+    with _scratch(scratch, manifest, left) as directory:
         first = _generate(generate, f"{directory}/first", manifest, chosen)
         found = judge(build, first, None, known)
         if found.different:
@@ -181,11 +185,12 @@ def audit_build(
         unstable,
         {bad: chance_to_miss(len(paths), len(chosen), bad) for bad in wrong},
         tuple(problems),
+        tuple(left),
     )
 
 
 @contextlib.contextmanager
-def _scratch(parent: str, manifest: Manifest) -> Iterator[str]:
+def _scratch(parent: str, manifest: Manifest, left: list[str]) -> Iterator[str]:
     with refusing("make a directory in", parent):
         with Opened(os.open(parent, OPEN_DIRECTORY)) as fd:
             require_space(
@@ -199,22 +204,41 @@ def _scratch(parent: str, manifest: Manifest) -> Iterator[str]:
     try:
         yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        try:
+            _remove(made)
+        except StoreError as error:
+            left.append(error.message)
 
 
 def _generate(generate: Callable[[str], None], path: str, manifest: Manifest, chosen: Collection[str]) -> Contents:
     os.mkdir(path)
     generate(path)
-    with refusing("read", path):
-        with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
-            found = _read(fd, manifest, chosen)
-        shutil.rmtree(path)  # its digests are known: one generation needs no room beside another
+    with refusing("read", path), Opened(os.open(path, OPEN_DIRECTORY)) as fd:
+        found = _read(fd, path, manifest, chosen)
+    _remove(path)  # its digests are known: one generation needs no room beside another
     return found
 
 
-def _read(fd: int, manifest: Manifest, chosen: Collection[str]) -> Contents:
+def _remove(path: str) -> None:
+    """Remove what was generated; what a generator has mounted there is no part of it."""
+    parent, name = os.path.split(path)
+    with refusing("remove", path), Opened(os.open(parent, OPEN_DIRECTORY)) as fd:
+        done = remove_tree(fd, name)
+    if done.failed:
+        raise StoreError(f"cannot remove {for_terminal(f'{parent}/{done.problems[0]}', 1000)}: see to it by hand")
+
+
+def _read(fd: int, where: str, manifest: Manifest, chosen: Collection[str]) -> Contents:
     tree = scan_build(fd)
+    unread = [(below, why) for below, why in tree.unreadable if not matches_any(below, manifest.ignore)]
+    if unread:
+        raise StoreError(
+            f"'{for_terminal(unread[0][0])}' of what was generated in {for_terminal(where, 1000)} cannot be read "
+            f"({unread[0][1]}): the build could not be audited"
+        )
     found: dict[str, tuple[int | str, str | None]] = {path: (target, None) for path, target in tree.links}
+    for none in (*tree.others, *tree.escapes):
+        found[none] = _NO_FILE
     for file in tree.files:
         if not matches_any(file.path, manifest.ignore):
             found[file.path] = (file.size_bytes, digest_below(fd, file.path) if file.path in chosen else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,19 +102,20 @@ def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
         yield fd
 
 
-def read_manifest(build_fd: int, path: str) -> Manifest:
+def read_manifest(build_fd: int, path: str, owners: Collection[int] | None = None) -> Manifest:
     """Read and check a build's manifest.
 
     Args:
         build_fd: descriptor of the build's directory.
         path: of the build, for messages.
+        owners: users of whom it may be, by uid; default any.
 
     Returns:
         The manifest.
 
     Raises:
         BuildDamaged: there is none, or it was cut or edited.
-        StoreError: there is a link in its place.
+        StoreError: there is a link in its place, or it is another user's.
     """
     where = f"{path}/{META_DIRECTORY}/{MANIFEST}"
     try:
@@ -122,7 +123,7 @@ def read_manifest(build_fd: int, path: str) -> Manifest:
     except OSError:
         raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     try:
-        data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES)
+        data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES, owners)
     except FileNotFoundError:
         raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     except OSError as error:
@@ -132,13 +133,16 @@ def read_manifest(build_fd: int, path: str) -> Manifest:
     return decode_manifest(data, where)
 
 
-def read_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> Manifest:
+def read_own_manifest(
+    folder: CacheFolder, build_id: str, build_fd: int, owners: Collection[int] | None = None
+) -> Manifest:
     """Read a build's manifest and refuse one that was copied from another build.
 
     Args:
         folder: the open cache.
         build_id: which build.
         build_fd: descriptor of its directory.
+        owners: as for `read_manifest`.
 
     Returns:
         The manifest.
@@ -147,7 +151,7 @@ def read_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> Mani
         BuildDamaged: there is none, it was cut or edited, or it belongs to another build.
     """
     path = folder.build_path(build_id)
-    manifest = read_manifest(build_fd, path)
+    manifest = read_manifest(build_fd, path, owners)
     if manifest.build_id != build_id or manifest.name != folder.name:
         raise BuildDamaged(
             f"the manifest of {for_terminal(path, 1000)} is that of '{for_terminal(manifest.name)}' "

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -256,7 +256,9 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             return verify_build(folder, build_id or _active(folder), depth)[1]
 
-    def inspect(self, name: str, build_id: str | None = None) -> list[tuple[str, Finding]]:
+    def inspect(
+        self, name: str, build_id: str | None = None, *, problems: list[str] | None = None
+    ) -> list[tuple[str, Finding]]:
         """Inspect the files of one build, each by its format: whether its sizes and offsets can be right.
 
         It finds a file that was published with wrong content, which agrees with its manifest. A build with a broken file
@@ -265,6 +267,7 @@ class CacheStore:
         Args:
             name: the cache.
             build_id: which build; default the active one.
+            problems: gets the reason if a broken file could not be recorded.
 
         Returns:
             Path and finding of each file, in order of path; a format that is not known is no fault.
@@ -279,8 +282,11 @@ class CacheStore:
                 found = inspect_build(fd, read_own_manifest(folder, build_id, fd).ignore)
             broken = [f"{path} {finding.message}" for path, finding in found if finding.verdict == "broken"]
             if broken:
-                with contextlib.suppress(OSError, StoreError):
+                try:
                     doubt_build(folder, build_id, broken[0])
+                except StoreError as error:
+                    if problems is not None:
+                        problems.append(error.message)
             return found
 
     def report_bad(self, name: str, build_id: str | None = None, *, why: str) -> BuildStatus:
@@ -301,6 +307,8 @@ class CacheStore:
             BuildDamaged: it was never published, or its manifest was cut or edited.
             StoreError: there is no such build.
         """
+        if not why.strip():
+            raise StoreError("say in one sentence what is wrong with the build")
         with open_folder(self.root, name, change=True) as folder:
             return doubt_build(folder, build_id or _active(folder), why)
 
@@ -326,12 +334,18 @@ class CacheStore:
             where = str(self.root) if scratch is None else scratch
             return audit_build(folder, build_id or _active(folder), generate, scratch=where, sample=sample)
 
-    def manifest(self, name: str, build_id: str | None = None) -> Manifest:
-        """Read the manifest of one build, default the active one; raises as `verify` does."""
+    def manifest(self, name: str, build_id: str | None = None, *, owners: Collection[int] | None = None) -> Manifest:
+        """Read the manifest of one build; raises as `verify` does.
+
+        Args:
+            name: the cache.
+            build_id: which build; default the active one.
+            owners: users whose manifest is read, by uid; default all. Whoever can write to the store can write any command into one.
+        """
         with open_folder(self.root, name) as folder:
             build_id = build_id or _active(folder)
             with open_build(folder, build_id) as fd:
-                return read_own_manifest(folder, build_id, fd)
+                return read_own_manifest(folder, build_id, fd, owners)
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"

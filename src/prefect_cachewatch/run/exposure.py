@@ -14,7 +14,7 @@ from prefect_cachewatch.common.secrets import redact, secret_options, secret_val
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["check_exposure", "exposed_secrets"]
+__all__ = ["check_exposure", "exposed_secrets", "require_utf8"]
 
 _SHOWN_MAX = 5
 # Their values are names of Secret blocks.
@@ -61,6 +61,41 @@ def check_exposure(parameters: Mapping[str, Any], *, strict: bool) -> str | None
     if strict:
         raise InputError(f"refused by strict secrets: {message}")
     return message
+
+
+def require_utf8(parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters of a flow run that Prefect cannot store: file names are bytes, and its JSON is UTF-8.
+
+    Args:
+        parameters: as for `exposed_secrets`.
+
+    Raises:
+        InputError: a text has a byte that is no UTF-8.
+
+    Example:
+        >>> require_utf8({"job": {"command": ["gen", "--out", "/café"]}})
+    """
+    for name, value in parameters.items():
+        for where, text in _texts(name, value):
+            if found := next((character for character in text if "\ud800" <= character <= "\udfff"), None):
+                raise InputError(
+                    f"{for_terminal(where, 100)} has a byte that is no UTF-8 ({for_terminal(found)}), and Prefect stores no "
+                    "such text: rename the file or directory, or use cachewatch exec"
+                )
+
+
+def _texts(where: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield where, str(name)
+            yield from _texts(f"{where}.{name}", inner)
+    elif isinstance(value, str):
+        yield where, value
+    elif isinstance(value, Sequence) and not isinstance(value, bytes):
+        for inner in value:
+            yield from _texts(where, inner)
 
 
 def _find(where: str, value: Any) -> Iterator[str]:

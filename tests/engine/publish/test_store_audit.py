@@ -127,3 +127,32 @@ def test_a_file_is_different_only_if_two_generations_agree_on_it(build, first, s
 def test_the_chance_to_miss_is_that_of_a_count(files):
     assert chance_to_miss(files, 0, 1) == 1 and chance_to_miss(files, files, 1) == 0
     assert chance_to_miss(files, 1, 1) == pytest.approx(1 - 1 / files)
+
+
+def test_what_no_build_may_have_is_a_difference_and_what_cannot_be_read_is_no_result(store):
+    plain = generator(stamp=None)
+
+    def with_pipe_and_loop(path):
+        plain(path)
+        os.mkfifo(f"{path}/pipe")
+        os.symlink("loop", f"{path}/loop")
+
+    found = store.audit("c", generate=with_pipe_and_loop)
+    assert (found.verdict, set(found.different)) == ("different", {"loop", "pipe", "stamp"})
+
+    def too_deep(path):
+        plain(path)
+        here = os.getcwd()
+        try:
+            os.chdir(path)
+            for _ in range(1200):  # deeper than Python may recurse
+                os.mkdir("d")
+                os.chdir("d")
+        finally:
+            os.chdir(here)
+
+    with pytest.raises(
+        StoreError, match=r"cannot be read \(nested more than 200 directories deep\): the build could not be"
+    ):
+        store.audit("c", generate=too_deep)
+    assert not [name for name in os.listdir(store.root) if name.startswith(audit.SCRATCH_PREFIX)]

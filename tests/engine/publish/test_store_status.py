@@ -493,3 +493,42 @@ def test_refused_builds_are_bounded_by_number_and_by_bytes(store):
     store.prune_quarantine("c", keep=0, max_bytes=0)
     assert sorted(listed(store)) == made[-1:], "the last one always stays"
     assert (store.root / "c/quarantine/kept-by-hand").is_dir()
+
+
+# -- hostile surroundings
+
+
+def test_names_that_no_build_has_are_harmless_in_every_list(store):
+    publish(store)
+    builds = store.root / "c" / "builds"
+    for name in (b"-rf\n\x1b[2J", b"\xffbad"):
+        os.mkdir(os.path.join(os.fsencode(builds), name))
+    os.mkfifo(builds / "20260101T000000000Z-00000000")
+    os.symlink("loop", builds / "loop")
+    for words in (["list"], ["gc", "--grace", "0s"], ["gc", "--json"], ["rollback"]):
+        done = cachewatch(*words[:1], store.root, "c", *words[1:])
+        assert "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr, words
+        assert done.returncode == (125 if words == ["rollback"] else 0)
+    assert len(os.listdir(builds)) == 5
+
+
+def test_a_report_without_words_is_refused_and_one_without_a_current_build_is_noted(store):
+    build = publish(store)
+    assert cachewatch("report-bad", store.root, "c", "--why", " ").returncode == 125
+    os.unlink(store.root / "c" / "current")
+    done = cachewatch("report-bad", store.root, "c", build.build_id, "--why", "bad\n\x1b[2J")
+    assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
+    assert listed(store)[build.build_id].status == "doubtful"
+
+
+def test_a_fault_that_cannot_be_noted_is_said(store):
+    build = publish(store)
+    Path(build.path, "b.npy").write_bytes(b"cut")
+    os.mkdir(store.root / "c" / ".status.json")
+    problems: list[str] = []
+    assert dict(store.inspect("c", problems=problems))["b.npy"].verdict == "broken"
+    assert len(problems) == 1 and problems[0].endswith(".status.json: Is a directory")
+    with pytest.raises(
+        BuildDamaged, match=r"is not whole: b\.npy is not in the manifest.* It is not noted: cannot read .*"
+    ):
+        store.verify("c")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from click.testing import CliRunner
 
 from prefect_cachewatch.cli.fleet import command as fleet
 from prefect_cachewatch.cli.generate import command as generate
-from prefect_cachewatch.config import CacheJob
+from prefect_cachewatch.config import CacheJob, Outputs
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.exposure import check_exposure, exposed_secrets
+from prefect_cachewatch.run.exposure import check_exposure, exposed_secrets, require_utf8
 
 
 def job(**fields):
@@ -89,3 +92,20 @@ def test_a_fleet_warns_and_refuses_before_anything_is_stored(tmp_path, strict):
     else:
         assert "cachewatch: a.env.DB_PWD looks like a secret" in done.stderr
     assert "hunter2" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("parameters", "where"),
+    [
+        ({"job": {"command": ["gen", "/c\udcff"]}}, "job.command"),
+        ({"job": CacheJob(name="x", command=["gen"], cache_dirs=["/c\udcff\n"])}, "job.cache_dirs"),
+        ({"job": {"env": {"A": "\udcfe"}}}, "job.env.A"),
+        ({"job": {"env": {"A\ud800": "x"}}}, "job.env"),
+        ({"publish": None, "outputs": Outputs(report=Path("/r\udcff"))}, "outputs.report"),
+    ],
+)
+def test_what_prefect_cannot_store_is_refused_by_its_place(parameters: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as refused:
+        require_utf8(parameters)
+    assert refused.value.message.startswith(f"{where} has a byte that is no UTF-8 (\\")
+    refused.value.message.encode()
