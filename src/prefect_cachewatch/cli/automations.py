@@ -16,6 +16,7 @@ from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
 from prefect_cachewatch.cli.automation_files import for_deployments, is_reference, read_automations
 from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.cli.options.sections import json_option
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
@@ -113,7 +114,7 @@ def test_command(notify: str | None, wait_s: float, as_json: bool) -> None:
 
         if notify is not None:
             return await send_to_block(client, notify)
-        return await send_through_automations(client, wait_s, lambda text: click.echo(f"cachewatch: {text}", err=True))
+        return await send_through_automations(client, wait_s, say)
 
     found = asyncio.run(_with_server(test))
     all_sent = all(one.outcome == "sent" for one in found)

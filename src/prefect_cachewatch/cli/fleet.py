@@ -24,6 +24,7 @@ from prefect_cachewatch.cli.live import wants_colour
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.places import require_places
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.aside import Aside, look_ahead
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
@@ -94,7 +95,7 @@ def command(
         look_ahead(files, f"jobs file {jobs_file}", os.path.exists, jobs_file.absolute())
     plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=_POLICY.given(options))
     if (warning := check_exposure({job.name: job for job in plan.jobs}, strict=strict_secrets)) is not None:
-        print(f"cachewatch: {warning}", file=sys.stderr)
+        say(warning)
     if plan.jobs[0].deployment is None:
         check_host(plan.jobs)
     if check:
@@ -157,7 +158,7 @@ def _run(
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "DEBUG")
     prepare_api(60.0)
     if not quiet and not api_url():
-        print("cachewatch: starting a temporary Prefect server, since PREFECT_API_URL is not set", file=sys.stderr)
+        say("starting a temporary Prefect server, since PREFECT_API_URL is not set")
     from prefect_cachewatch.flows.fleet.flow import fleet_view, generate_fleet  # noqa: PLC0415
     from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415
 

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from prefect_cachewatch.cli.live import LiveBlock, fitted, wants_colour
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
@@ -174,4 +175,4 @@ class TerminalView:
 
     def _say(self, line: str) -> None:
         self._said_s = time.monotonic()
-        print(f"cachewatch: {line}", file=sys.stderr, flush=True)
+        say(line, flush=True)

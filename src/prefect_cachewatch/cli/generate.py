@@ -31,6 +31,7 @@ from prefect_cachewatch.cli.options.retry_cause import read_causes
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.signals import relayed_to_flow
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.config import (
@@ -131,7 +132,7 @@ def _generate(
     outputs, metrics = outputs_from(options), metrics_from(options)
     require_utf8({"job": job, "publish": publish, "outputs": outputs})
     if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
-        print(f"cachewatch: {warning}", file=sys.stderr)
+        say(warning)
     place = place_job(job, dict(os.environ) | job.env, files)
     check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
     if metrics is not None:

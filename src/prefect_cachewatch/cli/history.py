@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.live import sparkline
 from prefect_cachewatch.cli.options.sections import json_option
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.tables import aligned, with_last
 from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.statedir import state_home
@@ -106,10 +107,7 @@ def _list(found: PastRuns, as_json: bool) -> None:
 
 def _tell_unread(found: PastRuns) -> None:
     if found.unread:
-        print(
-            f"cachewatch: {format_count(found.unread, 'file')} in the state directory could not be read as a report",
-            file=sys.stderr,
-        )
+        say(f"{format_count(found.unread, 'file')} in the state directory could not be read as a report")
 
 
 def _unknown(name: str, found: PastRuns) -> str:

@@ -9,6 +9,7 @@ import statistics
 import click
 
 from prefect_cachewatch.cli.options.sections import json_option
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.errors import CacheDirectoryError, ScanError
@@ -51,4 +52,4 @@ def command(directory: str, as_json: bool, repeat: int, ignore: tuple[str, ...])
         f"{format_count(last['files'], 'file')}, {format_count(last['directories'], 'directory', 'directories')}; {seconds:.3f} s"
     )
     for text in last["errors"]:
-        click.echo(f"cachewatch: not counted: {for_terminal(text, 400)}", err=True)
+        say(f"not counted: {for_terminal(text, 400)}")

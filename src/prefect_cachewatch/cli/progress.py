@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.run.runner import View
@@ -124,7 +125,7 @@ class ProgressLine(View):
     def name_bundle(self, report: Report) -> None:
         """Print where the post-mortem lies, if there is one."""
         if report.bundle is not None and not self._quiet:
-            print(f"cachewatch: post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}", file=sys.stderr)
+            say(f"post-mortem: cachewatch report {for_terminal(report.bundle, 4096)}")
 
     def lend(self, stream: int) -> None:
         """Take the view off the screen until `wrote` is called; other output is written there meanwhile."""

@@ -13,6 +13,7 @@ from prefect_cachewatch.cli.options.fields import DURATION, SIZE
 from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
 from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.replay_runs import show_runs
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import StallPolicy
@@ -70,9 +71,9 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     asked = click.get_current_context().get_parameter_source("poll_s") is click.core.ParameterSource.COMMANDLINE
     note = poll_note(policy, asked)
     if note:
-        click.echo(f"cachewatch: {note}", err=True)
+        say(note)
     if recorded.torn:
-        click.echo("cachewatch: the last line of the trace was cut off and is not used", err=True)
+        say("the last line of the trace was cut off and is not used")
     for line in _lines(recorded, policy, found, enough):
         print(line)
 

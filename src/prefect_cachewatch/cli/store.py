@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import click
 
 from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.cli.options.sections import json_option
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.store_audit import audit_command
 from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
@@ -98,11 +98,11 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
                 json.dumps({"whole": False, "depth": depth, "message": error.message, "problems": problems}, indent=1)
             )
         else:
-            print(f"cachewatch: {error.message}", file=sys.stderr)
+            say(error.message)
         return NOT_WHOLE
     broken = _told(findings or [], "broken")
     for problem in unnoted:
-        print(f"cachewatch: it is not noted as doubtful: {problem}", file=sys.stderr)
+        say(f"it is not noted as doubtful: {problem}")
     if as_json:
         body: dict[str, Any] = {
             "whole": not broken,
@@ -204,7 +204,7 @@ def gc_command(
         f"{len(done.removed)} of {len(done.decisions)} builds {'would go' if dry_run else 'removed'}, {format_bytes(done.freed_bytes)}"
     )
     for problem in done.problems:
-        print(f"cachewatch: {for_terminal(problem, 1000)}", file=sys.stderr)
+        say(for_terminal(problem, 1000))
     return NOT_WHOLE if done.problems else 0
 
 
@@ -216,11 +216,11 @@ def _say_content(findings: Sequence[tuple[str, Finding]]) -> None:
     count = Counter(finding.verdict for _, finding in findings)
     print(f"content: {', '.join(f'{count[v]} {v}' for v in ('whole', 'broken', 'suspicious', 'unknown'))}")
     for line in _told(findings, "suspicious"):
-        print(f"cachewatch: warning: {line}", file=sys.stderr)
+        say(f"warning: {line}")
     for line in _told(findings, "broken"):
-        print(f"cachewatch: {line}", file=sys.stderr)
+        say(line)
     if count["broken"]:
-        print("cachewatch: broken files agree with the manifest: generate the cache again", file=sys.stderr)
+        say("broken files agree with the manifest: generate the cache again")
 
 
 def _line(build: BuildInfo) -> str:

@@ -16,6 +16,7 @@ import click
 from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.options.fields import DURATION, build_model, split_pairs
 from prefect_cachewatch.cli.options.sections import json_option
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.secrets import HIDDEN
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
@@ -78,7 +79,7 @@ def audit_command(
         there = os.listdir(scratch or root)
     for each in sorted(entry for entry in there if entry.startswith(SCRATCH_PREFIX)):
         where = for_terminal(os.path.join(scratch or root, each), 1000)
-        print(f"cachewatch: {where} is of an audit that runs, or was killed: remove it if none runs", file=sys.stderr)
+        say(f"{where} is of an audit that runs, or was killed: remove it if none runs")
 
     def generate(path: str) -> None:
         told = variables | ({variable: path} if variable else {})
@@ -90,10 +91,10 @@ def audit_command(
     try:
         found = store.audit(name, build_id, generate=generate, scratch=scratch, sample=sample)
     except _GenerationFailed as error:
-        print(f"cachewatch: {error.message}", file=sys.stderr)
+        say(error.message)
         return error.exit_status
     for problem in (*(f"the result is not recorded: {each}" for each in found.problems), *found.left):
-        print(f"cachewatch: {problem}", file=sys.stderr)
+        say(problem)
     print(json.dumps(asdict(found), indent=1) if as_json else found.summary())
     return _DIFFERENT if found.verdict == "different" else 0
 

@@ -20,6 +20,7 @@ from prefect_cachewatch.cli.options.guard import (
 )
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, verbose_option
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
+from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.cli.signals import ENDING
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, show_argv
@@ -84,18 +85,18 @@ def command(**options: Any) -> int:
     with run:
         if not options["quiet"]:
             who = f"{run.watch.subject.who} ({show_argv(run.watch.job.command, 100)})"
-            print(f"cachewatch: watching {who}; Ctrl-C leaves it alone", file=sys.stderr, flush=True)
+            say(f"watching {who}; Ctrl-C leaves it alone", flush=True)
         received = _end_on_signals(run)
         try:
             outcome, report = run.run()
         finally:
             progress.close()
     for problem in run.problems:
-        print(f"cachewatch: {problem}", file=sys.stderr)
+        say(problem)
     if outcome.was_stopped:
         progress.name_bundle(report)
     for note in outcome.notes if not options["quiet"] else ():
-        print(f"cachewatch: {for_terminal(note, 1000)}", file=sys.stderr)
+        say(for_terminal(note, 1000))
     if outcome.name != "completed" or not options["quiet"]:
         print(outcome.message, file=sys.stderr, flush=True)
     if options["as_json"]:

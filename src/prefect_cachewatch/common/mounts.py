@@ -8,11 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-TYPE_CHECKING = False  # type checkers take this name for true
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from prefect_cachewatch.common.tuples import NamedTuple
+from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = ["MOUNT_TABLE", "Mount", "is_in", "is_network_type", "mount_of", "parse_mountinfo", "read_mounts"]
 

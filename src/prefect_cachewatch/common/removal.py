@@ -21,12 +21,7 @@ from collections.abc import Callable, Iterator
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-
-TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from prefect_cachewatch.common.tuples import NamedTuple
+from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = [
     "OPEN_DIRECTORY", "Entry", "Removed", "empty_directory", "list_entries", "look", "look_path", "make_stamp", "open_below", "remove_entry",

@@ -19,7 +19,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine import find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import RUN_LABEL
-from prefect_cachewatch.containers.stopping import RunningContainer, is_running, start_ticks_of
+from prefect_cachewatch.containers.stopping import NOT_SEEN, RunningContainer, is_running, start_ticks_of
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Subject, TreeEnd
 
@@ -105,7 +105,7 @@ class AdoptedContainer(Observer):
         self.pid = self._container.pid
         self.root_pids = [self.pid] if self.pid is not None else []
         if self.pid is None:
-            self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
+            self.notes.append(NOT_SEEN)
         self._begin()
 
     def running(self) -> RunningServer | None:

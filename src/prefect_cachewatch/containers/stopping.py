@@ -42,6 +42,7 @@ else:
 
 __all__ = [
     "CALL_S",
+    "NOT_SEEN",
     "RunningContainer",
     "Stopped",
     "container_tree",
@@ -51,6 +52,7 @@ __all__ = [
     "stop_and_remove",
 ]
 
+NOT_SEEN = "the container's processes are not to be seen from this host: the evidence lacks them"
 CALL_S = 5.0
 _KILL_DEADLINE_S = 10.0
 _ANSWER_S = 10.0

@@ -32,7 +32,7 @@ from prefect_cachewatch.containers.run_records import (
     records_directory,
     remove_record,
 )
-from prefect_cachewatch.containers.stopping import RunningContainer, container_tree
+from prefect_cachewatch.containers.stopping import NOT_SEEN, RunningContainer, container_tree
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
 from prefect_cachewatch.supervise.proc import RUN_TOKEN
@@ -115,7 +115,7 @@ class ContainerSupervisor(HelperClient):
             f"at {self.plan.engine}"
         )
         if self.pid is None and self._seen_running:
-            self.notes.append("the container's processes are not to be seen from this host: the evidence lacks them")
+            self.notes.append(NOT_SEEN)
 
     def signal(self, numbers: Sequence[int]) -> bool:
         """Pass signals on to the container's first process once the warden knows it; see `HelperClient.signal`."""

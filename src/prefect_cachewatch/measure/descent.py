@@ -12,12 +12,7 @@ from collections.abc import Sequence
 
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, look_path
-
-TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from prefect_cachewatch.common.tuples import NamedTuple
+from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = ["OPEN_DIRECTORY", "Descent", "find_borders"]
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.tuples import NamedTuple
 from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
@@ -29,12 +30,6 @@ from prefect_cachewatch.measure.snapshot import (
     walk_below,
     walk_directories,
 )
-
-TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
-if TYPE_CHECKING:
-    from typing import NamedTuple
-else:
-    from prefect_cachewatch.common.tuples import NamedTuple
 
 __all__ = ["Tree", "TreeScan", "find_unnamed"]
 

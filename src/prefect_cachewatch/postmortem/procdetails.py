@@ -19,7 +19,7 @@ from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
-from prefect_cachewatch.supervise.proc import read_proc, read_stat, read_status
+from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import argv_within
 
@@ -50,9 +50,7 @@ def list_sockets(
     wanted = [(f.fd, f.inode) for f in files if f.kind == "socket" and f.inode is not None]
     if not wanted:
         return []
-    try:
-        namespace = os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
+    if not (namespace := namespace_of(pid, "net")):
         return []
     table = tables.get(namespace)
     if table is None:

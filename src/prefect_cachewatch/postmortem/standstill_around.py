@@ -15,13 +15,14 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from prefect_cachewatch.common.parked import MARK
 from prefect_cachewatch.postmortem.standstill import Wanted
 from prefect_cachewatch.postmortem.standstill_model import Around, Blocker, FutexMemory, TreeLook
 from prefect_cachewatch.postmortem.standstill_tables import other_tables, read_links
-from prefect_cachewatch.supervise.proc import living_thread, read_proc, read_status
+from prefect_cachewatch.supervise.proc import living_thread, namespace_of, read_proc, read_status
 from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import read_each
 
@@ -305,21 +306,13 @@ def _unix_sockets(pids: Iterable[int]) -> _UnixSockets:
                 connected.add(inode)
     except OSError:  # what was listed so far may lack the one that matters
         return _UnixSockets(whole=False)
-    here, found = os.readlink("/proc/self/ns/net"), read_each(asked, _network, each_s=_EACH_S)
+    here, found = os.readlink("/proc/self/ns/net"), read_each(asked, partial(namespace_of, kind="net"), each_s=_EACH_S)
     for pid in {network: pid for pid, network in found.items() if network != here}.values():  # one of each
         lines = [line.split() for line in read_proc(f"/proc/{pid}/net/unix", _MAX_MAPS).splitlines()]
         connected.update(int(words[6]) for words in lines[1:] if len(words) > 6 and words[5] == b"03")
         if not lines:  # its first line is always there
             found.pop(pid)
     return _UnixSockets(peers, frozenset(connected - peers.keys()), frozenset(parked), whole=len(found) == len(asked))
-
-
-def _network(pid: int) -> str:
-    """Read which network namespace a process is in; may block."""
-    try:
-        return os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
-        return ""
 
 
 def _dump_unix_sockets() -> Iterable[tuple[int, int | None, bool, bool]]:

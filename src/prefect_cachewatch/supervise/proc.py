@@ -38,6 +38,7 @@ __all__ = [
     "is_being_killed",
     "lineage",
     "living_thread",
+    "namespace_of",
     "process_name",
     "read_memory_file",
     "read_proc",
@@ -354,6 +355,19 @@ def boot_id() -> str:
     """Read the identifier of this boot, without which a pid and start time mean nothing."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
+
+
+def namespace_of(pid: int | str, kind: str) -> str:
+    """Name a namespace of a process, such as `net`; empty if it has gone or may not be asked. May block (see `reading`).
+
+    Example:
+        >>> namespace_of("self", "pid") == namespace_of(os.getpid(), "pid") != ""
+        True
+    """
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{kind}")
+    except OSError:
+        return ""
 
 
 def read_proc(path: str, limit: int = 1 << 20) -> bytes:

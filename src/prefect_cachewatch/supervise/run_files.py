@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, make_own_directory, open_own_directory, state_directory
 from prefect_cachewatch.common.parked import park
-from prefect_cachewatch.supervise.proc import boot_id, read_stat
+from prefect_cachewatch.supervise.proc import boot_id, namespace_of, read_stat
 from prefect_cachewatch.supervise.run_updates import MAX_TREE
 
 __all__ = [
@@ -288,10 +288,7 @@ def machine_id() -> str:
 
 def pid_namespace() -> str:
     """Name this process's pid namespace: in another namespace the same pid means another process."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
+    return namespace_of("self", "pid")
 
 
 def _identity(value: Any) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError, ScanError
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
+from prefect_cachewatch.supervise.proc import namespace_of
 from prefect_cachewatch.supervise.reading import read_each
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import Emptiness, own_files, tree_pids
@@ -220,19 +221,12 @@ class FindingWatch(Watch):
 
 def _files_of(pids: Sequence[int]) -> list[OpenFile]:
     """List the open files of processes, but not of those that see other mounts: a path there may be another file here."""
-    ours = _mounts_of(os.getpid())
+    ours = namespace_of("self", "mnt")
 
     def look(pid: int) -> tuple[OpenFile, ...]:
-        return list_open_files(pid, ())[0] if _mounts_of(pid) == ours else ()
+        return list_open_files(pid, ())[0] if namespace_of(pid, "mnt") == ours else ()
 
     return [file for files in read_each(pids, look, each_s=_EACH_S).values() for file in files]
-
-
-def _mounts_of(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/mnt")
-    except OSError:
-        return ""
 
 
 def _names(paths: Iterable[str]) -> str:
