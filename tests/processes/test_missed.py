@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prefect_cachewatch import CacheJob, StallPolicy, StopPolicy, watch
-from support import Ran, run_exec
+from support import Ran, assert_none_left, eventually, exec_argv, new_tag, run_exec, running
 
 # Writes four files of half a MiB, as its last word says.
 GENERATES = """
@@ -23,7 +23,9 @@ def write(name, size=1 << 19):
     os.replace(f"{cache}/{name}.tmp", f"{cache}/{name}")
 names = [f"layer{number}.bin" for number in range(4)]
 for name in names:
-    if how == "anew" or (how in ("resume", "index") and not os.path.exists(f"{cache}/{name}")):
+    if how == "half" and name == "layer2.bin":
+        time.sleep(600)
+    if how in ("anew", "half") or (how in ("resume", "index") and not os.path.exists(f"{cache}/{name}")):
         write(name)
         if len(sys.argv) > 3 and sys.argv[2] == name:
             time.sleep(0.3)
@@ -171,6 +173,22 @@ def test_after_a_run_that_failed_while_it_wrote_anew_no_whole_cache_is_said_to_h
     for name in ("layer1.bin", "layer3.bin"):
         command = [sys.executable, "-I", str(cache.script), str(cache.path), name, "anew"]
         assert run_exec(cache.path, "--poll", "0.1s", command=command).status == 7
+    assert cache.missed("anew") is None
+    assert cache.missed("anew") is not None
+
+
+def test_after_a_run_that_was_killed_while_it_wrote_anew_no_whole_cache_is_said_to_have_been_there(
+    cache: Cache,
+) -> None:
+    cache.run("anew")
+    tag, last = new_tag(), cache.path / "layer1.bin"
+    before = last.stat().st_ino
+    command = [sys.executable, "-I", str(cache.script), str(cache.path), tag, "half"]
+    with running(exec_argv(cache.path, "--poll", "0.1s", command=command)) as process:
+        assert eventually(lambda: last.stat().st_ino != before)
+        process.kill()
+    assert_none_left(tag)
+    assert eventually(lambda: not list(cache.path.glob("*.tmp")))
     assert cache.missed("anew") is None
     assert cache.missed("anew") is not None
 

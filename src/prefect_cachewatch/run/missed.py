@@ -35,7 +35,10 @@ from prefect_cachewatch.watching.sections import CacheMissed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["KnownKey", "RunFacts", "exchange_facts", "facts_of", "judge", "look_back", "note_unfinished"]
+__all__ = [
+    "KnownKey", "RunFacts", "exchange_facts", "facts_of", "judge", "look_ahead", "look_back", "note_begun", "note_ended",
+    "note_unfinished",
+]  # fmt: skip
 
 #: A smaller cache is an index or a state file, which may well be written in each run.
 LEAST_BYTES = 1 << 20
@@ -44,6 +47,7 @@ SHARE = 0.5
 _AS_MUCH, _GROWN, _WHOLE = 0.2, 1.01, 0.99
 _WITHIN_S = 5.0
 _UNFINISHED = -1  # in place of the size of a cache: somebody wrote to it and did not complete
+_BEGUN = ".begun"  # behind a record's name: a run of it has begun, and has not ended
 _RECORD_BYTES, _MANIFEST_BYTES, _RECORDS_MAX = 1 << 20, 64 << 20, 1000
 _SHOWN = 3
 _VALUE_MAX = 500
@@ -91,6 +95,19 @@ class RunFacts:
     programs: dict[str, str] = field(default_factory=dict)
 
 
+def look_ahead(files: Files, watch: Watch, secrets: Sequence[str]) -> None:
+    """Note that an attempt begins: if it is killed with its run, nobody says any more that it did not complete.
+
+    Args:
+        files: the helper process.
+        watch: the attempt.
+        secrets: values that must not be stored.
+    """
+    if watch.site.found_paths:  # else they are found while it runs
+        with contextlib.suppress(OSError):
+            files.run(note_begun, sorted(watch.site.found_paths), tuple(secrets), timeout_s=_WITHIN_S)
+
+
 def look_back(
     files: Files, watch: Watch, outcome: Outcome, env: Mapping[str, str], secrets: Sequence[str], known: KnownKey,
     *, first: bool,
@@ -112,10 +129,12 @@ def look_back(
         The outcome, with `missed` and its sentence if a whole cache was not used.
     """
     found = outcome.rewriting
-    if outcome.name != "completed" and watch.state.growth.bytes_written:
-        with contextlib.suppress(OSError):
-            files.run(note_unfinished, sorted(watch.site.found_paths), tuple(secrets), timeout_s=_WITHIN_S)
     if found is None or found.present_bytes < LEAST_BYTES:
+        unfinished = outcome.name != "completed" and watch.state.growth.bytes_written
+        note, paths = note_unfinished if unfinished else note_ended, sorted(watch.site.found_paths)
+        with contextlib.suppress(OSError):
+            if paths:
+                files.run(note, paths, tuple(secrets), timeout_s=_WITHIN_S)
         return outcome
     facts, programs = facts_of(watch, found, env, secrets, known), _programs(watch.job.command)
     before: RunFacts | None = None
@@ -291,6 +310,7 @@ def exchange_facts(
     with Opened(make_own_directory(state_home() / "caches")) as here:
         before = _read_facts(here, name, now.cache_dirs) or _manifest_facts(facts.cache_dirs)
         write_entry(here, name, json.dumps(asdict(now)).encode("ascii"))
+        _end(here, name)
         _prune(here)
     return redact_all(before, secrets), now
 
@@ -305,9 +325,36 @@ def note_unfinished(cache_dirs: list[str], secrets: Sequence[str] = ()) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    facts = redact_all(RunFacts(format_moment(time.time()), cache_dirs, _UNFINISHED, 0, []), secrets)
+    name = _record_name(cache_dirs, secrets)
     with Opened(make_own_directory(state_home() / "caches")) as here:
-        write_entry(here, _record_name(cache_dirs, secrets), json.dumps(asdict(facts)).encode("ascii"))
+        _write_unfinished(here, name, cache_dirs, secrets)
+        _end(here, name)
+
+
+def note_begun(cache_dirs: list[str], secrets: Sequence[str] = ()) -> None:
+    """Note that a run begins; if the one before was killed, what it left is no whole cache. As `note_unfinished`."""
+    name = _record_name(cache_dirs, secrets)
+    with Opened(make_own_directory(state_home() / "caches")) as here:
+        try:
+            os.close(os.open(name + _BEGUN, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here))
+        except FileExistsError:
+            _write_unfinished(here, name, cache_dirs, secrets)
+
+
+def note_ended(cache_dirs: list[str], secrets: Sequence[str] = ()) -> None:
+    """Note that a run has ended that says nothing of the cache. As `note_unfinished`."""
+    with Opened(make_own_directory(state_home() / "caches")) as here:
+        _end(here, _record_name(cache_dirs, secrets))
+
+
+def _write_unfinished(here: int, name: str, cache_dirs: list[str], secrets: Sequence[str]) -> None:
+    facts = redact_all(RunFacts(format_moment(time.time()), cache_dirs, _UNFINISHED, 0, []), secrets)
+    write_entry(here, name, json.dumps(asdict(facts)).encode("ascii"))
+
+
+def _end(here: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name + _BEGUN, dir_fd=here)
 
 
 def _record_name(cache_dirs: Sequence[str], secrets: Sequence[str]) -> str:
@@ -373,3 +420,4 @@ def _prune(here: int) -> None:
             by_age = sorted(names, key=lambda name: os.stat(name, dir_fd=here, follow_symlinks=False).st_mtime)
             for name in by_age[: len(names) - _RECORDS_MAX]:
                 os.unlink(name, dir_fd=here)
+                _end(here, name)

@@ -21,7 +21,7 @@ from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
-from prefect_cachewatch.run.missed import KnownKey, look_back
+from prefect_cachewatch.run.missed import KnownKey, look_ahead, look_back
 from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
@@ -187,6 +187,7 @@ class Runner:
         )  # fmt: skip
         if self._neighbours is not None:
             made.fate_of_storage = self._neighbours.fate
+        look_ahead(self._files, made, self._secrets)
         return made
 
     def sampled(self, watch: Watch) -> None:

@@ -10,7 +10,15 @@ import pytest
 
 from prefect_cachewatch.measure.growth import Rewriting
 from prefect_cachewatch.run import missed as missed_module
-from prefect_cachewatch.run.missed import LEAST_BYTES, RunFacts, exchange_facts, judge
+from prefect_cachewatch.run.missed import (
+    LEAST_BYTES,
+    RunFacts,
+    exchange_facts,
+    judge,
+    note_begun,
+    note_ended,
+    note_unfinished,
+)
 
 GIB = 1 << 30
 LAST = RunFacts(
@@ -141,6 +149,23 @@ def test_a_damaged_record_counts_as_none(records: Path, text: str) -> None:
     record.write_text(text)
     assert exchange_facts(LAST, [], "/")[0] is None
     assert exchange_facts(LAST, [], "/")[0] == LAST
+
+
+def test_a_run_that_was_killed_leaves_no_whole_cache_and_the_next_that_completes_does(records: Path) -> None:
+    exchange_facts(LAST, [], "/")
+    note_begun(["/c"])
+    assert exchange_facts(LAST, [], "/")[0] == LAST
+    for ended in (note_ended, note_unfinished):
+        note_begun(["/c"])
+        ended(["/c"])
+        note_ended(["/c"])  # once more is no fault
+    assert exchange_facts(LAST, [], "/")[0] != LAST
+    note_begun(["/c"])
+    note_begun(["/c"])  # the one before was killed
+    before, _ = exchange_facts(LAST, [], "/")
+    assert before is not None and judge(ANEW, before, LAST) is None
+    assert exchange_facts(LAST, [], "/")[0] == LAST
+    assert len(list(records.iterdir())) == 1
 
 
 def test_records_are_bounded_in_number(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
