@@ -16,7 +16,7 @@ from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
 from prefect_cachewatch.capacity.model.prediction import predict
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.model.queueing import stall_bound
-from prefect_cachewatch.capacity.model.recommendation import edge_of, recommend, recommend_slots
+from prefect_cachewatch.capacity.model.recommendation import Recommendation, edge_of, recommend, recommend_slots
 from prefect_cachewatch.capacity.model.results import ClassLimit, ClassPrediction, LimitPlan, Purchase
 from prefect_cachewatch.capacity.model.slots import choose_slots
 from prefect_cachewatch.capacity.model.wording import list_assumptions, say_answer, say_bottleneck
@@ -77,11 +77,11 @@ def plan(
     edges = {c: _edges(whole, c) for c in asked}
     first = asked[0]
     search, answer = searches[first], found[first]
-    slots, occupy, checked, fewest = _share_slots(whole, searches, [chosen[c].n for c in asked])
+    slots, occupy, checked, fewest = _share_slots(whole, searches, [chosen[c] for c in asked])
     limit, reason = slots // occupy[0], chosen[first].reason
     if limit != chosen[first].n:
         together = f"which {len(asked)} classes have together{', ' * bool(fewest)}{fewest}"
-        reason = f"its share of {slots} slots, {together}; alone {chosen[first].n} could run"
+        reason = f"its share of {slots} slots, {together}; alone {chosen[first].n} would be recommended"
     low, high = edges[first]
     shown = search.c
     where, dmax = search.demands.largest_demand_s(shown)
@@ -148,13 +148,18 @@ def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
 
 
 def _share_slots(
-    whole: Scenario, searches: Mapping[int, ClassSearch], limits: list[int]
+    whole: Scenario, searches: Mapping[int, ClassSearch], chosen: Sequence[Recommendation]
 ) -> tuple[int, tuple[int, ...], str, str]:
     """Slots of the shared limit and of each class, what was checked, why so few; no more jobs than were measured."""
     if whole.policy.isolated or len(searches) == 1:
         checked = "each kind has a cluster of its own" if whole.policy.isolated else ""
-        return limits[0], (1,) * len(searches), checked, ""
-    slots, together, checked = choose_slots(whole, list(searches), limits)
+        return chosen[0].n, (1,) * len(searches), checked, ""
+    alone = [each.n for each in chosen]
+    # A class alone may need few because its batch is small: what all need is judged by what the rules admit of each.
+    wide = [each.most for each in chosen] if whole.policy.aim == "batch" else alone
+    slots, together, checked = choose_slots(whole, list(searches), wide)
+    if not together.possible:
+        slots, together, checked = choose_slots(whole, list(searches), alone)
     room = next(iter(searches.values())).measured_room
     if room is not None and not whole.policy.beyond_measured:
         slots = max(*together.occupy, min(slots, room * min(together.occupy)))

@@ -24,6 +24,7 @@ class Recommendation:
 
     n: int
     reason: str
+    most: int  # that may be recommended: admitted, and no more than were measured
 
 
 def recommend(search: ClassSearch, found: Found) -> Recommendation:
@@ -48,7 +49,7 @@ def recommend(search: ClassSearch, found: Found) -> Recommendation:
     """
     policy = search.scenario.policy
     if found.most < 1:
-        return Recommendation(1, "fewer is none")
+        return Recommendation(1, "fewer is none", 1)
     room = search.measured_room
     reach = found.most if room is None or policy.beyond_measured else min(found.most, room)
     numbers = range(1, reach + 1)
@@ -56,10 +57,10 @@ def recommend(search: ClassSearch, found: Found) -> Recommendation:
     n, reason = _aimed(search, in_time)
     if n == reach < found.most:
         more = f"{n} were measured" if n == search.demands.measured_n else f"{n} fit into what was measured"
-        return Recommendation(n, f"the rules admit {found.most}, but no more than {more}")
+        return Recommendation(n, f"the rules admit {found.most}, but no more than {more}", reach)
     if room is not None and n > room:
         reason += f", beyond the n = {search.demands.measured_n} that were measured"
-    return Recommendation(n, reason)
+    return Recommendation(n, reason, reach)
 
 
 def _aimed(search: ClassSearch, numbers: list[int]) -> tuple[int, str]:

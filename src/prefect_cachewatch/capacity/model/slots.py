@@ -26,7 +26,7 @@ def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
     Args:
         scenario: what is planned for.
         asked: indexes of the classes whose limits were wanted.
-        limits: their limits, each alone beside the classes that always run, 1 or more.
+        limits: the most of each, alone beside the classes that always run, 1 or more.
 
     Returns:
         Slots in all, the classes with the slots that a job of each occupies, and what was checked, in a sentence.
@@ -41,7 +41,7 @@ def choose_slots(scenario: Scenario, asked: Sequence[int], limits: Sequence[int]
     # The smallest limit that loses little to rounding: small numbers are easier to reason about.
     total = next(slots for slots in candidates if use[slots] >= max(use.values()) - _LOSS * len(limits))
     occupy = _weights(total, limits)
-    slots = max(*occupy, math.floor(total * (1 - headroom)))
+    slots = max(*occupy, math.ceil(total * (1 - headroom)))
     together = Together(scenario, asked, occupy, slots)
     if not together.possible:
         told = "the mixes are too many to be solved exactly: slots go by each class's limit alone"
@@ -64,7 +64,7 @@ def _weights(slots: int, limits: Sequence[int]) -> tuple[int, ...]:
 
 def _use(slots: int, limits: Sequence[int], headroom: float) -> float:
     """How much of each class's own limit survives the rounding to whole slots."""
-    left = math.floor(slots * (1 - headroom))
+    left = math.ceil(slots * (1 - headroom))
     return round(sum(left // w / limit for w, limit in zip(_weights(slots, limits), limits, strict=True)), 3)
 
 
@@ -92,6 +92,8 @@ def _holds(together: Together, mix: tuple[int, ...]) -> bool:
     classes, policy = together.scenario.classes, together.scenario.policy
     for c, entry in enumerate(together.at(mix)):
         if entry.n and c in together.asked and entry.slowdown > policy.max_slowdown:
+            return False
+        if entry.n and c in together.asked and entry.burst_s > (policy.max_burst_s or math.inf):
             return False
         if entry.n and classes[c].is_watched and entry.gap_p99_s > policy.stall_window_s:
             return False
