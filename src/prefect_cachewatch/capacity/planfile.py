@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +102,7 @@ def _storage(entry: Any, beside: Path, shown: str) -> StorageProfile:
         if any(key in data for key in ("sequential_read", "sequential_write", "random_read")):
             base |= {"basis": "given", "source": f"preset {preset} with curves of its own"}
     elif profile is not None:
-        base = read_storage(beside / Path(str(profile)).expanduser()).model_dump()
+        base = read_storage(beside / os.path.expanduser(str(profile))).model_dump()
     return validate(StorageProfile, base | data, shown, "storage")
 
 

@@ -76,7 +76,7 @@ def read_bursts(name: str, growth: Sequence[tuple[float, int]], files: int, step
         cycle_s = (bursts[-1][0] - bursts[0][0]) / (count - 1)
         mean = total / count
         cv = math.sqrt(sum((size - mean) ** 2 for size in sizes) / count) / mean
-    elif files >= 2 and len(events) >= 2:
+    elif files >= 2 and len(events) >= 2 and events[-1][0] > events[0][0]:
         count, mean, cv = files, total / files, 0.0
         cycle_s = (events[-1][0] - events[0][0]) / (files - 1)
     else:

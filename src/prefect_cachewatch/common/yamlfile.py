@@ -89,8 +89,9 @@ def open_yaml(path: Path) -> YamlFile:
     shown = for_terminal(str(path))
     try:
         raw = read_input(path)
-    except OSError as error:
-        raise InputError(f"{shown} cannot be read ({error.strerror}): check the path") from None
+    except (OSError, ValueError) as error:  # a name with NUL in it is a ValueError
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{shown} cannot be read ({reason}): check the path") from None
     if len(raw) > _MAX_BYTES:
         raise InputError(f"{shown} is larger than 4 MiB, which nobody writes by hand: check the path")
     try:

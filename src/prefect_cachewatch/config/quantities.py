@@ -129,7 +129,7 @@ class InputModel(BaseModel):
 
     ADVANCED: ClassVar[tuple[str, ...]] = ()
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True, allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

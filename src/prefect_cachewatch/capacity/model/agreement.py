@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
@@ -62,10 +63,18 @@ def with_simulation(
         seed=seed,
         poll_s=poll_s,
     )
+    mine = run.classes[classes.index(first)]
+    if not mine.gap_quantiles_s:
+        sentence = (
+            f"the simulation's {events:,} events hold {mine.bursts} bursts of {first.name}, too few to compare: "
+            "simulate more with --events"
+        )
+        check = SimulationCheck(seed, events, math.nan, math.nan, math.nan, math.nan, False, sentence)
+        return dataclasses.replace(answer, simulation=check)
+    present = [c for c in present if run.classes[c].gap_quantiles_s]
     rates = {c: run.classes[c].throughput_per_s.mean / float(exact.throughput_per_s[c]) - 1 for c in present}
     times = {c: run.classes[c].burst_s.mean / float(exact.response_s[c]) - 1 for c in present}
     rate, burst = (max(values.values(), key=abs) for values in (rates, times))
-    mine = run.classes[classes.index(first)]
     agrees = max(abs(rate), abs(burst)) <= AGREES_WITHIN
     gap = mine.gap_quantiles_s[0.99]
     window = policy.stall_window_s

@@ -23,6 +23,7 @@ __all__ = ["Demands", "Scenario", "curve_for", "demands_of"]
 
 CPU, LINK, OPS, STORAGE = "codec", "link", "operations", "storage"
 _OP_BYTES = 2**20
+_LONGEST_S = 1e12  # of a burst alone; beyond it, sums of seconds lose digits
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,13 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
         notes.append("the cost of a small file was not measured and counts as nothing: run cachewatch probe")
     if len({id(rate) for rate in rates}) > 1 and not all(np.array_equal(rates[0].alpha, r.alpha) for r in rates):
         notes.append("reads and writes scale differently: the lower of their curves holds for both")
+    alone_s = tuple(float(row.sum()) + delay for row, delay in zip(table, delays, strict=True))
+    for workload, seconds in zip(scenario.classes, alone_s, strict=True):
+        if not seconds <= _LONGEST_S:
+            raise InputError(
+                f"a burst of {workload.name!r} would take {seconds:.3g} s alone on {storage.name!r}: check the units of "
+                "burst_bytes and of the storage's, the link's and the codec's rates"
+            )
     measured = [rate.measured_n for rate in rates if rate.measured_n is not None]
     peaks = [rate.peak_n for rate in rates if rate.peak_n is not None]
     return Demands(
@@ -183,7 +191,7 @@ def demands_of(scenario: Scenario, n_max: int) -> Demands:
         demands_s=table,
         think_s=tuple(w.think_s + delay for w, delay in zip(scenario.classes, delays, strict=True)),
         delay_s=tuple(delays),
-        alone_s=tuple(float(row.sum()) + delay for row, delay in zip(table, delays, strict=True)),
+        alone_s=alone_s,
         alpha=np.minimum.reduce([rate.alpha for rate in rates]),
         measured_n=min(measured) if measured else None,
         peak_n=min(peaks) if peaks else None,

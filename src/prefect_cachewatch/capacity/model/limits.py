@@ -16,9 +16,10 @@ from prefect_cachewatch.capacity.model.results import Binding, ClassPrediction, 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["BEYOND_MEASURED", "ClassSearch", "Found"]
+__all__ = ["BEYOND_MEASURED", "ROUNDING", "ClassSearch", "Found"]
 
 BEYOND_MEASURED = 2
+ROUNDING = 1e-9  # what is exactly the accepted slowdown may come out a digit above it
 _STATES = 300_000  # larger grids would make a plan take seconds
 
 
@@ -106,7 +107,7 @@ class ClassSearch:
         candidates: list[tuple[Binding, int | None, Callable[[int], str]]] = [
             (
                 "slowdown",
-                self._largest(lambda n: self.mine(n).slowdown <= policy.max_slowdown),
+                self._largest(lambda n: self.mine(n).slowdown <= (1 + ROUNDING) * policy.max_slowdown),
                 self._say_slowdown,
             ),
             (

@@ -26,6 +26,7 @@ from prefect_cachewatch.errors import InputError
 __all__ = ["plan", "rows_at"]
 
 _ROWS = 16
+_MOST_CLASSES = 32
 
 
 def plan(
@@ -74,7 +75,7 @@ def plan(
     searches = {c: ClassSearch(*_isolated(whole, c)) for c in asked}
     found = {c: search.find() for c, search in searches.items()}
     chosen = {c: recommend(searches[c], found[c]) for c in asked}
-    edges = {c: _edges(whole, c) for c in asked}
+    edges = {c: _edges(whole, c, found[c].most) for c in asked}
     first = asked[0]
     search, answer = searches[first], found[first]
     slots, occupy, checked, fewest = _share_slots(whole, searches, [chosen[c] for c in asked])
@@ -139,6 +140,10 @@ def plan(
 def _check_classes(classes: tuple[WorkloadClass, ...]) -> None:
     if not classes:
         raise InputError("workloads is empty: give at least one class of jobs")
+    if len(classes) > _MOST_CLASSES:
+        raise InputError(
+            f"workloads has {len(classes)} classes, and up to {_MOST_CLASSES} are planned: merge classes that are alike"
+        )
     names = [workload.name for workload in classes]
     for name in names:
         if names.count(name) > 1:
@@ -191,13 +196,14 @@ def _stall_bound(workload: WorkloadClass, policy: Policy, dmax: float) -> float:
     return float(stall_bound(policy.stall_window_s, workload.think_s, dmax, k))
 
 
-def _edges(whole: Scenario, c: int) -> tuple[int, int]:
-    """The limit with all rates lower and higher by the band."""
+def _edges(whole: Scenario, c: int, most: int) -> tuple[int, int]:
+    """The most with all rates lower and higher by the band; a deadline missed at any number bounds none of them."""
     scenario, c = _isolated(whole, c)
     band = scenario.policy.band
     slow = dataclasses.replace(scenario, rate_factor=1 - band)
     fast = dataclasses.replace(scenario, rate_factor=1 + band, side="high")
-    return max(1, ClassSearch(slow, c).find().most), max(1, ClassSearch(fast, c).find().most)
+    low, high = (ClassSearch(side, c).find().most for side in (slow, fast))
+    return max(1, min(low, most)), max(1, high, most)
 
 
 def _table(search: ClassSearch, limit: int, most: int) -> tuple[tuple[ClassPrediction, ...], ...]:

@@ -83,6 +83,8 @@ def parse_ops(text: str) -> float:
     amount = text.strip().replace(" ", "").removesuffix("/s")
     power = {"k": 1e3, "m": 1e6, "g": 1e9}.get(amount[-1:].lower(), 1.0)
     try:
+        if not amount.isascii():
+            raise ValueError
         return float(amount if power == 1 else amount[:-1]) * power
     except ValueError:
         raise ValueError(f"{text!r} is not a number of operations per second: write it like 1M or 250k/s") from None

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from prefect_cachewatch.capacity.model.demands import Scenario
+from prefect_cachewatch.capacity.model.limits import ROUNDING
 from prefect_cachewatch.capacity.model.together import Together
 
 __all__ = ["choose_slots"]
@@ -91,7 +92,7 @@ def _failing(together: Together, slots: int) -> tuple[int, ...] | None:
 def _holds(together: Together, mix: tuple[int, ...]) -> bool:
     classes, policy = together.scenario.classes, together.scenario.policy
     for c, entry in enumerate(together.at(mix)):
-        if entry.n and c in together.asked and entry.slowdown > policy.max_slowdown:
+        if entry.n and c in together.asked and entry.slowdown > (1 + ROUNDING) * policy.max_slowdown:
             return False
         if entry.n and c in together.asked and entry.burst_s > (policy.max_burst_s or math.inf):
             return False

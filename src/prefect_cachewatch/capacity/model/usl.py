@@ -23,6 +23,7 @@ __all__ = ["ServiceRates", "fit_usl", "service_rates"]
 GATE_RMSE_OVER_MEAN = 0.10
 _PEAK_ERRORS = 2.0  # beta must stand this many standard errors above 0 before a peak is spoken of
 _BETA_MAX = 1.0
+_GAMMA_MIN = 1e-12  # of the largest throughput
 
 Floats = NDArray[np.float64]
 Side = Literal["low", "high"]
@@ -67,7 +68,7 @@ def fit_usl(n: Sequence[float], throughput: Sequence[float]) -> UslFit:
             lambda values: values[2] * jobs / _below(values[0], values[1], jobs) - scaled,
             start,
             jac=jacobian,  # pyright: ignore[reportArgumentType] - scipy takes a function here; its annotation says str
-            bounds=([0.0, 0.0, 1e-12], [1.0, _BETA_MAX, np.inf]),
+            bounds=([0.0, 0.0, _GAMMA_MIN], [1.0, _BETA_MAX, np.inf]),
             x_scale=[0.1, max(1e-6, 1 / float(jobs.max()) ** 2), max(start[2], 1e-9)],
             xtol=1e-15,
             ftol=1e-15,
@@ -181,8 +182,10 @@ def _starts(jobs: Floats, rates: Floats) -> list[list[float]]:
     table = np.stack([np.ones_like(jobs), jobs - 1, jobs * (jobs - 1)], axis=1)
     first, second, third = (float(value) for value in np.linalg.lstsq(table, jobs / rates, rcond=None)[0])
     slope = float((rates / jobs).max())
+    slope = max(slope, _GAMMA_MIN)
     starts = [[0.05, 1e-4, slope], [0.5, 1e-3, slope], [1e-3, 1e-6, slope]]
     if first > 0:
+        first = min(first, 1 / _GAMMA_MIN)
         starts.insert(0, [min(max(second / first, 1e-6), 0.999), min(max(third / first, 1e-9), 0.9), 1 / first])
     return starts
 
