@@ -113,6 +113,30 @@ def test_a_directory_that_another_job_holds_is_not_watched_and_the_generator_run
     assert "is in use by another job" in told[0]
 
 
+def test_a_file_of_ours_in_a_directory_that_was_found_is_no_growth(tmp_path):
+    told: list[str] = []
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    script = f"exec 5> {cache}/w; for i in $(seq 15); do head -c 300000 /dev/zero >&5; sleep 0.4; done; exec sleep 60"
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(0.1):
+            log.write(bytes(30_000))
+
+    with open(cache / "our [log]?.txt", "wb", buffering=0) as log, CacheDirectories([]) as site:
+        writer = threading.Thread(target=go_on)
+        writer.start()
+        watch = bare_watch(tmp_path, site, script, told)
+        watch._look_for_s = 5
+        try:
+            outcome = run_watch(watch)
+        finally:
+            over.set()
+            writer.join()
+    assert (outcome.name, outcome.paths, outcome.growth.files_present) == ("stalled", (str(cache),), 1), told
+
+
 def test_a_cancelled_search_ends_the_tree(tmp_path):
     told: list[str] = []
     with CacheDirectories([]) as site:

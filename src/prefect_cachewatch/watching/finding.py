@@ -8,6 +8,7 @@ becomes a stall, places that were written since are watched too.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -164,6 +165,8 @@ class FindingWatch(Watch):
             self.site.take_on(list(chosen))
         except CachewatchError as error:
             return _why_not(chosen, error)
+        ours = [(path, top) for path in self._own for top in self.site.paths if is_in(path, top)]
+        self.site.ignore += [f"/{_literal(os.path.relpath(path, top))}" for path, top in ours]  # such as --log
         return None
 
     def _watch_from_now(self, learned: LearnedWindows | None) -> None:
@@ -227,6 +230,11 @@ def _files_of(pids: Sequence[int]) -> list[OpenFile]:
         return list_open_files(pid, ())[0] if namespace_of(pid, "mnt") == ours else ()
 
     return [file for files in read_each(pids, look, each_s=_EACH_S).values() for file in files]
+
+
+def _literal(path: str) -> str:
+    """Write a path as a glob that only it matches."""
+    return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _names(paths: Iterable[str]) -> str:
