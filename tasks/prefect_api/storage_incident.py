@@ -201,12 +201,15 @@ class StorageIncident:
 
     def _take(self, client: SyncPrefectClient, found: Found | None, window_s: float) -> bool:
         self._facts = self._record.take(client, found, {"by": self._run, "window_s": window_s})
-        self._earlier = _whole(self._facts.get("set")) if self._facts is not None else []
-        return self._facts is not None
+        if self._facts is None:
+            return False
+        # A request of a run that was cut off may still lower the limit; who raises it to what it was is a person.
+        self._earlier = [slots for slots in _whole(self._facts.get("set")) if slots != self._before()]
+        return True
 
     def _is_without(self, found: Found, standings: Sequence[Standing]) -> bool:
         """Say whether nobody looks after an incident: its run has left it, or is not seen and does not renew it."""
-        by = found.facts.get("by") or ""
+        by = str(found.facts.get("by") or "")
         is_seen = by in {one.run for one in standings}
         late_s = max(_number(found.facts.get("window_s")) / 2, _UNSEEN_S)
         return by in ("", self._run) or is_abandoned(found) or (not is_seen and found.age_s > late_s)
@@ -222,7 +225,10 @@ class StorageIncident:
                 # First of all, so that it is known whatever happens next.
                 self._renew(client, {"limit": now.limit, "limit_id": str(now.id), "set": [now.limit]})
             slots = max(self._floor, slots_that_move(now.active_slots, standings))
-            if slots < now.limit and self._is_ours(now) and self._set_limit(client, slots, now):
+            is_ours = self._is_ours(now)
+            if is_ours:
+                self._facts["set"] = [*self._earlier, now.limit]
+            if is_ours and slots < now.limit and self._set_limit(client, slots, now):
                 self._logger.warning("the limit of %s is lowered from %s to %s slots", self._told, now.limit, slots)
         self._is_new = False
         self._renew(client, {})

@@ -278,7 +278,7 @@ def test_a_record_that_a_person_has_written_into_is_nobodys_and_stops_nobody(inc
     first = incident.of("r0")
     for value in (
         "hello",
-        {"by": 7, "limit": "many", "set": {"a": 1}, "window_s": "long", "incident": "x", "told": []},
+        {"by": [7], "limit": "many", "set": {"a": 1}, "window_s": "long", "incident": "x", "told": []},
     ):
         with get_client(sync_client=True) as client:
             made = {"name": f"cachewatch-incident-{incident.name}_7", "value": value}
@@ -358,6 +358,28 @@ def test_who_is_killed_while_it_sets_the_limit_leaves_one_that_is_given_back(
     monkeypatch.setattr(incident_record, "_age_s", lambda *_: 3600.0)
     give_back_abandoned(incident.name, incident.name, "next", LOGGER)
     assert (incident.limit, incident.record) == (8, None)
+
+
+def test_a_person_who_sets_the_limit_back_after_a_killed_run_wins_too(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SyncPrefectClient.update_global_concurrency_limit
+
+    def killed(client: SyncPrefectClient, name: str, update: Any) -> None:
+        real(client, name, update)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SyncPrefectClient, "update_global_concurrency_limit", killed)
+        follow(incident.of("r0"), incident.suspected(4), incident.standings(4))
+    monkeypatch.setattr(incident_record, "_age_s", lambda *_: 60.0)
+    second = incident.of("r1")
+    follow(second, incident.suspected(4), incident.standings(4)[1:])
+    assert (incident.limit, incident.record["by"]) == (1, "r1")
+    incident.set(limit=8)
+    for _ in range(2):
+        follow(second, incident.suspected(4), incident.standings(4))
+    assert incident.limit == 8
 
 
 def test_a_limit_that_could_not_be_set_is_not_taken_for_a_persons(
