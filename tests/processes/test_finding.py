@@ -134,7 +134,8 @@ def test_a_file_of_ours_in_a_directory_that_was_found_is_no_growth(tmp_path):
         finally:
             over.set()
             writer.join()
-    assert (outcome.name, outcome.paths, outcome.growth.files_present) == ("stalled", (str(cache),), 1), told
+    assert (outcome.name, outcome.paths) == ("stalled", (str(cache),)), told
+    assert outcome.growth.files_present <= 1  # none, if it stalled before the first sample
 
 
 def test_a_cancelled_search_ends_the_tree(tmp_path):
