@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import prefect_cachewatch.capacity as capacity
+from prefect_cachewatch.capacity.planfile import read_plan
 
 ROOM = "prefect_cachewatch.capacity."
 MODULES = sorted(module.name.removeprefix(ROOM) for module in pkgutil.walk_packages(capacity.__path__, ROOM))
@@ -39,6 +40,12 @@ def test_the_program_of_the_page_runs() -> None:
     with contextlib.redirect_stdout(told):
         exec(textwrap.dedent(found[1]), {})
     assert "gp3: latency is 10 % up at 2 generations" in told.getvalue()
+
+
+def test_the_answer_on_the_page_is_the_examples() -> None:
+    given = read_plan(PAGE.parents[1] / "examples" / "planner" / "nightly.yaml")
+    answer = capacity.plan(given.storage, given.link, given.workloads, given.policy).answer
+    assert answer in " ".join(PAGE.read_text().split())
 
 
 def test_every_field_of_the_inputs_is_explained_on_its_form() -> None:

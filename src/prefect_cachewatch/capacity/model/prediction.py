@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from prefect_cachewatch.capacity.model.convolution import ClosedNetwork
 from prefect_cachewatch.capacity.model.demands import Demands
 from prefect_cachewatch.capacity.model.results import ClassPrediction
 
 __all__ = ["predict"]
+
+_PAUSE_99 = 0.49  # of pauses that vary evenly by half, one in a hundred is so much longer than the mean
 
 
 def predict(demands: Demands, network: ClosedNetwork, counts: list[int]) -> tuple[tuple[ClassPrediction, ...], float]:
@@ -43,8 +47,9 @@ def predict(demands: Demands, network: ClosedNetwork, counts: list[int]) -> tupl
             fewer = network.at([left if d == c else count for d, count in enumerate(counts)])
             last = workload.think_s + float(fewer.response_s[c]) + demands.delay_s[c]
             batch += workload.bursts_per_job * last
-        k = policy.p99_over_mean(workload.burst_cv)
-        silent = 0.0 if workload.bytes_appear == "while_moving" else k * burst / workload.files_per_burst
+        silent = 0.0 if workload.bytes_appear == "while_moving" else burst / workload.files_per_burst
+        # Pause and burst vary each for itself: their distances from the mean to the 99th percentile add as squares do.
+        late = math.hypot(_PAUSE_99 * workload.think_s, (policy.p99_over_mean(workload.burst_cv) - 1) * silent)
         rate = float(solution.throughput_per_s[c])
         predictions.append(
             ClassPrediction(
@@ -57,7 +62,7 @@ def predict(demands: Demands, network: ClosedNetwork, counts: list[int]) -> tupl
                 burst_high_s=burst,
                 io_slowdown=burst / alone,
                 slowdown=cycle / (usual.get(workload.name) or workload.think_s + alone),
-                gap_p99_s=workload.think_s + silent,
+                gap_p99_s=workload.think_s + silent + late,
                 job_s=job,
                 batch_s=batch or job,
                 utilisation=busy,

@@ -160,7 +160,7 @@ def test_silence_does_not_bind_whom_nobody_watches() -> None:
 
 def test_bytes_that_appear_while_moving_leave_only_the_thinking_silent() -> None:
     answer = plan(flat(), LinkProfile(), [caches(bytes_appear="while_moving")], loose(stall_window_s=30))
-    assert answer.table[-1][0].gap_p99_s == 10
+    assert answer.table[-1][0].gap_p99_s == pytest.approx(14.9)  # pauses of 5 to 15 s
 
 
 def test_the_band_holds_the_limit_and_widens_with_it() -> None:

@@ -7,8 +7,18 @@ import math
 import numpy as np
 import pytest
 
-from prefect_cachewatch.capacity import simulate, solve_closed
+from prefect_cachewatch.capacity import (
+    LinkProfile,
+    Policy,
+    ServiceCurve,
+    StorageProfile,
+    WorkloadClass,
+    simulate,
+    solve_closed,
+)
+from prefect_cachewatch.capacity.model.demands import Scenario
 from prefect_cachewatch.capacity.model.estimates import Estimate
+from prefect_cachewatch.capacity.model.limits import ClassSearch
 from prefect_cachewatch.errors import InputError
 
 CHASSIS = ((12,), [[1.6, 2 / 15]], 10)
@@ -34,6 +44,22 @@ def test_tails_do_depend_on_the_bursts_distribution() -> None:
     )
     assert constant.burst_p99_s / constant.burst_s.mean < 2
     assert exponential.burst_p99_s / exponential.burst_s.mean > 4
+
+
+@pytest.mark.parametrize("think_s", [0.5, 5.0, 30.0])
+@pytest.mark.parametrize(("cv", "burst"), [(0, "constant"), (1, "exponential")])
+def test_a_plan_takes_silences_for_no_shorter_than_they_are(think_s: float, cv: int, burst: str) -> None:
+    """Pauses vary by half: one in a hundred is half as long again, which matters where they are longer than the bursts."""
+    disk = ServiceCurve(points=[{"n": n, "throughput_bytes_per_s": 1e9 * min(n, 4)} for n in (1, 2, 4, 8)])
+    jobs = WorkloadClass(name="jobs", burst_bytes=10**9, think_s=think_s, burst_cv=cv)
+    policy = Policy(derate=0, max_slowdown=1000)
+    search = ClassSearch(
+        Scenario(StorageProfile(name="disk", sequential_write=disk), LinkProfile(), (jobs,), policy), 0
+    )
+    for n in (1, 4, 8):
+        alpha = [min(k, 4) for k in range(1, n + 1)]
+        run = simulate(n, [1.0], think_s, alpha, burst=burst, think="uniform", events=60_000, seed=n).classes[0]
+        assert 0.9 < search.mine(n).gap_p99_s / run.gap_quantiles_s[0.99] < 1.8
 
 
 def test_a_load_dependent_station_is_simulated_with_its_alpha() -> None:
