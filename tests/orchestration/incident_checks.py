@@ -14,7 +14,7 @@ from tests.support import new_tag
 __all__ = ["PLAIN", "ROOT", "argv", "check_interrupted", "check_one_acts"]
 
 ROOT = Path(__file__).parents[2]
-PLAIN = {"PREFECT_CLIENT_MAX_RETRIES": "0", "PREFECT_LOGGING_LEVEL": "ERROR"}
+PLAIN = {"PREFECT_LOGGING_LEVEL": "ERROR"}
 
 
 def argv(*words: object) -> list[str]:

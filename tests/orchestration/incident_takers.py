@@ -24,6 +24,7 @@ import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from prefect_cachewatch.tasks.prefect_api import incident_record, storage_incident
 from prefect_cachewatch.tasks.prefect_api.incident_record import IncidentRecord
@@ -132,6 +133,8 @@ def listen(storage: Storage, me: str, at: int = NEVER, how: str = "") -> None:
     """Note what this process tells and sets, and have one of its requests interrupted."""
     real = httpx.HTTPTransport.handle_request
     sent = [0]
+    if how in ("away", "mute"):  # else the client makes such a request again by itself
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}).__enter__()
 
     def handle(transport: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
         if "/admin/version" in request.url.path or "/csrf-token" in request.url.path:
