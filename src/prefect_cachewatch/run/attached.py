@@ -80,7 +80,10 @@ class AttachedRun(Closing):
         self._report_path, self._tell_stall = report, on_stall
         observed, cache_dirs = _find(attach, stop)
         try:
-            check = functools.partial(check_outputs, cache_dirs, attach.ignore, report=report, bundle_dir=bundle_root)
+            check = functools.partial(
+                check_outputs, cache_dirs, attach.ignore, report=report, bundle_dir=bundle_root,
+                rewritten=attach.on_stall == "report",
+            )  # fmt: skip
             if report is not None or bundle_root is not None:
                 look_ahead(files, "the directory of --report or --bundle-dir, or the cache directory,", check)
             secrets = () if observed.subject.pid is None else secret_values(_environment(observed.subject.pid))

@@ -55,6 +55,7 @@ def check_outputs_ahead(
             record=trace,
             bundle_dir=outputs.bundle_dir,
             published=published,
+            rewritten=job.on_stall == "report",
         )
         look_ahead(files, "the directory of --log, --report, --record or --bundle-dir, or the cache directory,", check)
     return trace
@@ -69,6 +70,7 @@ def check_outputs(
     record: Path | None = None,
     bundle_dir: Path | None = None,
     published: Sequence[str] | None = None,
+    rewritten: bool = False,
 ) -> None:
     """Refuse outputs that would overwrite each other, or be taken for the generator's files.
 
@@ -81,6 +83,7 @@ def check_outputs(
         bundle_dir: directory for post-mortem bundles.
         published: globs of files that are no part of what is published, None if nothing is: the cache is then digested, and
             any other file of ours in it would be a part of it.
+        rewritten: whether the report is written at each stall too, and the generator runs on.
 
     Raises:
         InputError: two outputs are one regular file; or one is in a cache directory where it must not be.
@@ -102,8 +105,9 @@ def check_outputs(
             )
     if bundle_dir is not None:
         named.append(("post-mortem directory", bundle_dir))
+    at_end = {"report file"} if published is None and not rewritten else set()
     for what, path in named:
-        _require_outside(what, path, cache_dirs, [ignore] if published is None else [ignore, published])
+        _require_outside(what, path, cache_dirs, [ignore] if published is None else [ignore, published], what in at_end)
 
 
 def _identity(path: Path) -> object:
@@ -115,20 +119,25 @@ def _identity(path: Path) -> object:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
-def _require_outside(what: str, path: Path, cache_dirs: Sequence[Path], left_out: Sequence[Sequence[str]]) -> None:
-    """Refuse a path in a cache directory, unless every one of some lists of globs leaves a log of that name out."""
+def _require_outside(
+    what: str, path: Path, cache_dirs: Sequence[Path], left_out: Sequence[Sequence[str]], may_be_inside: bool
+) -> None:
+    """Refuse a path in a cache directory, unless every one of some lists of globs leaves a file of that name out."""
     where = Path(os.path.realpath(path.parent), path.name)
     for directory in cache_dirs:
         root, shown = Path(os.path.realpath(directory)), for_terminal(str(directory))
         if os.path.realpath(path) == str(root):
             thing = "directory" if what == "post-mortem directory" else "file"
             raise InputError(f"{what} {for_terminal(str(path))} is a cache directory itself: name a {thing} elsewhere")
-        if not where.is_relative_to(root) or (what == "report file" and len(left_out) == 1):
+        if not where.is_relative_to(root) or may_be_inside:
             continue
         below = os.path.join("", *where.parent.relative_to(root).parts, "")
-        if what == "log file" and all(found and found(path.name, below) for found in map(compile_ignore, left_out)):
+        if what in ("log file", "report file") and all(
+            found and found(path.name, below) for found in map(compile_ignore, left_out)
+        ):
             continue
-        why = "count as growth" if what in ("log file", "trace") else "be a part of it"
+        grows = what in ("log file", "trace") or (what == "report file" and len(left_out) == 1)
+        why = "count as growth" if grows else "be a part of it"
         name = ", or name it *.log" if what == "log file" else ""
         raise InputError(
             f"{what} {for_terminal(str(path))} lies in cache directory {shown}, where it would {why}: put it elsewhere{name}"

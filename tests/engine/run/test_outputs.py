@@ -44,6 +44,9 @@ def test_what_is_published_holds_no_report(tmp_path: Path) -> None:
         InputError, match=r"lies in cache directory .*, where it would be a part of it: put it elsewhere$"
     ):
         check_outputs([tmp_path], [], report=inside, published=DEFAULT_IGNORE)
+    with pytest.raises(InputError, match=r"report file .* would count as growth: put it elsewhere$"):
+        check_outputs([tmp_path], [], report=inside, rewritten=True)
+    check_outputs([tmp_path], ["*.json"], report=inside, rewritten=True)
     with pytest.raises(InputError, match="would count as growth: put it elsewhere, or name it"):
         check_outputs([tmp_path], [], log=tmp_path / "out.txt")
     check_outputs([tmp_path], ["*.log"], log=tmp_path / "out.log")
