@@ -125,7 +125,7 @@ def generate_cache(
     tidy_run_logs()
     outlive_readers()
     admission = StorageSlots(storage, job.name)
-    run_metrics = FlowMetrics(metrics, job, logger)
+    run_metrics = FlowMetrics(metrics, job, logger, of_command=whom_to_tell.get() is not None)
     with contextlib.closing(Aside.spawn(_late_modules(metrics is not None))) as files:
         try:
             warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)

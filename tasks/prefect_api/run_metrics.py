@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause
+from prefect.exceptions import Pause, TerminationSignal
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.text import for_terminal
@@ -33,11 +33,24 @@ class FlowMetrics:
         metrics: their destination, on the machine that runs the flow, or None.
         job: the run's job.
         logger: the run's logger.
+        of_command: whether a command runs the flow in its own process: a signal then ends only the wait for a last scrape.
     """
 
-    def __init__(self, metrics: Metrics | None, job: CacheJob, logger: AnyLogger) -> None:
+    def __init__(
+        self,
+        metrics: Metrics | None,
+        job: CacheJob,
+        logger: AnyLogger,
+        *,
+        of_command: bool = False,
+    ) -> None:
         self.exporter: MetricsExporter | None = None
         self._metrics, self._job, self._logger = metrics, job, logger
+        # A worker's termination may be meant for a flow that would go on after this one.
+        self._ends_wait: tuple[type[BaseException], ...] = (
+            KeyboardInterrupt,
+            *([TerminationSignal] if of_command else []),
+        )
 
     def open(self, files: Files) -> MetricsExporter | None:
         """Open the destination.
@@ -84,7 +97,7 @@ class FlowMetrics:
                 self._logger.info(
                     "metrics stay open for up to %s, for a last scrape", format_duration(self._metrics.linger_s)
                 )
-            with contextlib.suppress(KeyboardInterrupt):  # ends the wait; the run itself is over
+            with contextlib.suppress(*self._ends_wait):  # the run itself is over
                 self.exporter.close(self._metrics.linger_s)
             if self.exporter.problem is not None:
                 self._logger.warning(self.exporter.problem)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
+from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.supervise.proc import read_stat
 from support import (
     Ran,
@@ -38,7 +39,10 @@ def phases(ran: Ran) -> list[str]:
 
 
 def test_a_server_that_writes_warms_up_in_silence_and_gets_ready_is_handed_over(bench: Bench):
-    ran = bench.exec(warm_s=2.0)
+    trace = bench.root / "trace.csv"
+    ran = bench.exec("--record", trace, warm_s=2.0)
+    assert (read_trace(trace).ending, read_trace(trace).torn) == ("ready", False)
+    assert read_trace(trace).rows[-1].total_bytes == ran.report["growth"]["bytes_present"]
     assert (ran.status, ran.report["outcome"], ran.report["stop"]) == (0, "completed", None)
     ready = ran.report["ready"]
     assert (ready["kind"], ready["what"], ready["then"]) == ("http", bench.url, "leave_running")
@@ -69,10 +73,12 @@ def test_what_a_server_prints_after_the_hand_over_goes_to_its_own_log_and_never_
 
 
 def test_a_server_that_is_stopped_when_ready_completes(bench: Bench):
-    ran = bench.exec("--then", "stop", workers=2)
+    trace = bench.root / "trace.csv"
+    ran = bench.exec("--then", "stop", "--record", trace, workers=2)
     assert (ran.status, ran.report["outcome"]) == (0, "completed")
     assert (ran.report["ready"]["left_running"], ran.report["ready"]["how_to_stop"]) == (False, None)
     assert "when its server was ready" in ran.last_line
+    assert read_trace(trace).ending == "ready"
     assert_none_left(bench.tag, 0)
     assert bench.records() == []
 

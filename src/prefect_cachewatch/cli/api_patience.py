@@ -36,13 +36,15 @@ _LOOK_S = 0.25
 # Work at an attempt's end that does not involve the API: a last scan, the post-mortem, the report.
 _OWN_END_S = 45.0
 _HURRY_S = 3.0
+_TELL_AFTER_S = 10.0
 
 
-def check_api(patience_s: float) -> str:
+def check_api(patience_s: float, instead: str = ", or unset PREFECT_API_URL to use a temporary server") -> str:
     """Check that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
 
     Args:
-        patience_s: the longest wait.
+        patience_s: the longest wait. After 10 s of it a line says what is waited for.
+        instead: what else the user can do, as the end of a sentence.
 
     Returns:
         The server's version; empty for Prefect Cloud and for a temporary server.
@@ -56,7 +58,8 @@ def check_api(patience_s: float) -> str:
     require_address(url)
     version: object = None
     try:
-        version = Bounded().call(_ask_api, patience_s)
+        with _wait_told(f"the Prefect API at {url} to answer", patience_s):
+            version = Bounded().call(_ask_api, patience_s)
     except TimeoutError:
         why = f"has not answered within {format_duration(patience_s)}"
     except ValueError:
@@ -72,15 +75,31 @@ def check_api(patience_s: float) -> str:
         why = ""
     if why:
         address = f"PREFECT_API_URL ends with /api: write {with_end(url)}; or " if with_end(url) != url else ""
-        raise InputError(
-            f"the Prefect API at {url} {why}: {address}start it with `prefect server start`, "
-            "or unset PREFECT_API_URL to use a temporary server"
-        )
+        raise InputError(f"the Prefect API at {url} {why}: {address}start it with `prefect server start`{instead}")
     if not isinstance(version, str):
         raise InputError(
             f"what answers at {url} is no Prefect API (a login page, a proxy?): check PREFECT_API_URL, which ends with /api"
         )
     return version
+
+
+@contextlib.contextmanager
+def _wait_told(what: str, patience_s: float) -> Iterator[None]:
+    """Say what is waited for, and until when, once that has taken 10 s."""
+    timer = threading.Timer(_TELL_AFTER_S, _tell_wait, (what, patience_s - _TELL_AFTER_S))
+    timer.daemon = True
+    if patience_s > _TELL_AFTER_S:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _tell_wait(what: str, left_s: float) -> None:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
+    with contextlib.suppress(OSError):
+        write_within(2, f"cachewatch: waiting for {what}, until {until}\n".encode("utf-8", "backslashreplace"), 1.0)
 
 
 def _ask_api() -> object:
@@ -178,6 +197,7 @@ class ApiWatchdog:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signal: int | None = None
         self._signalled_s = 0.0
+        self._told_since_s: float | None = None
         self._gone_s: float | None = None
         self._before = -1
 
@@ -219,6 +239,19 @@ class ApiWatchdog:
                         self._signal, self._signalled_s = number, time.monotonic()
             if not self.finished.is_set() and self._is_over():
                 self._leave()
+            self._tell_wait()
+
+    def _tell_wait(self) -> None:
+        """Say once of each wait for the API that it lasts, and what for."""
+        since_s, telling = self._telling.since_s, self._telling
+        if since_s in (None, self._told_since_s) or not (telling.has_begun or self._bounds_start):
+            return
+        left_s = self._patience_s - _TELL_AFTER_S
+        if time.monotonic() - since_s >= _TELL_AFTER_S and left_s > 0 and not self.finished.is_set():
+            self._told_since_s = since_s
+            where = f" at {api_url()}" if api_url() else ""
+            what = "take in how the run ended" if telling.has_begun else "take in that a run begins"
+            _tell_wait(f"the Prefect API{where} to {what}", left_s)
 
     def _is_over(self) -> bool:
         now_s, since_s = time.monotonic(), self._telling.since_s

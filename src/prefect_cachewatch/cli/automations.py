@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 import httpx
 
-from prefect_cachewatch.cli.api_address import api_url, require_address
+from prefect_cachewatch.cli.api_address import api_url
+from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.automation_apply import Applied, apply_automations
 from prefect_cachewatch.cli.automation_files import for_deployments, is_reference, read_automations
 from prefect_cachewatch.cli.options.fields import DURATION
@@ -30,6 +31,7 @@ __all__ = ["command"]
 _DONE = {"create": "created", "update": "updated", "unchanged": "unchanged"}
 _PLAN = {"create": "would be created", "update": "would be updated", "unchanged": "unchanged"}
 _WAIT_S = 180.0
+_API_S = 60.0
 _LEAST_S = 10.0
 
 T = TypeVar("T")
@@ -155,7 +157,7 @@ async def _with_server(act: Callable[[PrefectClient], Awaitable[T]]) -> T:
             "no Prefect API is configured, and automations of a temporary server would end with it: "
             "prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
-    require_address(url)
+    check_api(_API_S, instead="")
     try:
         async with get_client() as client:
             return await act(client)

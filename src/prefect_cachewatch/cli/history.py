@@ -28,6 +28,7 @@ from prefect_cachewatch.run.regression import measured_durations, slower_than_be
 __all__ = ["command", "render_history"]
 
 _RIGHT = {2, 3, 4, 5}
+_NAMED = 3
 
 
 def _complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -95,6 +96,7 @@ def _list(found: PastRuns, as_json: bool) -> None:
     rows.sort(key=lambda row: row[2], reverse=True)
     if as_json:
         print(json.dumps([{"name": name, "runs": count, "last_end": end} for name, count, end in rows], indent=1))
+        _tell_unread(found)
         return
     if not rows:
         print(f"no run in {for_terminal(str(state_home()), 1000)} yet")
@@ -107,7 +109,10 @@ def _list(found: PastRuns, as_json: bool) -> None:
 
 def _tell_unread(found: PastRuns) -> None:
     if found.unread:
-        say(f"{format_count(found.unread, 'file')} in the state directory could not be read as a report")
+        shown = ", ".join(for_terminal(path, 300) for path in found.unread[:_NAMED])
+        more = f" and {len(found.unread) - _NAMED} more" if len(found.unread) > _NAMED else ""
+        files, where = format_count(len(found.unread), "file"), for_terminal(str(state_home()), 1000)
+        say(f"{files} in {where} could not be read as a report: {shown}{more}")
 
 
 def _unknown(name: str, found: PastRuns) -> str:

@@ -29,6 +29,7 @@ __all__ = ["command"]
 _SHOWN = 10
 _ENDINGS = {
     "exited": "the generator ended",
+    "ready": "the server was ready",
     "stopped": "cachewatch stopped the generator",
     "cut_off": "the recording was cut off",
     "unknown": "the trace ends",

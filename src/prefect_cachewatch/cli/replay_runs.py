@@ -58,7 +58,7 @@ def _read(directory: Path) -> tuple[list[Trace], dict[str, str]]:
         except InputError as error:
             left_out[path.name] = error.message
             continue
-        if trace.ending in ("exited", "unknown"):
+        if trace.ending in ("exited", "ready", "unknown"):
             traces.append(trace)
         else:
             left_out[path.name] = "cachewatch stopped it" if trace.ending == "stopped" else "the recording was cut off"

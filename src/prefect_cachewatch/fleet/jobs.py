@@ -51,6 +51,10 @@ def check_deployment_name(name: str) -> str:
     return name
 
 
+# Fields of a job that change nothing in its cache.
+_ONLY_WATCHED = {"on_stall", "strict_secrets", "expected_bytes", "ignore", "allow_empty", "progress_log"}
+
+
 class FleetJob(CacheJob):
     """One job of a fleet: a cache job, its policies, and where and when it runs."""
 
@@ -98,8 +102,11 @@ class FleetJob(CacheJob):
 
     @property
     def digest(self) -> str:
-        """Identifies this job, and changes when it is edited: 16 hex digits over what it runs and where it writes."""
-        told = self.model_dump(mode="json", include=set(CacheJob.model_fields) - {"on_stall"})
+        """Identifies this job, and changes when it is edited: 16 hex digits over what it runs and where it writes.
+
+        What only changes how it is watched is left out.
+        """
+        told = self.model_dump(mode="json", include=set(CacheJob.model_fields) - _ONLY_WATCHED)
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -11,9 +11,10 @@ from functools import cache
 
 from prefect_cachewatch.postmortem.crash_table import CRASH_RULES, CrashRule
 
-__all__ = ["LastWords", "find_last_words"]
+__all__ = ["LastWords", "find_last_words", "readable_lines"]
 
 _LINES_MAX = 1500
+_SHAPE_MAX = 1000
 _HALF_MAX = 1000  # of a long line both ends are read
 _APART = 25  # that many ordinary lines between two errors: the earlier one was survived
 _RECENT = 60
@@ -23,6 +24,8 @@ _EXCEPTION_WEIGHT = 20
 _CONSEQUENCE_WEIGHT = 10
 
 _CODES = re.compile(r"(?:\x1b|#033|\\x1b|\\u001b)\[[0-9;?]{0,24}[A-Za-z]|\x1b\][^\x07\x1b]{0,200}\x07|\x1b[()][A-Z0-9]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+_NO_LETTERS = re.compile(r"[\W\d_]+")
 # What launchers and loggers write before a line: ranks, pids, times, levels, columns.
 _PREFIX = re.compile(
     r"(?:\s*(?:\[[^\[\]]{0,100}\](?:<\w{1,8}>)?:?|\([A-Z][^()]{0,100}\)|<std\w{1,4}>:|\d[\d:.,/TZ-]{0,40}(?=\s)|\||[\w.-]{1,60}\s{1,20}\|\s"
@@ -102,9 +105,27 @@ def find_last_words(log_tail: str) -> LastWords | None:
     return _told(lines, (causes or groups)[-1])
 
 
+def readable_lines(log_tail: str) -> list[str]:
+    """Return the lines of an output that a person can read; of a line that is drawn anew (a progress bar) its last state.
+
+    Args:
+        log_tail: the end of the output.
+
+    Example:
+        >>> readable_lines("\\x1b[1mloading\\x1b[0m\\n\\r 9%|#  | 1/9\\r10%|## | 2/9\\n\\x07\\x01")
+        ['loading', '10%|## | 2/9']
+    """
+    text = _CONTROLS.sub("", _CODES.sub("", log_tail))  # UTF-16 is ASCII with NUL bytes between
+    lines: list[str] = []
+    for line in text.split("\n"):
+        states = [state for state in line.split("\r") if state.strip()]
+        shapes = [sorted(_NO_LETTERS.sub("", state[:_SHAPE_MAX])) for state in states]
+        lines += [state for at, state in enumerate(states) if at + 1 == len(states) or shapes[at] != shapes[at + 1]]
+    return lines
+
+
 def _read(log_tail: str) -> list[_Line]:
-    text = _CODES.sub("", log_tail.replace("\x00", ""))  # UTF-16 is ASCII with NUL bytes between
-    raw = [line for line in _BREAK.split(text) if line.strip()]
+    raw = [part for line in readable_lines(log_tail) for part in _BREAK.split(line) if part.strip()]
     lines: list[_Line] = []
     traced: dict[str, int] = {}  # by rank: lines since the last frame
     for line in raw[-_LINES_MAX:]:

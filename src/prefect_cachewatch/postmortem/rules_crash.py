@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefect_cachewatch.postmortem.crash_table import CRASH_RULES
-from prefect_cachewatch.postmortem.last_words import LastWords
+from prefect_cachewatch.postmortem.last_words import LastWords, readable_lines
 from prefect_cachewatch.postmortem.view import View, cause, shown
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.headline import UNSEEN
@@ -32,7 +32,8 @@ def generator_failed(view: View) -> Diagnosis | None:
     if words is not None and (by_signal is None or words.rule.weight >= _BETTER_WEIGHT):
         return _by_words(view, words)
     lines, how = _last_lines(view), _how_it_ended(view)
-    silent = "printed nothing" if view.evidence.output_seen else UNSEEN
+    silent = "printed nothing" + (" that can be read" if view.evidence.log_tail.strip() else "")
+    silent = silent if view.evidence.output_seen else UNSEEN
     found = cause(
         f"{how}, and its last line was: {shown(lines[-1], 200)}" if lines else f"{how} and {silent}",
         tuple(f"log: {shown(line, 240)}" for line in lines),
@@ -76,4 +77,4 @@ def _signal_of(view: View) -> int | None:
 
 
 def _last_lines(view: View) -> list[str]:
-    return [line.strip() for line in view.evidence.log_tail.splitlines() if line.strip()][-_LINES:]
+    return [line.strip() for line in readable_lines(view.evidence.log_tail)][-_LINES:]

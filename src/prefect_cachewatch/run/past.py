@@ -61,8 +61,8 @@ class PastRuns:
     """What was found; the runs of each job are under its `job_key`, the newest first."""
 
     runs: dict[str, list[JobRun]] = field(default_factory=dict)
-    #: Files that could not be read.
-    unread: int = 0
+    #: Files that could not be read, wholly or in part, by their paths in the state directory.
+    unread: list[str] = field(default_factory=list)
 
     def names(self) -> dict[str, str]:
         """Return the name of each job as its newest report has it, by key."""
@@ -96,7 +96,7 @@ def read_past_runs(name: str | None = None) -> PastRuns:
             for entry in _names(here):
                 # A bundle's name has 40 characters of the job's at most.
                 if key is None or key[:40].strip("-") in entry:
-                    _add_reports(found, attempts, _reports_in(here, entry, found))
+                    _add_reports(found, attempts, _reports_in(here, kind, entry, found))
     with _opened(state_home() / "history") as here:
         for entry in _names(here):
             match = _HISTORY.fullmatch(entry)
@@ -161,32 +161,38 @@ def _names(here: int | None) -> list[str]:
     return [] if here is None else sorted(os.listdir(here))
 
 
-def _reports_in(here: int | None, entry: str, found: PastRuns) -> list[Mapping[str, Any]]:
-    """Read the reports of a run's directory or of a bundle, in the order of the attempts."""
+def _reports_in(here: int | None, kind: str, entry: str, found: PastRuns) -> list[tuple[str, Mapping[str, Any]]]:
+    """Read the reports of a run's directory or of a bundle, each with its path, in the order of the attempts."""
     try:
         fd = os.open(entry, OPEN_DIRECTORY, dir_fd=here)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):  # also a link, which is not followed
         return []
-    reports = []
+    except OSError:
+        found.unread.append(f"{kind}/{entry}")
+        return []
+    reports: list[tuple[str, Mapping[str, Any]]] = []
     with Opened(fd):
         if os.fstat(fd).st_uid != os.geteuid():
             return []
         names = _names(fd)
         # The stall of this bundle stopped nothing: what counts is how the run ended.
         for name in [END] if END in names else filter(_REPORT.fullmatch, names):
+            path = f"{kind}/{entry}/{name}"
             try:
-                reports.append(read_report_in(fd, name))
+                reports.append((path, read_report_in(fd, name)))
             except (OSError, ValueError):
-                found.unread += 1
-    return sorted(reports, key=lambda report: _seconds(report.get("started_at")) or 0.0)
+                found.unread.append(path)
+    return sorted(reports, key=lambda one: _seconds(one[1].get("started_at")) or 0.0)
 
 
-def _add_reports(found: PastRuns, attempts: set[tuple[str, float]], reports: list[Mapping[str, Any]]) -> None:
+def _add_reports(
+    found: PastRuns, attempts: set[tuple[str, float]], reports: list[tuple[str, Mapping[str, Any]]]
+) -> None:
     whole = []
-    for report in reports:
+    for path, report in reports:
         at = _seconds(report.get("started_at"))
         if at is None or not isinstance(report.get("name"), str) or not isinstance(report.get("outcome"), str):
-            found.unread += 1
+            found.unread.append(path)
         elif (mark := (job_key(report["name"]), round(at, 3))) not in attempts:
             attempts.add(mark)
             whole.append(report)
@@ -199,10 +205,13 @@ def _add_remembered(found: PastRuns, attempts: set[tuple[str, float]], here: int
     try:
         text = read_small_file(here, entry, HISTORY_BYTES).decode()
     except (OSError, ValueError, StoreError):
-        found.unread += 1
+        found.unread.append(f"history/{entry}")
         return
     name = found.runs[key][-1].name if key in found.runs else key
-    for past in parse_history(text):
+    remembered = parse_history(text)
+    if len(remembered) < len(text.splitlines()):
+        found.unread.append(f"history/{entry}")
+    for past in remembered:
         # Its `ended_at` is the report's `started_at`.
         figures = asdict(past)
         at = _seconds(figures["ended_at"])

@@ -74,7 +74,7 @@ def describe_cause(diagnosis: Diagnosis) -> str:
     if diagnosis.category != "generator_failed":
         return diagnosis.summary.rstrip(".")
     last = diagnosis.evidence[-1].removeprefix("log: ").rstrip(".") if diagnosis.evidence else ""
-    silent = UNSEEN if diagnosis.summary.endswith(UNSEEN) else "it printed nothing"
+    silent = UNSEEN if diagnosis.summary.endswith(UNSEEN) else f"it {diagnosis.summary.rpartition(' and ')[2]}"
     return f"{last} (its last line)" if last else silent
 
 

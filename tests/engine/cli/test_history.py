@@ -76,7 +76,7 @@ def test_a_run_of_several_attempts_is_one_line_with_its_stalls_and_cause(state, 
     body = json.loads(history(capsys, "llama", "--json", "--last", "2")[1])
     assert [run["attempts"] for run in body["runs"]] == [1, 2]
     assert body["runs"][1]["ended_at"] == "2026-11-02T02:10:00.000+00:00"
-    assert (body["name"], body["regression"], body["unread"]) == ("llama", None, 0)
+    assert (body["name"], body["regression"], body["unread"]) == ("llama", None, [])
 
 
 def test_a_remembered_run_whose_reports_were_pruned_is_shown_once(state, capsys):
@@ -157,7 +157,11 @@ def test_a_damaged_report_is_counted_and_left_out(state, capsys, text):
     leave(state / "generations/llama-b", text)
     status, out, err = history(capsys, "llama")
     assert (status, len(out.splitlines())) == (0, 2)
-    assert err == "cachewatch: 1 file in the state directory could not be read as a report\n"
+    assert err == f"cachewatch: 1 file in {state} could not be read as a report: generations/llama-b/report.json\n"
+    _, out, _ = history(capsys, "llama", "--json")
+    assert json.loads(out)["unread"] == ["generations/llama-b/report.json"]
+    _, out, err = history(capsys, "--json")
+    assert len(json.loads(out)) == 1 and err.endswith(": generations/llama-b/report.json\n")
 
 
 def test_figures_that_are_none_are_shown_as_unknown_and_words_obey_nothing(state, capsys):
@@ -189,7 +193,12 @@ def test_pipes_links_and_huge_files_are_not_waited_for(state, capsys):
     os.mkfifo(state / "history/llama-0123456789ab.jsonl")
     (state / "history/llama-0123456789ac.jsonl").write_text('[1]\n{"ended_at": 1}\n' + "[" * 100_000)
     found = read_past_runs("llama")
-    assert [len(runs) for runs in found.runs.values()] == [1] and found.unread == 4
+    assert [len(runs) for runs in found.runs.values()] == [1]
+    files = [
+        *(f"generations/llama-{name}/report.json" for name in "bcd"),
+        *(f"history/llama-0123456789a{x}.jsonl" for x in "bc"),
+    ]
+    assert found.unread == files
 
 
 def test_a_directory_that_others_may_write_into_is_one_sentence(state, capsys):

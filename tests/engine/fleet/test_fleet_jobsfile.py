@@ -216,8 +216,17 @@ def test_an_edited_job_has_another_digest_and_a_renamed_storage_has_not() -> Non
     same = FleetJob(
         name="a", command=["x"], cache_dirs=["/c"], storage={"name": "s"}, priority=1, retry={"attempts": 1}
     )
-    other = FleetJob(name="a", command=["x", "-v"], cache_dirs=["/c"])
-    assert job.digest == same.digest != other.digest
+    watched = FleetJob(
+        name="a", command=["x"], cache_dirs=["/c"], expected_bytes="1GB", ignore=["*.tmp"], progress_log=["step"],
+        on_stall="report", allow_empty=True, strict_secrets=True, stall={"stall_after_s": 60},
+    )  # fmt: skip
+    assert job.digest == same.digest == watched.digest
+    edited = [
+        {"command": ["x", "-v"]}, {"cache_dirs": ["/d"]}, {"env": {"A": "1"}}, {"env_secrets": {"A": "block"}}, {"cwd": "/w"},
+        {"container": {"image": "x"}}, {"wait_for": "leader"}, {"markers": {"completed": "/c/.done"}}, {"name": "b"},
+    ]  # fmt: skip
+    plain = {"name": "a", "command": ["x"], "cache_dirs": ["/c"]}
+    assert job.digest not in [FleetJob.model_validate(plain | one).digest for one in edited]
 
 
 def test_what_a_job_waits_for_keeps_its_kind_and_its_line(tmp_path: Path) -> None:

@@ -273,6 +273,9 @@ OWN_ENDS = {
     "killed in a container": (137, "layer 7\n", "killed", "exit code 137 (SIGKILL)"),
     "killed after an exception that it said": (-9, TRACE + "KeyError: 'w2'\nlayer 7\n", "killed", "its last line was: layer 7"),
     "nothing said": (3, "", "generator_failed", "exit code 3 and printed nothing"),
+    "a bar said": (3, "\r10%\r20%", "generator_failed", "its last line was: 20%"),
+    "half a line said": (3, "no such lay", "generator_failed", "its last line was: no such lay"),
+    "controls said after it": (3, "layer 7\n\x07\x01\n\x1b[0m", "generator_failed", "its last line was: layer 7"),
 }  # fmt: skip
 
 

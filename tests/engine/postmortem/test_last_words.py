@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_cachewatch.postmortem.crash_table import CRASH_CATEGORIES, CRASH_RULES
-from prefect_cachewatch.postmortem.last_words import find_last_words
+from prefect_cachewatch.postmortem.last_words import find_last_words, readable_lines
 
 LOGS = Path(__file__).parents[2] / "data" / "crashes"
 NOTHING = "generator_failed"
@@ -176,3 +176,45 @@ def test_no_output_makes_it_fail(text):
 def test_every_category_has_a_rule_and_a_real_log():
     seen = {category for name in ("training.txt", "test.txt") for _, category, _ in read_logs(name)}
     assert {rule.category for rule in CRASH_RULES} == set(CRASH_CATEGORIES) == seen - {NOTHING}
+
+
+BAR = "".join(
+    f"\r{part:3d}%|{'#' * (part // 200):10}| {part}/2000 [00:01<00:02, {part % 7}.{part % 9}{'s/it' if part % 3 else 'it/s'}]"
+    for part in range(2000)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sure"),
+    [
+        (f"{FULL}\n{BAR}", FULL, True),
+        (f"{BAR}\n{FULL}", FULL, True),
+        (f"{FULL}\n\x07\x01\x02\n" + "\x1b[31m\x1b[0m\n" * 2000, FULL, True),
+        (f"layer 1\r\n{FULL}\r\n", FULL, True),
+        (f"\x02\x1b[31m{FULL}\x1b[0m\x9b", FULL, True),
+    ],
+)
+def test_a_line_that_is_drawn_anew_is_one_line_and_controls_are_none(text, line, sure):
+    words = find_last_words(text)
+    assert (words.line, words.sure) == (line, sure)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("loading\nno such lay", ["loading", "no such lay"]),
+        ("loading\r10%\r20%", ["loading", "20%"]),
+        ("\x07\x01\n\x1b[0m\n\r\r\n", []),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("A\x00b\x00\n\x00", ["Ab"]),
+    ],
+)
+def test_what_a_person_can_read_of_an_output(text, lines):
+    assert readable_lines(text) == lines
+
+
+def test_a_bar_without_an_end_and_a_line_of_megabytes_are_read_in_no_time():
+    began_s = time.process_time()
+    assert len(readable_lines(BAR * 20)) == 1
+    assert readable_lines("x" * 5_000_000) == ["x" * 5_000_000]
+    assert time.process_time() - began_s < 20

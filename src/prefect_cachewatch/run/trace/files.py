@@ -27,7 +27,7 @@ _REQUIRED = TRACE_COLUMNS[:3]
 # Names of other samplers: cum_growth is what was written; the others count changes without growth.
 _ALIASES = {"cum_growth": "written_bytes"}
 _CHANGES = ("new", "renamed", "rewritten_same_or_smaller")
-_EVENTS: tuple[Event, ...] = ("", "unreadable", "missing", "exited", "stopped")
+_EVENTS: tuple[Event, ...] = ("", "unreadable", "missing", "exited", "ready", "stopped")
 _ROWS_MAX = 2_000_000
 # How a number is read, its name in messages, and its maximum.
 _NUMBERS: dict[str, tuple[Callable[[str], float], str, float]] = {
@@ -247,7 +247,7 @@ def _row(reader: _Reader, before: TraceRow | None) -> TraceRow:
     if before is not None:
         if row.t_s < before.t_s:
             raise reader.fail(f"t_s goes back from {before.t_s:g} to {row.t_s:g}: rows must be in the order of time")
-        if before.event in ("exited", "stopped"):
+        if before.event in ("exited", "ready", "stopped"):
             raise reader.fail(f"a row after the run's end ({before.event}): a trace holds one run")
         for name in ("written_bytes", "written_alloc_bytes"):
             old, new = getattr(before, name), getattr(row, name)

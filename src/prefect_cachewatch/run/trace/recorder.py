@@ -124,7 +124,8 @@ class TraceRecorder:
         """
         last, report = self._last, watch.supervisor.report if watch.supervisor is not None else None
         if last is not None and report is not None:
-            event: Event = "exited" if report.why == "exited" else "stopped"
+            ready = watch.serving is not None and watch.serving.ends_well(report)
+            event: Event = "ready" if ready else "exited" if report.why == "exited" else "stopped"
             self._put(
                 replace(last, grew_at_s=None, touched_at_s=None, told_at_s=None, scan_s=0.0, late_s=0.0, event=event)
             )

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 __all__ = ["Event", "Trace", "TraceFiles", "TraceRow"]
 
-Event = Literal["", "unreadable", "missing", "exited", "stopped"]
+Event = Literal["", "unreadable", "missing", "exited", "ready", "stopped"]
 
 _BLOCK_BYTES = 512
 _MARKER, _START, _STAYING, _FIRST_PIECE = 1, 2, 3, 4
@@ -63,12 +63,12 @@ class Trace:
         return self.rows[-1].t_s
 
     @property
-    def ending(self) -> Literal["exited", "stopped", "cut_off", "unknown"]:
+    def ending(self) -> Literal["exited", "ready", "stopped", "cut_off", "unknown"]:
         """How the recorded run ended; `unknown` if the file has no such column."""
         if not self.recorded:
             return "unknown"
         event = self.rows[-1].event
-        return event if event in ("exited", "stopped") else "cut_off"
+        return event if event in ("exited", "ready", "stopped") else "cut_off"
 
 
 class _Totals(NamedTuple):

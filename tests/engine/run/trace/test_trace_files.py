@@ -141,7 +141,7 @@ def test_a_last_line_without_its_end_counts_where_another_sampler_wrote_it_whole
         (f"{HEADER}\n0,,1\n", "trace FILE, line 2: total_bytes is empty: it must be a whole number of bytes or files"),
         (f"{HEADER}\n5,1,1\n4,1,1\n", "trace FILE, line 3: t_s goes back from 5 to 4: rows must be in the order of time"),
         (f"{HEADER},event\n0,1,1,boom\n",
-         "trace FILE, line 2: event is 'boom': it must be empty or one of unreadable, missing, exited, stopped"),
+         "trace FILE, line 2: event is 'boom': it must be empty or one of unreadable, missing, exited, ready, stopped"),
         (f"{HEADER},event\n0,1,1,exited\n1,1,1,\n", "trace FILE, line 3: a row after the run's end (exited): a trace holds one run"),
         (f"{HEADER},written_bytes\n0,1,1,9\n1,1,1,8\n", "trace FILE, line 3: written_bytes falls from 9 to 8: what was written can only grow"),
         (b"\x80\x81\n", "trace FILE, line 1: not text in UTF-8; a trace is CSV with a header"),
@@ -168,7 +168,9 @@ lines = st.lists(
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 @settings(max_examples=100)
-@given(lines, st.sampled_from(["", "exited", "stopped"]), st.one_of(st.none(), st.floats(0, 800)), st.booleans())
+@given(
+    lines, st.sampled_from(["", "exited", "ready", "stopped"]), st.one_of(st.none(), st.floats(0, 800)), st.booleans()
+)
 def test_any_table_of_numbers_is_replayed_to_an_end(tmp_path, table, ending, hang_at_s, touching):
     t_s, text, sums = 0.0, ",".join(TRACE_COLUMNS) + "\n", [0, 0]
     for number, (wait_s, fields, event) in enumerate(table, start=1):
