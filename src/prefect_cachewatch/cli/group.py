@@ -9,20 +9,10 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from prefect_cachewatch import __version__
+from prefect_cachewatch.cli.option_examples import example_of
 from prefect_cachewatch.common.text import for_terminal
 
 __all__ = ["command_group", "completion", "usage_message"]
-
-
-# By an option's name, placeholder or kind.
-_EXAMPLES = {
-    "--config": "cachewatch.toml", "--container": "my-server", "--env": "TT_CACHE_PATH=/mnt/cache", "--key": "revision=a1b2c3",
-    "--log": "run.log", "--metrics": ":9464", "--name": "llama", "--pid": "4711", "--profile": "openvino,cache_dir=/mnt/ov",
-    "--ready": "tcp=8000", "--record": "run.csv", "--report": "report.json", "--store": "/mnt/caches", "--storage": "nfs-a",
-    "--volume": "caches:/cache", "DIR": "/mnt/cache", "GLOB": "'*.tmp'", "duration": "10m", "float": "1.5", "integer": "3",
-    "integer range": "3", "N": "3", "share": "10%", "size": "4GiB",
-    "SIGNAL:SIGNAL": "TERM:INT",
-}  # fmt: skip
 
 
 class _Table(click.Group):
@@ -113,18 +103,8 @@ def _with_example(said: str, name: str, root: click.Command, args: Sequence[str]
             break
         command, context = found, click.Context(found, info_name=word, parent=context)
     option = next((each for each in command.params if name in each.opts), None)
-    example = "" if option is None else f", as in {name} {_example_of(option)}"
+    example = "" if option is None else f", as in {name} {example_of(option)}"
     return f"{said.rstrip('.')}{example} (see {context.command_path} --help)"
-
-
-def _example_of(option: click.Parameter) -> str:
-    kind = option.type
-    for name in option.opts:
-        if name in _EXAMPLES:
-            return _EXAMPLES[name]
-    if isinstance(kind, click.Choice):
-        return str(kind.choices[0])
-    return _EXAMPLES.get(option.metavar or kind.name) or option.metavar or kind.name.upper()
 
 
 @click.command("completion")

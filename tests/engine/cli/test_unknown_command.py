@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+
+import click
 import pytest
 
-from prefect_cachewatch.cli.main import main
+from prefect_cachewatch.cli.group import command_group
+from prefect_cachewatch.cli.main import COMMANDS, main
+from prefect_cachewatch.cli.option_examples import example_of
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,8 @@ def test_it_is_answered_with_the_nearest_name(capsys, argv, sentence):
         (["generate", "-q", "--log", "--", "true"], "Option '--log' requires an argument, and '--' follows it, as in --log run.log (see cachewatch generate --help)"),
         (["exec", "--on-stall"], "Option '--on-stall' requires an argument, as in --on-stall stop (see cachewatch exec --help)"),
         (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument, as in --repetitions 3 (see cachewatch probe --help)"),
-        (["automations", "apply", "--notify"], "Option '--notify' requires an argument, as in --notify TYPE/NAME (see cachewatch automations apply --help)"),
+        (["automations", "apply", "--notify"], "Option '--notify' requires an argument, as in --notify slack-webhook/ops (see cachewatch automations apply --help)"),
+        (["store", "audit", "/s", "llama", "--scratch"], "Option '--scratch' requires an argument, as in --scratch /mnt/scratch (see cachewatch store audit --help)"),
         (["fleet"], "Missing argument 'JOBS.yaml'. (see cachewatch fleet --help)"),
     ],
 )  # fmt: skip
@@ -39,3 +45,21 @@ def test_an_option_without_its_value_is_named_with_an_example(capsys, argv, sent
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert (ended.value.code, *capsys.readouterr()) == (125, "", f"cachewatch: {sentence}\n")
+
+
+def options(command: click.Command, context: click.Context) -> list[tuple[click.Context, click.Option]]:
+    if not isinstance(command, click.Group):
+        found = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
+        return [(context, each) for each in found if not each.count]
+    below = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
+    return [each for name, one in below if one for each in options(one, click.Context(one, context, name))]
+
+
+def test_every_example_is_a_value_that_its_option_takes():
+    group = command_group(COMMANDS)
+    found = options(group, click.Context(group))
+    assert len(found) > 150
+    for context, option in found:
+        (word,) = shlex.split(example_of(option))
+        option.type.convert(word, option, context)
+        assert word != (option.metavar or option.type.name.upper()), option.opts
