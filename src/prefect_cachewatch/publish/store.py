@@ -331,7 +331,9 @@ class CacheStore:
             sample: of how many files to compare the contents; default all.
         """
         with open_folder(self.root, name, change=True) as folder:
-            where = str(self.root) if scratch is None else scratch
+            where = (
+                str(self.root) if scratch is None else os.path.abspath(scratch)
+            )  # what is generated has an absolute path
             return audit_build(folder, build_id or _active(folder), generate, scratch=where, sample=sample)
 
     def manifest(self, name: str, build_id: str | None = None, *, owners: Collection[int] | None = None) -> Manifest:
