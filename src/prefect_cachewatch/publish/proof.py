@@ -130,8 +130,10 @@ def _vouched(build_fd: int, tree: BuildTree) -> dict[str, int]:
     """Return what whole markers list, with the moment at which the marker was there; of a marker itself one after it."""
     present = {file.path for file in tree.files} | {path for path, _ in tree.links}
     found: dict[str, int] = {}
+    now_ns = time.time_ns()
     for marker in tree.files:
-        if not posixpath.basename(marker.path).startswith(_MARKER):
+        # One of the future was written before the clock was set back: what is older by its date may be newer.
+        if not posixpath.basename(marker.path).startswith(_MARKER) or marker.changed_ns > now_ns:
             continue
         with contextlib.suppress(StoreError, OSError):
             listed = _read(build_fd, marker, read_marker)

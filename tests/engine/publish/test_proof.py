@@ -209,7 +209,7 @@ def test_a_marker_of_tt_metal_proves_what_it_lists_and_what_has_not_changed_sinc
     assert gone["n300/.weights_complete"] == "unprovable"
 
 
-def test_a_marker_stays_with_all_that_it_vouches_for(tmp_path):
+def test_a_marker_stays_with_all_that_it_vouches_for_unless_the_clock_was_set_back(tmp_path, monkeypatch):
     build, policy = begin(tmp_path)
     with build:
         build.note_growth()
@@ -217,6 +217,8 @@ def test_a_marker_stays_with_all_that_it_vouches_for(tmp_path):
         time.sleep(0.05)
         Path(build.path, ".weights_complete.none").write_bytes(marker("a.bin"))
         assert resumed(build, policy, {}) == {}
+        monkeypatch.setattr(time, "time_ns", lambda: 0)
+        assert set(resumed(build, policy, {})) == {"a.bin", ".weights_complete.none"}
 
 
 def test_a_file_that_is_replaced_after_it_was_read_is_not_the_one_that_was_proved(tmp_path):
