@@ -131,10 +131,12 @@ def look_back(
     found = outcome.rewriting
     if found is None or found.present_bytes < LEAST_BYTES:
         unfinished = outcome.name != "completed" and watch.state.growth.bytes_written
-        note, paths = note_unfinished if unfinished else note_ended, sorted(watch.site.found_paths)
+        paths, hidden = sorted(watch.site.found_paths), tuple(secrets)
         with contextlib.suppress(OSError):
-            if paths:
-                files.run(note, paths, tuple(secrets), timeout_s=_WITHIN_S)
+            if paths and unfinished:
+                files.run(note_unfinished, paths, hidden, timeout_s=_WITHIN_S)
+            elif paths:
+                files.run(note_ended, paths, hidden, timeout_s=_WITHIN_S)
         return outcome
     facts, programs = facts_of(watch, found, env, secrets, known), _programs(watch.job.command)
     before: RunFacts | None = None
