@@ -100,7 +100,7 @@ class CacheJob(InputModel):
     on_stall: Literal["stop", "report"] = Field(
         default="stop",
         description="What a stall leads to; stop: the process tree is stopped; report: it is said what would have been stopped and "
-        "why, and the generator is left alone, whose own end counts. A time limit (max_duration_s) is no stall, and stops it.",
+        "why, and the generator is left alone, whose own end counts.",
     )
     allow_empty: bool = Field(
         default=False,

@@ -44,8 +44,6 @@ class AttachedWatch(Watch):
         prove: as for `Watch`.
     """
 
-    limit_holds = False  # a process of somebody else is left alone, unless it is to be stopped
-
     def __init__(
         self,
         site: CacheDirectories,

@@ -144,8 +144,6 @@ class Watch:
         learn: gets the bytes that are there before the start, and returns the windows learned from earlier runs.
     """
 
-    limit_holds = True  # the time limit also ends what no stall ends
-
     def __init__(
         self,
         site: CacheDirectories,
@@ -488,13 +486,10 @@ class Watch:
             self.left_alone = LeftAlone(
                 state, self._running().gone, sampled=self._sampled, tell=self._tell_stall, clock=self._clock,
                 moot=lambda verdict: (serving is not None and serving.ready_s is not None) or self.look_elsewhere(verdict),
-                before=self.left_alone.stalls if self.left_alone is not None else (), limited=self.limit_holds,
+                before=self.left_alone.stalls if self.left_alone is not None else (),
             )  # fmt: skip
             verdict = self.left_alone.run(wait)
             if state is self.state:  # no verdict has led elsewhere
-                over = self.limit_holds and verdict.status == "deadline_exceeded" and not self._running().gone.is_set()
-                if over and (serving is None or serving.claim_end()):
-                    self.stop_for(verdict)
                 return verdict
 
     def _tell_stall(self, verdict: Verdict) -> tuple[str, str | None]:
@@ -634,7 +629,7 @@ class Watch:
             )
             if (learned := state.rule.learned.behind(self.verdict.kind)) is not None:
                 message += f" Decided by a learned window: {learned}."
-            if self.job.on_stall == "report" and report is None:
+            if self.job.on_stall == "report":
                 message += " The generator would have been stopped, and was left alone."
             leader = self.supervisor.leader_exit if self.supervisor else None
             if leader and leader[0] == 0:

@@ -123,7 +123,7 @@ class FindingWatch(Watch):
     def _wait(self, seconds: float) -> Verdict | None:
         """Wait for the end, and for the time limit, at which the tree is stopped; None if neither has come."""
         supervisor = self._running()
-        limit_s = self.stall.max_duration_s
+        limit_s = self.stall.max_duration_s if self.job.on_stall == "stop" else None
         left_s = seconds if limit_s is None else min(seconds, self.started_s + limit_s - self._clock())
         if supervisor.gone.wait(max(0.0, left_s)):
             return Verdict("growing")

@@ -5,7 +5,6 @@ For a generator whose job says `on_stall: report`, and for a process that cachew
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -50,7 +49,6 @@ class LeftAlone:
         moot: says that a stall is not to be reported: the work has reached its end and is about to be ended, or is
             watched elsewhere from now on.
         before: stalls that were reported earlier in the attempt.
-        limited: whether the time limit is no stall and ends the watch, so that the caller ends the work.
     """
 
     def __init__(
@@ -63,11 +61,10 @@ class LeftAlone:
         clock: Callable[[], float],
         moot: Callable[[Verdict], bool] = lambda _: False,
         before: Sequence[ReportedStall] = (),
-        limited: bool = False,
     ) -> None:
         self.stalls: list[ReportedStall] = list(before)
         self._state, self._gone, self._sampled, self._tell, self._clock = state, gone, sampled, tell, clock
-        self._moot, self._limited = moot, limited
+        self._moot = moot
         self._open: dict[str, _Open] = {}
 
     def run(self, wait: Callable[[float], bool]) -> Verdict:
@@ -77,12 +74,12 @@ class LeftAlone:
             wait: waits at most so many seconds; true once the work has ended.
 
         Returns:
-            The last verdict; final if the work is to be ended.
+            The last verdict.
         """
         while True:
             verdict = self._state.run(wait, self._gone.is_set, self._sampled)
             while verdict.final and not self._gone.is_set():
-                if self._moot(verdict) or (self._limited and verdict.status == "deadline_exceeded"):
+                if self._moot(verdict):
                     return verdict
                 self._report(verdict)
                 verdict = self._wait_until_over(wait)
@@ -112,25 +109,15 @@ class LeftAlone:
         """Measure at each poll until nothing reported is left, another fault occurs, or the work has ended."""
         state, rule = self._state, self._state.rule
         while self._open:
-            left_s = (
-                math.inf
-                if not self._limited or rule.max_duration_s is None
-                else self._limit_left_s(rule.max_duration_s)
-            )
-            ended = wait(min(rule.poll_s, max(0.0, left_s)))
+            ended = wait(rule.poll_s)
             verdict = state.measure((lambda: True) if ended else self._gone.is_set)
             self._sampled()
-            if left_s <= rule.poll_s and not ended:  # a verdict of the silence would go before that of the limit
-                return Verdict("deadline_exceeded", None, rule.pause_s, rule.window_s)
             self._note_what_is_over(verdict)
             if verdict.final and not ended and not self._is_told(verdict):
                 return verdict
             if self._gone.is_set():
                 break
         return Verdict("growing", None, rule.pause_s, rule.window_s)
-
-    def _limit_left_s(self, limit_s: float) -> float:
-        return self._state.rule.started_s + limit_s - self._clock()
 
     def _is_told(self, verdict: Verdict) -> bool:
         # A silence changes its kind with the window that it has passed, and with what is known of it by then.
