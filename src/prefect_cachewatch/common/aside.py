@@ -316,7 +316,8 @@ def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
     if copy >= 0 and (pid := os.fork()) == 0:  # it leaves its imports there
         _fill_and_end()
     elif copy >= 0:
-        os.waitpid(pid, 0)  # before the first answer, and so before the generator starts
+        with contextlib.suppress(ChildProcessError):  # whoever started us ignores SIGCHLD: the kernel has reaped it
+            os.waitpid(pid, 0)  # before the first answer, and so before the generator starts
     gc.freeze()
     _serve(socket.socket(fileno=control), -1)
 
