@@ -313,9 +313,9 @@ def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
         os.set_inheritable(copy, False)
         adopt_copy(copy)
     import_all(modules)
-    if copy >= 0 and (pid := os.fork()) == 0:  # it leaves its imports there
-        _fill_and_end()
-    elif copy >= 0:
+    if copy >= 0:
+        if (pid := os.fork()) == 0:  # it leaves its imports there
+            _fill_and_end()
         with contextlib.suppress(ChildProcessError):  # whoever started us ignores SIGCHLD: the kernel has reaped it
             os.waitpid(pid, 0)  # before the first answer, and so before the generator starts
     gc.freeze()
