@@ -113,6 +113,7 @@ def test_a_directory_that_another_job_holds_is_not_watched_and_the_generator_run
     assert "is in use by another job" in told[0]
 
 
+@pytest.mark.campaign
 def test_a_file_of_ours_in_a_directory_that_was_found_is_no_growth(tmp_path):
     told: list[str] = []
     cache = tmp_path / "cache"

@@ -455,7 +455,7 @@ def test_any_text_is_a_destination_or_one_sentence(text):
 
 @pytest.mark.parametrize("linger_s", [-1, "2h", float("nan"), float("inf")])
 def test_a_linger_that_is_none_is_refused(linger_s):
-    with pytest.raises(ValidationError, match="than or equal to|a finite number"):
+    with pytest.raises(ValidationError, match=r"than or equal to|a finite number"):
         Metrics(to=":9464", linger_s=linger_s)
 
 
