@@ -105,7 +105,7 @@ def test_ci_names_what_it_has_no_time_for_and_why(tmp_path: Path) -> None:
     found = rows(ran.stdout)
     assert ran.returncode == 0, ran.stdout
     assert found["test"].endswith("ok")
-    assert "left out: no time: it takes about 900 s" in found["test-faults"]
+    assert "left out: no time: it takes about 1080 s" in found["test-faults"]
 
 
 def test_the_workflows_call_targets_that_exist_and_the_lowest_and_newest_prefect_have_one_of_their_own() -> None:
