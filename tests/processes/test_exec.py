@@ -710,7 +710,8 @@ def test_a_command_that_is_killed_itself_leaves_nobody_and_frees_the_directory(c
 def test_a_guard_that_is_killed_is_cachewatchs_own_failure(cache):
     tag = new_tag()
     source = f"import time; open({str(cache / 'started')!r}, 'w').close(); time.sleep({HANG_S})"
-    with running(exec_argv(cache, *WELL, "--grace", "0.3s", command=program(source, tag))) as process:
+    with running(exec_argv(cache, *WELL, "-v", "--grace", "0.3s", command=program(source, tag))) as process:
+        assert "the command was started as pid" in process.stderr.readline()  # its guard has said so
         assert eventually((cache / "started").exists)
         (pid,) = tagged(tag)
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

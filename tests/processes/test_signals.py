@@ -421,7 +421,8 @@ def test_a_signal_to_every_process_of_a_job_ends_no_helper(tmp_path, name):
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("name", mostly_apart(["TERM", "INT", "HUP"], ["TERM"]))
 def test_an_ending_signal_to_a_guard_is_told(tmp_path, name, which):
-    with listening(tmp_path) as run:
+    with listening(tmp_path, "-v") as run:
+        assert "the command was started as pid" in run.process.stderr.readline()  # its guard has said so
         os.kill(guards(run.process.pid)[which], getattr(signal, f"SIG{name}"))
         if which:
             assert run.process.wait(PATIENCE_S) == 125
