@@ -73,9 +73,9 @@ def tagged(tag: str) -> list[int]:
         try:
             argv = Path(f"/proc/{name}/cmdline").read_bytes()
             text = Path(f"/proc/{name}/stat").read_text(errors="replace")
-        except OSError:
+            alive = text[text.rindex(")") + 2] not in "ZX"
+        except (OSError, ValueError):  # it ends just now: there is no file, or nothing in it
             continue
-        alive = text[text.rindex(")") + 2] not in "ZX"
         if tag.encode() in argv and b"prefect_cachewatch" not in argv and alive:
             found.append(int(name))
     return found

@@ -66,6 +66,7 @@ COMMON = [
     "common.inputs",
     "common.lazy",
     "common.locks",
+    "common.proc_locks",
     "common.statedir",
     "common.temporary",
     "common.svg",

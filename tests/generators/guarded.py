@@ -134,6 +134,6 @@ def marked_processes(mark: str) -> dict[int, str]:
             try:
                 if (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZXx":
                     found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except OSError:
+            except (OSError, IndexError):  # it ends just now: there is no file, or nothing in it
                 continue
     return found

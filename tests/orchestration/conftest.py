@@ -244,7 +244,7 @@ def alive(tag: str) -> list[int]:
         try:
             argv = Path(f"/proc/{name}/cmdline").read_bytes()
             state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
+        except (OSError, IndexError):  # it ends just now: there is no file, or nothing in it
             continue
         if tag.encode() in argv and state not in "ZX":
             found.append(int(name))

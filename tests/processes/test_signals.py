@@ -92,7 +92,7 @@ def guards(pid: int) -> list[int]:
     """The outer and the inner guard of a run."""
     found = []
     for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, IndexError):  # it ends just now: there is no file, or nothing in it
             if name.isdigit() and b"cachewatch-guard" in Path(f"/proc/{name}/cmdline").read_bytes():
                 parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
                 found.append((parent, int(name)))

@@ -84,7 +84,7 @@ def commands(shell: Terminal, cache: Path) -> list[int]:
     """Pids of the `cachewatch exec` that watches a directory, as the shell's child; not what it has forked."""
     found = []
     for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, IndexError):  # it ends just now: there is no file, or nothing in it
             words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0") if name.isdigit() else []
             if b"prefect_cachewatch.cli.main" in words and str(cache).encode() in words:
                 parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.files import LOCK_FILE
+from prefect_cachewatch.common.proc_locks import parse_locks
 from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
-from prefect_cachewatch.supervise.proc_locks import parse_locks
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prefect_cachewatch.common.mounts import read_mounts
+from prefect_cachewatch.common.proc_locks import lock_waits
 from prefect_cachewatch.common.text import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
-from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["find_cgroup", "list_sockets", "read_cgroup", "read_locks"]

@@ -19,11 +19,11 @@ from functools import partial
 from typing import TypeVar
 
 from prefect_cachewatch.common.parked import MARK
+from prefect_cachewatch.common.proc_locks import lock_waits
 from prefect_cachewatch.postmortem.standstill import Wanted
 from prefect_cachewatch.postmortem.standstill_model import Around, Blocker, FutexMemory, TreeLook
 from prefect_cachewatch.postmortem.standstill_tables import other_tables, read_links
 from prefect_cachewatch.supervise.proc import living_thread, namespace_of, read_proc, read_status
-from prefect_cachewatch.supervise.proc_locks import lock_waits
 from prefect_cachewatch.supervise.reading import read_each
 
 __all__ = ["look_around"]

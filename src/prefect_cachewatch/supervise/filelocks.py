@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.locks import try_lock
+from prefect_cachewatch.common.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.supervise.proc import read_proc
-from prefect_cachewatch.supervise.proc_locks import LockLine, parse_locks
 from prefect_cachewatch.supervise.reading import argv_within
 
 __all__ = ["LockHolder", "describe_holders", "find_holders", "has_exclusive_holder", "is_reader_only", "take_exclusive"]

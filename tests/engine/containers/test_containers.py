@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import socket
+import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +20,7 @@ from pydantic import ValidationError
 
 from prefect_cachewatch.cli.options.container import container_from, environment_from
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
+from prefect_cachewatch.containers import volume_scanner
 from prefect_cachewatch.containers.creation import container_request, covering_mount
 from prefect_cachewatch.containers.engine import engine_candidates, find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
@@ -370,3 +374,13 @@ def test_a_record_of_another_machine_is_left_alone(tmp_path):
     Path(path).write_text(Path(path).read_text().replace(machine_id(), "another-machine"))
     report = clear_containers(recorded_only=True, directory=str(directory))
     assert (report.problems, os.path.exists(path)) == ((), True)
+
+
+def test_the_helper_container_gets_every_module_that_the_scan_process_imports(tmp_path):
+    with tarfile.open(fileobj=io.BytesIO(volume_scanner._package())) as packed:
+        packed.extractall(tmp_path, filter="data")
+    start = f"import sys; sys.path.append({str(tmp_path / 'cachewatch')!r}); import prefect_cachewatch.measure.scan_process as it"
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"{start}; print(it.__file__)"], capture_output=True, text=True
+    )
+    assert ran.stdout.startswith(str(tmp_path)), ran.stderr

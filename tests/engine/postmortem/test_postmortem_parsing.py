@@ -7,10 +7,10 @@ import struct
 import pytest
 
 from prefect_cachewatch.common.mounts import mount_of, parse_mountinfo
+from prefect_cachewatch.common.proc_locks import lock_waits
 from prefect_cachewatch.postmortem.proctree import BlockedCall, decode_syscall
 from prefect_cachewatch.postmortem.stacks import parse_py_spy
 from prefect_cachewatch.supervise.proc import stat_fields
-from prefect_cachewatch.supervise.proc_locks import lock_waits
 
 ZEROS = "0x0 0x0 0x0 0x0 0x0 0x0 0x7ffe 0x7fdc"
 
