@@ -61,22 +61,6 @@ from prefect_cachewatch.watching.sections import NextAttempt
 from prefect_cachewatch.watching.site import CacheDirectories, check_command
 from prefect_cachewatch.watching.stall import effective_poll_s
 
-__all__ = [
-    "ASIDE_MODULES",
-    "AWAKE_S",
-    "CANCELLED_PATIENCE_S",
-    "Inputs",
-    "check_retry",
-    "is_output_shown",
-    "learning_for",
-    "live_view",
-    "prepare",
-    "run_attempt",
-    "show_output",
-    "wait_awake",
-    "write_reports",
-]
-
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 

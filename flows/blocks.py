@@ -31,8 +31,6 @@ from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["CacheGeneration", "CacheGenerationRun"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -27,17 +27,17 @@ from prefect_cachewatch.capacity.model.planning import plan
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.capacity.model.results import HistoryCheck, LimitPlan, as_json
 from prefect_cachewatch.capacity.planfile import PlanInput, read_plan, read_storage
-from prefect_cachewatch.capacity.probe.run import ProbeSettings, check_probe
+from prefect_cachewatch.capacity.probe.report import ProbeSettings
+from prefect_cachewatch.capacity.probe.run import check_probe
 from prefect_cachewatch.capacity.rollout import decide_limit
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
-from prefect_cachewatch.tasks.capacity import measure_storage, read_run_records, set_storage_limit
+from prefect_cachewatch.tasks.capacity import measure_storage, set_storage_limit
 from prefect_cachewatch.tasks.prefect_api.logs import say_end
-
-__all__ = ["check_capacity", "plan_capacity"]
+from prefect_cachewatch.tasks.run_records import read_run_records
 
 _Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
 

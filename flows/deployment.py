@@ -28,8 +28,6 @@ from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
-__all__ = ["deploy_cache"]
-
 _NOT_STAGED = "deploy_cache needs staged publishing into a store: in place there is no way back"
 
 

@@ -23,8 +23,6 @@ from prefect_cachewatch.run.followup import Rerun, decide_follow_up
 from prefect_cachewatch.tasks.follow_up import FailedRun, read_failed_run, start_again
 from prefect_cachewatch.tasks.prefect_api.logs import say_end
 
-__all__ = ["follow_up_stall"]
-
 _Delay = Annotated[float, Field(ge=0, le=7 * 86400), DURATION]
 _Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
 _ROWS = 20

@@ -37,7 +37,6 @@ from prefect_cachewatch.flows.attempts import (
     live_view,
     prepare,
     run_attempt,
-    show_output,
     write_reports,
 )
 from prefect_cachewatch.flows.retrying import Retrying
@@ -58,15 +57,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 from prefect_cachewatch.watching.sections import Publication, Readiness
 from prefect_cachewatch.watching.site import CacheDirectories
-
-__all__ = [
-    "CacheGenerationError",
-    "GenerationSummary",
-    "final_state",
-    "generate_cache",
-    "live_view",
-    "show_output",
-]
 
 
 class CacheGenerationError(CachewatchError):

@@ -30,8 +30,6 @@ from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
 from prefect_cachewatch.watching.site import CacheDirectories
 
-__all__ = ["Retrying"]
-
 _SURVIVORS_S = 60.0  # beyond the pause
 _STAYING: tuple[Change, ...] = ("kernel_cache", "no_xet")  # changes of the environment, for all further attempts
 

@@ -14,9 +14,6 @@ from typing import Any, Generic, TypeVar
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["ContextValue", "Telling", "note_end", "note_work", "whom_to_tell"]
-
-
 T = TypeVar("T")
 
 

@@ -35,8 +35,6 @@ from prefect_cachewatch.tasks.prefect_api.reporter import ExpectedSize, Reporter
 from prefect_cachewatch.tasks.watching import Observation, watch_process
 from prefect_cachewatch.watching.outcomes import ending_of, is_failure, is_verdict
 
-__all__ = ["WatchSummary", "watch_cache"]
-
 _TASK_ENDS_S = 20.0
 _LOOK_S = 0.5
 

@@ -17,24 +17,12 @@ from prefect.logging import get_run_logger
 from prefect.variables import Variable
 
 from prefect_cachewatch.capacity.model.profile import StorageProfile
-from prefect_cachewatch.capacity.probe.run import ProbeReport, ProbeSettings, ProbeStep, run_probe
+from prefect_cachewatch.capacity.probe.report import ProbeReport, ProbeSettings, ProbeStep
+from prefect_cachewatch.capacity.probe.run import run_probe
 from prefect_cachewatch.capacity.rollout import LimitDecision, weights_variable
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
-from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot, storage_weight
-from prefect_cachewatch.tasks.run_records import read_run_records, run_record_key, store_run_record
-
-__all__ = [
-    "LimitChange",
-    "measure_storage",
-    "read_run_records",
-    "run_record_key",
-    "set_storage_limit",
-    "storage_slot",
-    "storage_weight",
-    "store_run_record",
-]
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import FOLLOWED, PastEnd
 from prefect_cachewatch.tasks.prefect_api.labels import CAUSE_LABEL, LASTING_LABEL
 
-__all__ = ["RERUN_TAG", "FailedRun", "read_failed_run", "start_again"]
-
 RERUN_TAG = "cachewatch-rerun"
 _MAX_RUNS = 100
 

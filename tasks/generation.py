@@ -31,8 +31,6 @@ from prefect_cachewatch.watching.outcomes import describe_growth, describe_nothi
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule
 
-__all__ = ["Attempt", "monitor_cache", "monitor_growth", "run_generator"]
-
 _START_TIMEOUT_S = 300.0
 
 

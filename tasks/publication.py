@@ -30,8 +30,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.leaving import describe_left_alone
 from prefect_cachewatch.watching.sections import Publication
 
-__all__ = ["asset_key", "deliver_build", "event_payload", "find_cached", "publisher_of", "verify_build"]
-
 # Characters that Prefect refuses in an asset's key, and control characters.
 _NOT_IN_KEY = re.compile(r"[\s#?&%\"'<>\[\]{}|\\^`\x00-\x1f\x7f-\x9f]")
 _KEY_MAX = 512

@@ -30,8 +30,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 
-__all__ = ["RUN_RECORD_PREFIX", "read_run_records", "run_record_key", "store_run_record", "stored_records"]
-
 RUN_RECORD_PREFIX = "cachewatch-run-"
 _PAGE = 200
 _RUNS_PER_ARTIFACT_QUERY = 50

@@ -20,16 +20,6 @@ from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.verification import Verdict
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 
-__all__ = [
-    "activate_cache",
-    "check_deployment",
-    "collect_cache",
-    "collect_surplus",
-    "list_cache",
-    "roll_back_cache",
-    "verify_cache",
-]
-
 _OPTIONS: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
 
 

@@ -22,8 +22,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.headline import headline_of
 from prefect_cachewatch.watching.outcomes import ending_of, is_failure
 
-__all__ = ["Observation", "watch_process"]
-
 
 class Observation:
     """The data that task and flow share: the run, its reports, and how it ended.

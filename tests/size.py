@@ -31,9 +31,9 @@ def code_lines(source: str) -> int:
 
 def rooms() -> list[str]:
     """The rooms from top to bottom, as the architecture test has them."""
-    text = (ROOT / "tests/engine/test_architecture_rooms.py").read_text()
+    text = (ROOT / "tests/engine/test_architecture.py").read_text()
     tables = [node.value for node in ast.parse(text).body
-              if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ARROWS"]  # fmt: skip
+              if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS"]  # fmt: skip
     return list(reversed(ast.literal_eval(tables[0])))
 
 

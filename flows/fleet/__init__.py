@@ -1,3 +1,1 @@
 """The flow of a fleet (`flow`), its `loop`, and the runners of its jobs (`executor`): processes of this host or workers."""
-
-__all__ = ["executor", "flow", "loop", "member", "processes", "workers"]

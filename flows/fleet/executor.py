@@ -22,8 +22,6 @@ from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
 
-__all__ = ["Executor", "Fleet", "make_tracking_task"]
-
 
 @dataclass(frozen=True)
 class Fleet:

@@ -42,8 +42,6 @@ from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments,
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 
-__all__ = ["FleetSummary", "JobResult", "cancel_jobs", "fleet_view", "generate_fleet"]
-
 # What runs aside: a module of this room would bring Prefect into each call, which takes seconds.
 _ASIDE_MODULES = tuple(
     f"prefect_cachewatch.{name}" for name in ("common.statedir", "fleet.status", "measure.scan_process", "run.history")

@@ -26,8 +26,6 @@ from prefect_cachewatch.tasks.prefect_api.fleet_rows import FleetTable, final_ro
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tag
 from prefect_cachewatch.tasks.run_records import stored_records
 
-__all__ = ["SHOWN", "FleetLoop", "FleetView"]
-
 # Attribute of log records whose content is in the view as well.
 SHOWN = "cachewatch_shown"
 

@@ -21,9 +21,8 @@ from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
 from prefect_cachewatch.fleet.status import StatusFile
-from prefect_cachewatch.flows.generation import generate_cache, live_view
-
-__all__ = ["ENTRYPOINT", "PARENT_VARIABLE", "STATUS_VARIABLE", "generate_member", "run_member"]
+from prefect_cachewatch.flows.attempts import live_view
+from prefect_cachewatch.flows.generation import generate_cache
 
 ENTRYPOINT = "prefect_cachewatch.flows.fleet.member.generate_member"
 # Variables by which the fleet tells a job its pid, and the file for the job's progress.

@@ -30,8 +30,6 @@ from prefect_cachewatch.flows.fleet.executor import Fleet, make_tracking_task
 from prefect_cachewatch.flows.fleet.member import ENTRYPOINT, PARENT_VARIABLE, STATUS_VARIABLE, generate_member
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tags
 
-__all__ = ["LocalExecutor"]
-
 # From SIGTERM to SIGKILL: covers the generator's grace period, the last scan, the report and the run's last state.
 _END_S = 60.0
 _KILLED_S = 10.0

@@ -19,8 +19,6 @@ from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, c
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
-__all__ = ["WorkerExecutor"]
-
 
 class WorkerExecutor:
     """Has each job run by the workers of a deployment.

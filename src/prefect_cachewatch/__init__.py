@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from prefect_cachewatch.publish.store import CacheStore
     from prefect_cachewatch.run.attached import watch
     from prefect_cachewatch.tasks import monitor_cache
-    from prefect_cachewatch.tasks.capacity import storage_slot
+    from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot
 else:
     _PLACES = {
         "config": (
@@ -123,7 +123,7 @@ else:
         "publish.store": "CacheStore",
         "run.attached": "watch",
         "tasks": "monitor_cache",
-        "tasks.capacity": "storage_slot",
+        "tasks.prefect_api.storage_slots": "storage_slot",
     }
 
     def __getattr__(name):

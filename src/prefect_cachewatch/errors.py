@@ -19,24 +19,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "WORKING_DIRECTORY_GONE",
-    "BuildDamaged",
-    "CacheDirectoryBusy",
-    "CacheDirectoryError",
-    "CachewatchError",
-    "CommandError",
-    "GuardError",
-    "InputError",
-    "MetricsPortTaken",
-    "NotEnoughSpace",
-    "ScanError",
-    "ScanTimeout",
-    "StoreBusy",
-    "StoreError",
-]
-
-
 WORKING_DIRECTORY_GONE = "the present working directory has been removed: change to another one"
 
 

@@ -27,8 +27,6 @@ from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
 
-__all__ = ["StorageSlots"]
-
 _logger = logging.getLogger("prefect.cachewatch")
 
 

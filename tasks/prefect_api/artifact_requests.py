@@ -17,8 +17,6 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 
 from prefect_cachewatch.tasks.prefect_api.server_clock import note_time
 
-__all__ = ["create_artifact", "update_artifact"]
-
 Kind = Literal["markdown", "table", "progress"]
 Data = str | float | Sequence[Mapping[str, Any]]
 

@@ -31,17 +31,6 @@ from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_growth, describe_last, ending_of
 from prefect_cachewatch.watching.stall import effective_poll_s
 
-__all__ = [
-    "PATIENCE_S",
-    "completion_markdown",
-    "publish_completion",
-    "publish_failure",
-    "publish_history",
-    "report_markdown",
-    "tell_failure",
-    "try_until",
-]
-
 PATIENCE_S = 120.0
 AnyLogger = Logger | LoggerAdapter[Any]
 

@@ -22,17 +22,6 @@ from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.tasks.prefect_api.server_clock import occurred_now
 from prefect_cachewatch.watching.headline import headline_of
 
-__all__ = [
-    "describe_end",
-    "emit_cache_event",
-    "emit_generation_event",
-    "emit_run_counted",
-    "emit_run_event",
-    "emit_silence",
-    "emit_storage_event",
-    "resource_id",
-]
-
 
 def resource_id(name: str) -> str:
     """Return the id of a cache's resource, stable over its runs.

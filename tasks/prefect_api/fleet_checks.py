@@ -23,8 +23,6 @@ from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, st
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
-__all__ = ["check_deployments", "check_limits"]
-
 
 def check_limits(
     client: SyncPrefectClient, jobs: Sequence[FleetJob], policy: FleetPolicy, logger: AnyLogger

@@ -22,8 +22,6 @@ from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifa
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.watching.leaving import named_would_be_stops
 
-__all__ = ["FleetTable", "final_row", "run_url"]
-
 
 class FleetTable:
     """The table of a fleet's jobs, for the UI.

@@ -26,17 +26,6 @@ from prefect.states import Cancelling
 
 from prefect_cachewatch.common.text import slugify
 
-__all__ = [
-    "FINAL",
-    "cancel_run",
-    "children_of",
-    "completed_before",
-    "fleet_tag",
-    "is_fleet_job",
-    "job_tag",
-    "job_tags",
-]
-
 FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
 _PAGE = 200  # the largest page that the API gives
 _OF_FLEET, _OF_RUN, _OF_JOB = "cachewatch-fleet:", "cachewatch-fleet-run:", "cachewatch-job:"

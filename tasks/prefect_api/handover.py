@@ -21,8 +21,6 @@ from prefect_cachewatch.run.handover import Earlier, read_earlier
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
-__all__ = ["HANDOVER_LABEL", "earlier_attempts", "hand_over", "taken_meanwhile", "why_not_elsewhere"]
-
 HANDOVER_LABEL = "cachewatch.handover"
 _PATIENCE_S = 30.0
 _REQUEST_S = 10.0

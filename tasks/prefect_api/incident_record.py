@@ -21,8 +21,6 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from prefect_cachewatch.tasks.prefect_api.server_clock import time_of
 
-__all__ = ["Facts", "Found", "IncidentRecord"]
-
 Facts = dict[str, Any]
 
 _PAGE = 200

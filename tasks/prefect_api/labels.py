@@ -13,8 +13,6 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger, try_until
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.watching.outcomes import ending_of
 
-__all__ = ["CAUSE_LABEL", "LASTING_LABEL", "NEXT_LABEL", "label_cause"]
-
 NEXT_LABEL = "cachewatch.next"
 CAUSE_LABEL = "cachewatch.cause"
 LASTING_LABEL = "cachewatch.lasting"

@@ -9,8 +9,6 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 from prefect.exceptions import ObjectNotFound
 
-__all__ = ["read_limit", "set_limit"]
-
 
 def read_limit(client: SyncPrefectClient, name: str) -> GlobalConcurrencyLimitResponse | None:
     """Return a limit; None if there is none of that name."""

@@ -14,8 +14,6 @@ from prefect.client.schemas.objects import State
 from prefect_cachewatch.common.console import close_console, unblocked
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
-__all__ = ["outlive_readers", "say_end", "tidy_run_logs"]
-
 _ENGINE_EXITED = "Engine execution exited with unexpected exception"
 _FINISHED = re.compile(r"Finished in state \w+")
 _SAID_MAX = 20

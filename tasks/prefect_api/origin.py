@@ -10,8 +10,6 @@ from prefect.utilities.urls import url_for
 
 from prefect_cachewatch.run.runner import Origin
 
-__all__ = ["this_origin", "this_run"]
-
 
 def this_run() -> FlowRun | None:
     """Return the flow run that this is called in, as Prefect had it at its start; no request is made for it."""

@@ -16,8 +16,6 @@ import httpx
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["ask_patiently", "is_outage"]
-
 T = TypeVar("T")
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 

@@ -12,8 +12,6 @@ from prefect_cachewatch.config.outputs import StreamOutput
 from prefect_cachewatch.run.output_lines import LAST_LINES, OutputLines
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 
-__all__ = ["OUTPUT_LOGGER", "OutputLog"]
-
 OUTPUT_LOGGER = "cachewatch.output"
 
 

@@ -23,8 +23,6 @@ from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_gener
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["ExpectedSize", "Reporter", "times_as_long"]
-
 # At most 5 requests a minute in all: one batch of logs per tick, and one request for the progress artifact; after half
 # an hour 2 a minute where the generator prints nothing.
 LOG_EVERY_S = 20.0

@@ -23,8 +23,6 @@ from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.watching.outcomes import ending_named, ending_of
 
-__all__ = ["FlowMetrics"]
-
 
 class FlowMetrics:
     """The metrics of one run; without a destination it does nothing.

@@ -7,8 +7,6 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-__all__ = ["note_time", "occurred_now", "server_now", "time_of"]
-
 _NO_MATTER = timedelta(seconds=5)  # the header has whole seconds, and answers take their time
 _ahead = timedelta()
 

@@ -27,8 +27,6 @@ from prefect_cachewatch.tasks.prefect_api.storage_incident import StorageInciden
 from prefect_cachewatch.watching.neighbours import Neighbours, probe_with, storage_of
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
 
-__all__ = ["STORAGE_LABEL", "RunBoard", "neighbours_in_prefect", "standings_of"]
-
 STORAGE_LABEL = "cachewatch.storage"
 _SAMPLED, _PAUSED = "cachewatch.run.sampled", "cachewatch.run.paused"
 _SILENT, _MOVING = "cachewatch.storage.silent", "cachewatch.storage.moving"

@@ -33,8 +33,6 @@ from prefect_cachewatch.tasks.prefect_api.incident_record import Facts, Found, I
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit, set_limit
 from prefect_cachewatch.watching.suspicion import Standing, Suspected
 
-__all__ = ["StorageIncident", "give_back_abandoned", "limit_before", "slots_that_move", "storage_label"]
-
 _ADVICE = "Look at the storage and the way to it: its server, the network, the mounts of these machines. Leave the runs alone."
 _STEPS = 8  # additive increase: an eighth of the limit at a time
 _RENEWALS = 4  # a window: how often an incident is renewed, and slots are changed

@@ -34,8 +34,6 @@ from prefect_cachewatch.tasks.prefect_api.storage_incident import limit_before, 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
 
-__all__ = ["require_limit", "slot_lease_s", "storage_slot", "storage_weight"]
-
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 _logger = logging.getLogger("prefect.cachewatch")

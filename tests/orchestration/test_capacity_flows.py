@@ -24,7 +24,8 @@ from prefect_cachewatch.capacity.model.profile import CurvePoint, LinkProfile, S
 from prefect_cachewatch.capacity.probe.run import ProbeSettings
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.capacity import check_capacity, plan_capacity
-from prefect_cachewatch.tasks.capacity import storage_slot, storage_weight, store_run_record
+from prefect_cachewatch.tasks.prefect_api.storage_slots import storage_slot, storage_weight
+from prefect_cachewatch.tasks.run_records import store_run_record
 
 pytestmark = [pytest.mark.usefixtures("prefect_harness"), pytest.mark.timeout(180)]
 

@@ -17,7 +17,8 @@ from tests.processes.test_guard import LIFE_S, PLAIN, gone, guarded
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import is_alive, living_thread, read_stat, send_signal
-from prefect_cachewatch.supervise.reading import find_by_run_token, is_stuck, read_each
+from prefect_cachewatch.supervise.reading import find_by_run_token, read_each
+from prefect_cachewatch.supervise.turns import is_stuck
 from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, signal_each, tagged
 
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}

@@ -11,8 +11,6 @@ from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["brief_band", "brief_time", "latency_chart", "plan_charts", "shares_chart", "small_files_chart"]
-
 _WIDTH, _HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 20, 44, 52
 _INK, _FAINT, _LINE = "#1f2933", "#d5dbe1", "#1f5fa8"

@@ -19,16 +19,6 @@ from typing import Any
 from prefect_cachewatch.capacity.model.results import HourCheck, LittleLaw
 from prefect_cachewatch.errors import InputError
 
-__all__ = [
-    "RunRecord",
-    "hours_of",
-    "little_law",
-    "overlap_s",
-    "read_run_record",
-    "run_record_json",
-    "suggest_stall_window",
-]
-
 RECORD_VERSION = 1
 MIN_RUNS = 5
 PAUSE_FACTOR = 3.0

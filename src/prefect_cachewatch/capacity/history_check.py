@@ -22,8 +22,6 @@ from prefect_cachewatch.capacity.history import (
 from prefect_cachewatch.capacity.model.results import ClassPrediction, HistoryCheck, LimitPlan, LittleLaw, Verdict
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["check_history", "unplanned_history"]
-
 SHORT_WINDOW = 10.0
 
 

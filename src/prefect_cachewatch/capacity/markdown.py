@@ -15,8 +15,6 @@ from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.common.text import for_markdown
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["check_markdown", "plan_markdown", "plan_rows"]
-
 _MAX_HOURS = 200
 
 

@@ -13,8 +13,6 @@ from prefect_cachewatch.common.text import for_html
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["COLUMNS", "Section", "html_page", "plan_sections"]
-
 #: A plan's table: the heading of each column, and how a prediction is written in it.
 COLUMNS: dict[str, Callable[[ClassPrediction], str]] = {
     "n": lambda entry: str(entry.n),

@@ -18,8 +18,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["PlanInput", "read_plan", "read_storage"]
-
 _KEYS = ("storage", "link", "workloads", "policy")
 _Model = TypeVar("_Model", bound=BaseModel)
 

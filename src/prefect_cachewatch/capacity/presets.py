@@ -14,8 +14,6 @@ from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["LINKS", "STORAGES", "link_preset", "storage_preset"]
-
 _MIB, _GIB = 2.0**20, 2.0**30
 _LOOKED_UP = datetime.date(2026, 11, 20)
 

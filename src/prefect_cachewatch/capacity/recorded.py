@@ -19,8 +19,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["RecordedJob", "read_bursts", "workload_of"]
-
 # A pause longer than this many samples parts two bursts; below it, a burst may just have been measured in the middle.
 _PAUSE_SAMPLES = 1.5
 _MOST_CV = 10.0

@@ -11,8 +11,6 @@ from prefect_cachewatch.capacity.model.results import LimitPlan
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["LimitDecision", "decide_limit", "weights_variable"]
-
 
 @dataclass(frozen=True)
 class LimitDecision:

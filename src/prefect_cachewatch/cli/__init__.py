@@ -1,3 +1,1 @@
 """The `cachewatch` command."""
-
-__all__ = ["main"]

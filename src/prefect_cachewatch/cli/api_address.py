@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-
-__all__ = ["api_url", "fault_of_address", "require_address", "with_end"]
 
 _EXAMPLE = "http://127.0.0.1:4200/api"
 

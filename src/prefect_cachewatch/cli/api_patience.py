@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.flows.telling import Telling
     from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["NOT_TOLD", "ApiWatchdog", "check_api", "logging_filtered", "prepare_api"]
-
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25
 # Work at an attempt's end that does not involve the API: a last scan, the post-mortem, the report.

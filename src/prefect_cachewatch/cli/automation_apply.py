@@ -17,8 +17,6 @@ from prefect_cachewatch.cli.automation_files import AutomationFile, is_reference
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Applied", "Change", "apply_automations"]
-
 Change = Literal["create", "update", "unchanged"]
 _GENERATED = {"id", "created", "updated"}
 

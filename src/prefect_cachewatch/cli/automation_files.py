@@ -14,16 +14,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.yamlfile import read_yaml
 from prefect_cachewatch.errors import InputError
 
-__all__ = [
-    "AutomationFile",
-    "for_deployments",
-    "is_reference",
-    "read_automations",
-    "shipped_automations",
-    "template_directory",
-    "watched_deployment",
-]
-
 _KEYS = ("name", "description", "enabled", "tags", "trigger", "actions")
 _REFERENCES = {"deployment": ("deployment_id", "FLOW/DEPLOYMENT"), "block": ("block_document_id", "TYPE/NAME")}
 

@@ -17,11 +17,10 @@ from prefect.events.schemas.events import Event
 from prefect.exceptions import ObjectNotFound
 
 from prefect_cachewatch.cli.automation_files import AutomationFile, for_deployments, read_automations
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.bad_ends import BAD_ENDS, GENERATION_FLOW, BadEnd
-
-__all__ = ["Sent", "one_of_each", "send_through_automations", "send_to_block"]
 
 _NOTIFY = "notify"
 _DIRECT = ("notify-reported", "notify-storage", "late", "missed", "silent")

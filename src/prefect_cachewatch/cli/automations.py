@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from prefect_cachewatch.cli.automation_test import Sent
 
-__all__ = ["command"]
-
 _DONE = {"create": "created", "update": "updated", "unchanged": "unchanged"}
 _PLAN = {"create": "would be created", "update": "would be updated", "unchanged": "unchanged"}
 _WAIT_S = 180.0

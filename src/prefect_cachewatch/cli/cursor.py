@@ -6,8 +6,6 @@ import re
 
 from rich.cells import cell_len
 
-__all__ = ["Cursor"]
-
 _KEPT = 16384
 # Colours, "erase to the end of the line", "show or hide the cursor", titles: the cursor stays where it is.
 _HARMLESS = re.compile(rb"\x1b\[[0-9;:]*m|\x1b\[[0-2]?K|\x1b\[\?(?:25|2004|2026)[hl]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")

@@ -23,8 +23,6 @@ from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["command"]
-
 _LAYERS, _FREEZE_AT = 8, 4
 _STALL_S = 5.0
 

@@ -16,8 +16,6 @@ import struct
 import time
 from pathlib import Path
 
-__all__ = ["convert", "main", "make_checkpoint"]
-
 _WEIGHTS = {"attention.wqkv": 6, "attention.wo": 4, "feed_forward.w1": 8, "feed_forward.w2": 8}
 
 

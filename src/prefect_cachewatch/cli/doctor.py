@@ -29,8 +29,6 @@ from prefect_cachewatch.cli.options.sections import complete_directory, json_opt
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.units import format_count
 
-__all__ = ["command", "examine", "render"]
-
 _WIDTH, _LINES = 80, 24
 _API_S = 10.0
 _MARKS = {"ok": "ok", "warning": "warn", "missing": "FAIL"}

@@ -23,19 +23,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.proctree import read_memory
 from prefect_cachewatch.postmortem.stacks import find_py_spy
 
-__all__ = [
-    "Check",
-    "check_engine",
-    "check_home",
-    "check_kernel",
-    "check_limits",
-    "check_ptrace",
-    "check_py_spy",
-    "check_state",
-    "check_working_directory",
-    "judge_limits",
-]
-
 _ENGINE_S = 3.0
 _ROOM_BYTES = 1 << 16
 # `cachewatch exec` starts with 24 descriptors and does not with 16; its own processes are about ten.

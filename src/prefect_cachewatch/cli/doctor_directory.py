@@ -26,8 +26,6 @@ from prefect_cachewatch.measure.space import look_at_storage
 from prefect_cachewatch.watching.refusal import find_refusal
 from prefect_cachewatch.watching.site import CacheDirectories
 
-__all__ = ["PREFIX", "check_directory", "examine", "judge"]
-
 PREFIX = ".cachewatch-doctor-"
 _LEAST_BYTES = 1 << 20
 _LISTED_MAX = 10_000

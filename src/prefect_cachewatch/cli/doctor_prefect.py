@@ -13,10 +13,9 @@ from typing import Any
 from prefect_cachewatch.cli.api_address import api_url, fault_of_address, with_end
 from prefect_cachewatch.cli.api_patience import check_api
 from prefect_cachewatch.cli.doctor_checks import Check
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-
-__all__ = ["check_prefect", "compare_versions"]
 
 _COSTS = "generate, fleet and deployed flows (exec and watch do without)"
 

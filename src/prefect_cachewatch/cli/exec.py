@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.watching.attempt import Outcome
 
-__all__ = ["run_exec"]
-
 
 def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     """Run a command and watch its cache directories grow; stop its whole process tree on a stall.

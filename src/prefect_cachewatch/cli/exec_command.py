@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config.ready import ReadyWhen
     from prefect_cachewatch.run.filled_key import OpenKey
 
-__all__ = ["KNOWN_PROGRAMS", "command"]
-
 _REGISTRY = "prefect_cachewatch.config.profiles.registry"
 #: Words of the commands that the built-in profiles know.
 KNOWN_PROGRAMS = frozenset(

@@ -34,8 +34,6 @@ from prefect_cachewatch.fleet.jobs import FleetPlan, FleetPolicy
 from prefect_cachewatch.fleet.jobsfile import read_jobs_file
 from prefect_cachewatch.run.exposure import check_exposure
 
-__all__ = ["command"]
-
 NOT_ALL = 1
 
 

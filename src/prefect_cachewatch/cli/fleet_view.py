@@ -21,8 +21,6 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.fleet.outcome import cells_of, count_rows, describe_row
 from prefect_cachewatch.fleet.rows import JobRow, by_need
 
-__all__ = ["TerminalView", "render_fleet", "render_summary"]
-
 _PLAIN_EVERY_S = 60.0
 _NAME, _STATE, _BYTES, _RATE = 22, 15, 9, 10
 _HEADER = Text(f"{'job':<{_NAME}} {'state':<{_STATE}} cause; or size, rate, pause or time", style="dim")

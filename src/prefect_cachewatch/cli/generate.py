@@ -54,9 +54,6 @@ from prefect_cachewatch.run.placement import place_job
 from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
-__all__ = ["command", "run_flow"]
-
-
 _NAME = option("--name", help="Name of the job; default the cache directory's.")
 _STORAGE = option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 _RETRY = Fields(
@@ -206,7 +203,8 @@ def run_flow(
     if quiet or verbose:
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL" if quiet else "DEBUG")
     prepare_api(api_patience_s)
-    from prefect_cachewatch.flows.generation import generate_cache, live_view, show_output  # noqa: PLC0415 - a second of imports
+    from prefect_cachewatch.flows.attempts import live_view, show_output  # noqa: PLC0415 - a second of imports
+    from prefect_cachewatch.flows.generation import generate_cache  # noqa: PLC0415
     from prefect_cachewatch.flows.telling import Telling, whom_to_tell  # noqa: PLC0415
 
     view = ProgressLine(progress, quiet, verbose)

@@ -12,8 +12,6 @@ from prefect_cachewatch import __version__
 from prefect_cachewatch.cli.option_examples import example_of
 from prefect_cachewatch.common.text import for_terminal
 
-__all__ = ["command_group", "completion", "usage_message"]
-
 
 class _Table(click.Group):
     rows: Mapping[str, tuple[str, str]] = {}

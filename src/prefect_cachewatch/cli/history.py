@@ -25,8 +25,6 @@ from prefect_cachewatch.run.history_page import RUN_HEADS, run_cells
 from prefect_cachewatch.run.past import JobRun, PastRuns, job_key, read_past_runs
 from prefect_cachewatch.run.regression import measured_durations, slower_than_before
 
-__all__ = ["command", "render_history"]
-
 _RIGHT = {2, 3, 4, 5}
 _NAMED = 3
 

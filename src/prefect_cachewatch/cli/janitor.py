@@ -10,13 +10,12 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.secrets import redact_argv
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.containers.janitor import ContainerReport, clear_containers, describe_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
-
-__all__ = ["command"]
 
 _NEEDS_A_LOOK = 1
 

@@ -18,8 +18,6 @@ from prefect_cachewatch.cli.plain import LiveState, remaining_text
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 
-__all__ = ["LiveBlock", "fitted", "render_live", "render_wait", "sparkline", "wants_colour"]
-
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MAX_WIDTH = 100
 # Tells a terminal to show the following output at once, not line by line; other terminals ignore it.

@@ -21,8 +21,6 @@ from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
 if TYPE_CHECKING:
     from prefect_cachewatch.cli.option_reader import ExecSettings
 
-__all__ = ["COMMANDS", "main"]
-
 USAGE_ERROR = 125
 
 # name -> (module:attribute, one line for --help); a module is imported when its command runs.

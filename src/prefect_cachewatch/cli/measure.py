@@ -15,8 +15,6 @@ from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.errors import CacheDirectoryError, ScanError
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 
-__all__ = ["command"]
-
 _TIMEOUT_S = 600.0
 
 

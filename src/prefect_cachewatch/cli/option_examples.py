@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-__all__ = ["example_of"]
-
 # By an option's name, the placeholder for its value, or its kind.
 _EXAMPLES = {
     "--build": "20261120T151010123Z-7cff96ab", "--bundle-dir": "/srv/bundles",

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.run.filled_key import OpenKey
 
-__all__ = ["ExecSettings", "PlainModel", "settings_from"]
-
 _PATIENCE_S = 60.0
 Receive = Callable[["ExecSettings"], int]
 

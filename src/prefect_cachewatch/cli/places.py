@@ -8,13 +8,10 @@ import os
 from pathlib import Path
 
 from prefect_cachewatch.common.aside import Files, look_ahead
-from prefect_cachewatch.common.removal import OPEN_DIRECTORY
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
-
-__all__ = ["prefect_home", "require_places", "try_to_write"]
-
 
 _HOME_BYTES, _STATE_BYTES = 1 << 20, 1 << 16  # a new database of Prefect's; the first files of a run
 _NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.watching.outcomes import describe_count
 from prefect_cachewatch.watching.sections import LoggedProgress
-
-__all__ = ["LiveState", "remaining_text", "render_plain", "told_text"]
 
 
 @dataclass(frozen=True)

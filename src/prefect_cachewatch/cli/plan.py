@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.capacity.model.results import LimitPlan
     from prefect_cachewatch.capacity.planfile import PlanInput
 
-__all__ = ["command"]
-
 _WIDTH = 80
 
 

@@ -39,8 +39,6 @@ from prefect_cachewatch.common.text import file_stem, for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["command"]
-
 _SETTINGS = Fields(
     ProbeSettings, "max_concurrency N, size_bytes, time_s, repetitions N, keep_free SHARE, engine, network_ok"
 )

@@ -22,8 +22,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["WIDTH", "announcement", "check_output", "exit_status", "progress", "stopping", "table"]
-
 WIDTH = 80
 
 

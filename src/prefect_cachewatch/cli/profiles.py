@@ -17,8 +17,6 @@ from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_pr
 from prefect_cachewatch.config.profiles.key import describe_source
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["command"]
-
 _WIDTH = 79
 
 

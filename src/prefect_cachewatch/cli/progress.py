@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.cli.live import LiveBlock
     from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["Mode", "ProgressLine", "print_report"]
-
 Mode = Literal["live", "plain", "json", "none"]
 
 _PLAIN_EVERY_S = 30.0

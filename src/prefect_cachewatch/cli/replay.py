@@ -24,8 +24,6 @@ from prefect_cachewatch.run.trace.rows import Trace
 from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import effective_poll_s
 
-__all__ = ["command"]
-
 _SHOWN = 10
 _ENDINGS = {
     "exited": "the generator ended",

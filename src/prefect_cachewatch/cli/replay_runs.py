@@ -17,8 +17,6 @@ from prefect_cachewatch.run.trace.runs import LearnedReplay, try_learning
 from prefect_cachewatch.watching.learned import LEAST_RUNS, least_window_s
 from prefect_cachewatch.watching.stall import effective_poll_s
 
-__all__ = ["show_runs"]
-
 _SHOWN = 5
 _MOST = 500
 

@@ -24,8 +24,6 @@ from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_
 from prefect_cachewatch.run.past import read_report_in
 from prefect_cachewatch.watching.headline import split_message
 
-__all__ = ["command", "describe_bundle", "list_bundles"]
-
 _MAX_FILES = 10
 
 

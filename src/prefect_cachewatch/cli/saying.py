@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["say"]
-
 
 def say(sentence: str, *, flush: bool = False) -> None:
     """Print a sentence on standard error.

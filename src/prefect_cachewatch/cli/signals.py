@@ -18,8 +18,6 @@ from typing import Any
 
 from prefect_cachewatch.supervise.helper_client import HelperClient, running_clients
 
-__all__ = ["ENDING", "RELAYED", "SignalRelay", "hold_back", "relayed_to_flow"]
-
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
 _SUSPENDING = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})

@@ -25,8 +25,6 @@ from prefect_cachewatch.watching.servers.records import (
 )
 from prefect_cachewatch.watching.servers.stopping import stop_server
 
-__all__ = ["command"]
-
 _LEFT_OVER = 1
 
 

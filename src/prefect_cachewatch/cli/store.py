@@ -25,8 +25,6 @@ from prefect_cachewatch.publish.formats import Finding
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.watching.outcomes import describe_growth
 
-__all__ = ["command"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 NOT_WHOLE = 1
 

@@ -27,8 +27,6 @@ from prefect_cachewatch.publish.names import PLACEHOLDER, expand_placeholder
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.watching.outcomes import OWN_FAILURE
 
-__all__ = ["audit_command"]
-
 _DIFFERENT = 1
 _SIGNALLED = 128
 

@@ -13,8 +13,6 @@ from prefect_cachewatch.common.units import format_bytes, short_moment
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.store import CacheStore
 
-__all__ = ["CacheSummary", "show_caches", "summarize_cache"]
-
 
 @dataclass(frozen=True)
 class CacheSummary:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-__all__ = ["aligned", "with_last"]
-
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = (), width: int = 80) -> Iterator[str]:
     """Align the columns of a table; where a row is too long, its first cell gets a line of its own.

@@ -11,8 +11,6 @@ from prefect_cachewatch.common.files import PUBLIC, create_file
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))

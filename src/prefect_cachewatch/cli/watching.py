@@ -32,8 +32,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import STOPPED
 from prefect_cachewatch.watching.outcomes import exit_status as status_of
 
-__all__ = ["command", "exit_status"]
-
 # No command of ours is there to get USR1 and USR2.
 _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -3,5 +3,3 @@
 `files` and `directories` write cachewatch's own files. `aside` and `pinned` keep file access safe while a generator
 runs. `removal` removes files, `mounts` reads the mount table, and `tuples` makes named tuples.
 """
-
-__all__: list[str] = []

@@ -28,8 +28,6 @@ from prefect_cachewatch.common.sources import adopt_copy, fill_copy, package_par
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["AHEAD_S", "Aside", "AsideFile", "Files", "InPlace", "import_all", "look_ahead", "main"]
-
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0

@@ -18,8 +18,6 @@ from typing import IO, Any, TypeVar
 
 from prefect_cachewatch.common.text import for_terminal
 
-__all__ = ["Bounded", "HttpAddress", "describe_failure"]
-
 T = TypeVar("T")
 _LEFT_BEHIND_MAX = 4
 _SLACK_S = 0.5

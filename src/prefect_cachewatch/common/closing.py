@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # importing typing costs the helper processes a megabyte;
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["Closing", "Opened"]
-
 
 class Closing:
     """Closes itself at the end of a `with` block, however the block ends.

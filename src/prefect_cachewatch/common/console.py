@@ -20,8 +20,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TextIO
 
-__all__ = ["ConsoleWriter", "close_console", "install_console", "lent_streams", "standard_error", "unblocked"]
-
 _HELD_MAX = 256 << 10
 _PIECE = 32 << 10
 _PATIENCE_S = 0.5

@@ -12,16 +12,6 @@ import os
 import stat
 from collections.abc import Mapping
 
-__all__ = [
-    "OPEN_DIRECTORY",
-    "FileRefused",
-    "make_own_directory",
-    "open_directory_entry",
-    "open_own_directory",
-    "refuse_planted",
-    "state_directory",
-]
-
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LINKS_MAX = 40  # the kernel's limit

@@ -18,20 +18,6 @@ import time
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import FileRefused, open_directory_entry, refuse_planted
 
-__all__ = [
-    "LOCK_FILE",
-    "PRIVATE",
-    "PUBLIC",
-    "create_file",
-    "is_special",
-    "open_for_writing",
-    "rename_entry",
-    "write_all",
-    "write_entry",
-    "write_file",
-    "write_within",
-]
-
 #: Name of the lock file used where the cache directory itself cannot be locked (NFS, another process's read lock).
 LOCK_FILE = ".cachewatch.lock"
 

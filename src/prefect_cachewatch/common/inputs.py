@@ -12,8 +12,6 @@ from pydantic import BaseModel, ValidationError
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["nearest", "validate"]
-
 Location = tuple[str | int, ...]
 _Model = TypeVar("_Model", bound=BaseModel)
 

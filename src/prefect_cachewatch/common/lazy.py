@@ -11,8 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["resolve"]
-
 
 def resolve(namespace: dict[str, Any], places: Mapping[str, str], name: str) -> Any:
     """Import a name of a package and store it in its namespace; to be called only by its `__getattr__`.

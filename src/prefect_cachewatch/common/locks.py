@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 
-__all__ = ["try_lock"]
-
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:
     """Lock a file or a directory until its last descriptor is closed; false if another one has it.

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-
-from prefect_cachewatch.common.tuples import NamedTuple
-
-__all__ = ["MOUNT_TABLE", "Mount", "is_in", "is_network_type", "mount_of", "parse_mountinfo", "read_mounts"]
+from typing import NamedTuple
 
 MOUNT_TABLE = "/proc/self/mountinfo"
 _LIMIT_BYTES = 4 << 20

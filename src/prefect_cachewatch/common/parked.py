@@ -12,8 +12,6 @@ import _socket
 import os
 import sys
 
-__all__ = ["MARK", "park", "taken"]
-
 MARK = 24_694
 """Size of the receive buffer of such a socket, in bytes, by which the proof of a standstill knows it in the kernel's list."""
 

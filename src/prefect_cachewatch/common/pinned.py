@@ -19,8 +19,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-__all__ = ["PinnedModules"]
-
 
 class PinnedModules:
     """Holds the code of modules and of everything that they import; made before any thread is started.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["hide_private_keys"]
-
 _HIDDEN = "***"
 _BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----")
 _END = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----")

@@ -6,8 +6,6 @@ TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; ty
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LockLine", "lock_waits", "parse_locks"]
-
 
 class LockLine:
     """A lock, or a wait for one; `mark` is device and inode as the kernel shows them.

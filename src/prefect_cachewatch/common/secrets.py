@@ -19,19 +19,6 @@ from urllib.parse import quote, unquote
 
 from prefect_cachewatch.common.private_keys import hide_private_keys
 
-__all__ = [
-    "HIDDEN",
-    "LineRedactor",
-    "is_secret_name",
-    "redact",
-    "redact_all",
-    "redact_argv",
-    "secret_options",
-    "secret_values",
-    "whole_lines",
-    "worth_hiding",
-]
-
 HIDDEN = "***"
 T = TypeVar("T")
 _LONGEST = 4096

@@ -18,8 +18,6 @@ TYPE_CHECKING = False  # importing typing costs the helper processes a megabyte;
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-__all__ = ["adopt_copy", "fill_copy", "package_parent", "reserve_copy", "was_replaced"]
-
 _PARENT = str(Path(__file__).resolve().parents[2])
 _NAME = __name__.partition(".")[0]
 _MARKS = ("__init__.py", "common/sources.py", "supervise/guard.py")

@@ -18,8 +18,6 @@ from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["RunDirectory", "open_run_directory", "prune_run_directories", "state_home"]
-
 KEEP_RUNS = 200
 KEEP_S = 30 * 86400.0
 

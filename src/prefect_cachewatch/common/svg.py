@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 
-__all__ = ["svg_data_uri", "svg_document"]
-
 
 def svg_document(width: int, height: int, parts: Iterable[str], more: str = "") -> str:
     """Join parts into an image that scales.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["MARKERS", "TEMPORARY"]
-
 TEMPORARY = ("*.tmp", "*.tmp.*", "*.partial", "*.incomplete", "*.part", "*.crdownload")
 # Written when the cache around them was whole: of tt-metal (a suffix says which build variant) and of tt-inference-server.
 MARKERS = (".weights_complete", ".weights_complete.*", "TT_METAL_CACHE_COMPLETED")

@@ -10,21 +10,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from prefect_cachewatch.common.secrets import redact, redact_argv
-
-__all__ = [
-    "file_stem",
-    "for_cell",
-    "for_html",
-    "for_markdown",
-    "for_terminal",
-    "markdown_code",
-    "redact",
-    "redact_argv",
-    "show_argv",
-    "show_process",
-    "slugify",
-]
+from prefect_cachewatch.common.secrets import redact_argv
 
 
 def for_terminal(name: str, limit: int = 255) -> str:

@@ -11,8 +11,6 @@ TYPE_CHECKING = False  # type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 
-__all__ = ["NamedTuple"]
-
 _NOT_COPIED = frozenset({"__annotations__", "__module__", "__qualname__"})
 
 

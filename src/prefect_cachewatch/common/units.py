@@ -5,20 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = [
-    "DURATION_PATTERN",
-    "NUMBER_PATTERN",
-    "QUANTITY_CHARACTERS",
-    "SIZE_PATTERN",
-    "format_bytes",
-    "format_count",
-    "format_duration",
-    "format_moment",
-    "parse_bytes",
-    "parse_duration",
-    "short_moment",
-]
-
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {
     "": 1, "b": 1,

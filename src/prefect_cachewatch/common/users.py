@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["user_name"]
-
 _MOST_BYTES = 1 << 20
 
 

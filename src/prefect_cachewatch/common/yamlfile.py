@@ -19,8 +19,6 @@ import yaml
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["YamlFile", "open_yaml", "read_input", "read_yaml"]
-
 _MAX_BYTES = 4 * 2**20
 _MAX_DEPTH = 64
 _PIPE_S = 30.0

@@ -10,8 +10,6 @@ from pydantic import Field, field_validator, model_validator
 from prefect_cachewatch.config.quantities import InputModel, OptionalSize, check_absolute
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
-__all__ = ["AttachJob"]
-
 
 class AttachJob(InputModel):
     """A process that runs already, and the directories that it writes to."""

@@ -12,8 +12,6 @@ from pydantic_core import CoreSchema
 from prefect_cachewatch.common.units import SIZE_PATTERN, parse_bytes
 from prefect_cachewatch.config.quantities import Duration, InputModel, Quantity, Shorthand
 
-__all__ = ["LABEL_PREFIX", "VOLUME_PREFIX", "ContainerMount", "ContainerSpec", "DeviceMapping"]
-
 # A cache directory in a named volume is written volume:NAME or volume:NAME/below.
 VOLUME_PREFIX = "volume:"
 LABEL_PREFIX = "cachewatch."

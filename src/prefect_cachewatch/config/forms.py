@@ -15,8 +15,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["OFF", "Unit", "draw_fields", "field_title", "unit_of"]
-
 _NULL = {"enum": [None], "title": "default"}
 
 

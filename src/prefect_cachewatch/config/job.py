@@ -15,8 +15,6 @@ from prefect_cachewatch.config.quantities import EnvName, InputModel, OptionalSi
 from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, check_pattern, prefer_any_of
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
-__all__ = ["CACHE_DIR_PLACEHOLDER", "CacheJob", "MarkerFiles"]
-
 # Stands for the directory that a store assigns to a build, in commands, environments and cache_dirs.
 CACHE_DIR_PLACEHOLDER = "{cache_dir}"
 

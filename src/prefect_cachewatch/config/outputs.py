@@ -9,8 +9,6 @@ from pydantic import Field
 
 from prefect_cachewatch.config.quantities import InputModel, Shorthand
 
-__all__ = ["Outputs", "Storage", "StreamOutput", "WatchOutputs"]
-
 StreamOutput = Literal["auto", "always", "never"]
 
 

@@ -18,8 +18,6 @@ from prefect_cachewatch.config.quantities import (
     Size,
 )
 
-__all__ = ["CauseRetry", "Change", "RetryPolicy", "StallPolicy", "StopPolicy", "split_learned"]
-
 # What may be changed before the next attempt; docs/retries.md has what each does.
 Change = Literal["another_worker", "kernel_cache", "no_xet", "unlock", "clean", "reset"]
 

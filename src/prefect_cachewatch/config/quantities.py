@@ -33,23 +33,6 @@ from prefect_cachewatch.common.units import (
 )
 from prefect_cachewatch.config.forms import draw_fields
 
-__all__ = [
-    "DURATION",
-    "SIZE",
-    "WEEK_S",
-    "Duration",
-    "DurationOrOff",
-    "EnvName",
-    "InputModel",
-    "OptionalDuration",
-    "OptionalSize",
-    "Quantity",
-    "Shorthand",
-    "Size",
-    "check_absolute",
-    "quantity_of",
-]
-
 WEEK_S = 7 * 86400.0
 _ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 

@@ -13,18 +13,6 @@ from pydantic import Field, field_validator
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.quantities import Duration, InputModel
 
-__all__ = [
-    "ReadyOnExit",
-    "ReadyOnFile",
-    "ReadyOnHttp",
-    "ReadyOnLog",
-    "ReadyOnTcp",
-    "ReadyServer",
-    "ReadyWhen",
-    "check_pattern",
-    "prefer_any_of",
-]
-
 _PATTERN_MAX = 500
 
 

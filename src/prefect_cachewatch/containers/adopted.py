@@ -23,8 +23,6 @@ from prefect_cachewatch.containers.stopping import NOT_SEEN, RunningContainer, i
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Subject, TreeEnd
 
-__all__ = ["AdoptedContainer", "host_path"]
-
 _CALL_S = 20.0
 # How soon the end is seen if the first process is not visible from here and the engine has to be asked.
 _ASK_EVERY_S = 1.0

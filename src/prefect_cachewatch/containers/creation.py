@@ -8,8 +8,6 @@ from typing import Any
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec, DeviceMapping
 
-__all__ = ["container_request", "covering_mount"]
-
 _LOG_MAX = "16m"
 
 

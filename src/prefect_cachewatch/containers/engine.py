@@ -13,20 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.errors import InputError
-
-__all__ = [
-    "EngineAddress",
-    "engine_candidates",
-    "engine_errors",
-    "find_engine",
-    "find_image_id",
-    "open_client",
-    "sdk",
-    "whole_frames",
-]
 
 CALL_S = 20.0
 _HEADER_BYTES = 8

@@ -16,8 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["EngineHttp", "EngineRefused", "EngineSilent"]
-
 
 class EngineSilent(Exception):
     """The engine gave no answer: it does not exist, or missed the deadline."""

@@ -35,8 +35,6 @@ from prefect_cachewatch.supervise.run_files import (
 )
 from prefect_cachewatch.supervise.tending import wake
 
-__all__ = ["ContainerReport", "LeftContainer", "clear_containers", "describe_containers"]
-
 _REMOVE_WITHIN_S = 30.0
 
 

@@ -19,8 +19,6 @@ from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, f
 from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, InputError
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 
-__all__ = ["ContainerPlan", "plan_container"]
-
 _BUILT_IN_NETWORKS = frozenset({"bridge", "none", "host", "default", "podman"})
 
 

@@ -29,18 +29,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = [
-    "MAY_STAY_LABEL",
-    "RUN_LABEL",
-    "SUFFIX",
-    "create_record",
-    "is_held",
-    "labels_of_run",
-    "parse_record",
-    "records_directory",
-    "remove_record",
-]
-
 RUN_LABEL, MAY_STAY_LABEL = "cachewatch.run", "cachewatch.may_stay"
 SUFFIX = ".container"
 SCHEMA = 1

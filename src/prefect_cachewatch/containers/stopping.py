@@ -20,7 +20,8 @@ from prefect_cachewatch.supervise.proc import (
     read_stat,
     send_signal,
 )
-from prefect_cachewatch.supervise.reading import name_processes, read_each
+from prefect_cachewatch.supervise.reading import name_processes
+from prefect_cachewatch.supervise.turns import read_each
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,18 +40,6 @@ if TYPE_CHECKING:
 else:
     Stopped = namedtuple("Stopped", ("gone", "gone_after_s", "terminated", "killed", "survivors", "state"))
     Stopped.__doc__ = "How the stop went; `state` is the engine's own, None if it gave no answer."
-
-__all__ = [
-    "CALL_S",
-    "NOT_SEEN",
-    "RunningContainer",
-    "Stopped",
-    "container_tree",
-    "is_running",
-    "signal_tree",
-    "start_ticks_of",
-    "stop_and_remove",
-]
 
 NOT_SEEN = "the container's processes are not to be seen from this host: the evidence lacks them"
 CALL_S = 5.0

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from prefect_cachewatch.common.files import write_all
-from prefect_cachewatch.common.text import for_terminal, redact, slugify
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk, whole_frames
@@ -39,8 +40,6 @@ from prefect_cachewatch.supervise.proc import RUN_TOKEN
 from prefect_cachewatch.supervise.run_files import RunFileRefused
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
-
-__all__ = ["WARDEN_TITLE", "ContainerSupervisor", "LogStream"]
 
 WARDEN_TITLE = "cachewatch-guard-container"
 _START_S = 30.0

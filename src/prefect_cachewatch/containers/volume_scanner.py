@@ -27,8 +27,6 @@ from prefect_cachewatch.containers.run_records import labels_of_run
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S, DirectoryScanner
 
-__all__ = ["VolumeScanner"]
-
 _CALL_S = 30.0
 _CHUNK = 1 << 18
 _NEEDED = (3, 11)

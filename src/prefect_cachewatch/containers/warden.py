@@ -30,8 +30,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Warden", "machine_oom_kills", "main"]
-
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _KILLED = 137
 _LOOK_EVERY_S = 2.0

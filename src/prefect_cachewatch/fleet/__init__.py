@@ -1,3 +1,1 @@
 """Many generations in one run: the jobs file, the policy on failures, the table, and the status of a running job."""
-
-__all__ = ["host", "jobs", "jobsfile", "outcome", "rows", "status"]

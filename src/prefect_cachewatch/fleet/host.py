@@ -31,8 +31,6 @@ from prefect_cachewatch.run.placement import find_image
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import check_command
 
-__all__ = ["check_host", "missing_caches", "whole_caches"]
-
 
 def check_host(jobs: Sequence[FleetJob]) -> None:
     """Check that each job's program, working directory and store exist.

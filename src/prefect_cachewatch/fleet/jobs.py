@@ -24,8 +24,6 @@ from prefect_cachewatch.config.quantities import Duration
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.publish.policy import PublishPolicy
 
-__all__ = ["MODELS", "FleetJob", "FleetPlan", "FleetPolicy", "check_deployment_name"]
-
 #: Parameters of `generate_cache` that a fleet's job passes on unchanged.
 MODELS = ("stall", "stop", "retry", "publish", "outputs", "storage", "metrics")
 

@@ -17,8 +17,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import MODELS, FleetJob, FleetPlan, FleetPolicy, check_deployment_name
 from prefect_cachewatch.run.delivery import check_delivery
 
-__all__ = ["expand_job", "plan_of_jobs", "read_jobs_file"]
-
 _TOP = ("version", "name", "policy", "defaults", "jobs")
 # Fields of one job alone: as a default they would cause an error at the second job.
 _NO_DEFAULT = ("name", "cache_dirs")

@@ -13,19 +13,6 @@ from prefect_cachewatch.fleet.jobs import FleetPolicy
 from prefect_cachewatch.fleet.rows import JobRow, by_need
 from prefect_cachewatch.watching.leaving import named_would_be_stops
 
-__all__ = [
-    "ROWS_MAX",
-    "FleetEnd",
-    "Tally",
-    "cells_of",
-    "count_rows",
-    "describe_fleet",
-    "describe_row",
-    "fleet_end",
-    "table_rows",
-    "what_now",
-]
-
 #: Prefect's UI at `/` draws each cell as Markdown: 200 rows take it three seconds, a thousand took half a minute.
 ROWS_MAX = 200
 _LINKS_MAX = 10

@@ -10,8 +10,6 @@ from prefect_cachewatch.watching.headline import told_first
 from prefect_cachewatch.watching.leaving import named_would_be_stops
 from prefect_cachewatch.watching.outcomes import ENDINGS, ending_named
 
-__all__ = ["JobRow", "Kind", "advice_for", "by_need", "cause_of", "kind_of", "needs_order"]
-
 Kind = Literal["waiting", "running", "done", "failed", "cancelled", "not_started"]
 
 _URGENCY = {ending.state: number for number, ending in enumerate(ENDINGS)}

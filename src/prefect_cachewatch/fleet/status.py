@@ -18,8 +18,6 @@ from prefect_cachewatch.common.files import write_file
 from prefect_cachewatch.run.runner import View
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["JobStatus", "StatusFile", "make_room", "read_status"]
-
 _WRITE_S = 10.0
 
 

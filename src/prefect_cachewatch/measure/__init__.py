@@ -1,3 +1,1 @@
 """Measures the cache: one scan (`snapshot`), growth accounting (`ledger`), a scan process (`scanner`)."""
-
-__all__: list[str] = []

@@ -17,10 +17,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import (
-    OPEN_DIRECTORY,
     Entry,
     list_entries,
     look,
@@ -34,8 +34,6 @@ from prefect_cachewatch.common.removal import (
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["RECORD", "Creation", "Held", "Recorder", "Refusal", "created_line", "holds", "key_of", "read_line", "sort"]
 
 #: File in cachewatch's own directory of a cache generated in place: it identifies each file that a run made.
 RECORD = "created"

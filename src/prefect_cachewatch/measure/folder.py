@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
-__all__ = ["FileRecord", "Folder", "Listing", "Missing", "Seen", "read_listing"]
-
 _ORIGINAL = -2  # in place of the scan in which it grew: it existed at the start, and no byte of it has been counted
 _TOUCHED = -3  # the same, and it was touched
 _inode_of = operator.attrgetter("st_ino")

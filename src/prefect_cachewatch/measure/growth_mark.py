@@ -17,8 +17,6 @@ TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; ty
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-__all__ = ["MARK_BYTES", "GrowthMark", "read_mark", "write_mark"]
-
 # Fixed length, so that one write replaces it and its length never changes.
 MARK_BYTES = 256
 _CLOCK_BACK_NS = 60 * 10**9

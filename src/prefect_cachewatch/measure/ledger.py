@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.measure.rewriting import StartListing
     from prefect_cachewatch.measure.snapshot import StatLike
 
-__all__ = ["AgeClock", "FileRecord", "Files", "Growth", "Ledger"]
-
 # Deleted paths whose high-water mark is remembered. Beyond this number the oldest are forgotten, so that a generator
 # that makes and deletes temporary files for days needs no more memory; churn is judged by what is kept.
 _RETIRED_MAX = 50_000

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     # A listing, an index in it, and the file's name.
     _Sighting = tuple[Listing, int, str]
 
-__all__ = ["Numbers", "Sightings", "number_of_path", "renumber_folder", "renumber_listing"]
-
 _MASK = (1 << 64) - 1
 _device_of = operator.attrgetter("st_dev")
 

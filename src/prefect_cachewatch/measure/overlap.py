@@ -13,15 +13,14 @@ import time
 from collections.abc import Sequence
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.proc_locks import parse_locks
-from prefect_cachewatch.common.removal import OPEN_DIRECTORY, walk
+from prefect_cachewatch.common.removal import walk
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["find_overlap"]
 
 
 def find_overlap(paths: Sequence[str], budget_s: float) -> dict[str, Any]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     # Directory, file names joined by slashes, sizes in bytes.
     StartListing = list[tuple[str, str, Column]]
 
-__all__ = ["find_rewriting", "take_start"]
-
 
 def take_start(folders: Iterable[Folder]) -> StartListing:
     """Keep names and sizes of the files that are there; the names are shared with the ledger."""

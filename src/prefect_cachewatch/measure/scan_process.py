@@ -21,8 +21,9 @@ from operator import attrgetter, itemgetter
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
 from prefect_cachewatch.measure.creation import Creation, Recorder, Refusal
+from prefect_cachewatch.measure.folder import FileRecord
 from prefect_cachewatch.measure.growth_mark import GrowthMark
-from prefect_cachewatch.measure.ledger import AgeClock, FileRecord, Ledger
+from prefect_cachewatch.measure.ledger import AgeClock, Ledger
 from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.space import look_at_storage
@@ -32,8 +33,6 @@ TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; ty
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
-__all__ = ["main"]
 
 _AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
 _AT_STATX_DONT_SYNC = 0x4000

@@ -17,8 +17,6 @@ from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.supervise.helper_client import spawn_helper
 from prefect_cachewatch.supervise.tending import Tended
 
-__all__ = ["DirectoryScanner"]
-
 MIN_DEADLINE_S = 10.0
 DEADLINE_FACTOR = 5.0
 _TEND_EVERY_S = 0.5

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from prefect_cachewatch.measure.descent import OPEN_DIRECTORY, Descent, find_borders
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
+from prefect_cachewatch.measure.descent import Descent, find_borders
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -25,11 +26,6 @@ else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
     Protocol = object
-
-__all__ = [
-    "DEFAULT_IGNORE", "EVERYTHING", "OPEN_DIRECTORY", "RACES", "IgnoreTest", "Note", "RootScan", "StatCalls",
-    "StatLike", "Visit", "Walk", "compile_ignore", "list_directory", "note_error", "walk_below", "walk_directories",
-]  # fmt: skip
 
 # Files that grow beside a cache without being part of it.
 DEFAULT_IGNORE = ("*.log", "*.lock", ".nfs*")

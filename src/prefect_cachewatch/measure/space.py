@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-__all__ = ["limit_of", "look_at_storage", "quota_source", "read_space"]
-
 _Q_GETQUOTA, _USRQUOTA = 0x800007, 0
 _QUOTA_OPTIONS = ("quota", "usrquota", "uquota", "usrjquota", "prjquota", "pquota", "grpquota")
 

@@ -12,15 +12,15 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.tuples import NamedTuple
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.snapshot import (
     EVERYTHING,
-    OPEN_DIRECTORY,
     RACES,
     RootScan,
     Walk,
@@ -30,8 +30,6 @@ from prefect_cachewatch.measure.snapshot import (
     walk_below,
     walk_directories,
 )
-
-__all__ = ["Tree", "TreeScan", "find_unnamed"]
 
 HOT_SCANS = 10  # a file that changed within this many scans is looked at in each scan
 HOT_NEWEST = 100  # and so are the files that changed last, however long ago

@@ -6,8 +6,6 @@ import os
 import signal
 import time
 
-__all__ = ["PROBE_BYTES", "probe_write"]
-
 PROBE_BYTES = 1 << 20
 _FLAGS = os.O_WRONLY | os.O_CLOEXEC
 

@@ -3,5 +3,3 @@
 They go to a `destination`: an HTTP endpoint (`endpoint`) or a file for node-exporter (`textfile`). A run holds an
 `exporter`. Only `exposition` needs prometheus_client, the extra `metrics`.
 """
-
-__all__ = ["catalogue", "destination", "endpoint", "exporter", "exposition", "run", "textfile"]

@@ -14,21 +14,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.watching.outcomes import ENDINGS, OutcomeName, is_failure
 from prefect_cachewatch.watching.stall import Kind
 
-__all__ = [
-    "ATTEMPT_OUTCOMES",
-    "BLIND_REASONS",
-    "CATALOGUE",
-    "LASTING",
-    "RUN_OUTCOMES",
-    "SCAN_BUCKETS_S",
-    "SUCCESSES",
-    "VERDICT_KINDS",
-    "MetricSpec",
-    "bounded",
-    "label_values",
-    "name_label",
-]
-
 # Outcomes of a watch over a process that cachewatch did not start; such a watch has no metrics.
 _OF_OTHERS = ("ended", "detached")
 ATTEMPT_OUTCOMES: tuple[str, ...] = tuple(name for name in get_args(OutcomeName) if name not in _OF_OTHERS)

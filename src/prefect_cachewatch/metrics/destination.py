@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["HttpAddress", "TextfileDirectory", "parse_destination"]
-
 _LOOPBACK = "127.0.0.1"
 _PORTS_MAX = 256
 _ADDRESS = re.compile(

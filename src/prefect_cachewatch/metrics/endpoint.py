@@ -18,8 +18,6 @@ from prefect_cachewatch.metrics.exposition import make_registry, render
 from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.metrics.server import Answer, PageServer
 
-__all__ = ["Endpoint", "EndpointShare"]
-
 _ENDED_MAX = 100
 _SCRAPERS_MAX = 100
 _LOOK_S = 0.2

@@ -21,8 +21,6 @@ if TYPE_CHECKING:  # each has imports of its own
     from prefect_cachewatch.metrics.endpoint import EndpointShare
     from prefect_cachewatch.metrics.textfile import Textfile
 
-__all__ = ["MetricsExporter", "check_destination", "open_metrics"]
-
 
 class MetricsExporter(Closing):
     """A run's metrics and their way to Prometheus; made by `open_metrics`.

@@ -20,8 +20,6 @@ from prometheus_client.registry import Collector
 from prefect_cachewatch.metrics.catalogue import CATALOGUE, LASTING, label_values
 from prefect_cachewatch.metrics.run import RunMetrics, Series
 
-__all__ = ["make_registry", "read_counters", "render", "render_text"]
-
 _LASTING = {spec.name: spec for spec in CATALOGUE if spec.name in LASTING}
 
 

@@ -26,8 +26,6 @@ from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.outcomes import is_failure
 from prefect_cachewatch.watching.sections import LoggedProgress, ReportedStall
 
-__all__ = ["RunMetrics", "Series"]
-
 # Name of the series and the values of its labels after `cache`.
 Series = tuple[str, tuple[str, ...]]
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-__all__ = ["Answer", "PageServer"]
-
 _CONNECTION_S = 5.0
 _REQUEST_MAX = 8 << 10
 _CONNECTIONS_MAX = 100

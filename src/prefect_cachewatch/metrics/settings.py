@@ -10,8 +10,6 @@ from prefect_cachewatch.config.quantities import Duration, Shorthand
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import parse_destination
 
-__all__ = ["Metrics"]
-
 
 class Metrics(Shorthand):
     """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone is enough."""

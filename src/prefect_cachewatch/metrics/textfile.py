@@ -19,8 +19,6 @@ from prefect_cachewatch.metrics.destination import TextfileDirectory
 from prefect_cachewatch.metrics.exposition import read_counters, render_text
 from prefect_cachewatch.metrics.run import RunMetrics
 
-__all__ = ["Textfile", "check_directory", "textfile_path"]
-
 _EVERY_S = 15.0  # there are no measurements during a wait for slots: the file is written at least this often
 _AT_MOST_EVERY_S = 1.0
 _CLOSE_S = 5.0

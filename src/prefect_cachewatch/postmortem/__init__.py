@@ -5,5 +5,3 @@ judges with `rules_storage`, `rules_process` and `rules_crash`, through `view` a
 generator printed last, by the table in `crash_table`; `bundle` writes the result, with `listing`, `chart` and `html`;
 `bundlestore` lists and removes bundles. `examination` does all of it for one attempt; `report` has the result.
 """
-
-__all__: list[str] = []

@@ -24,17 +24,15 @@ from typing import Any
 from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
-from prefect_cachewatch.common.secrets import whole_lines
+from prefect_cachewatch.common.secrets import redact, whole_lines
 from prefect_cachewatch.common.sources import package_parent
-from prefect_cachewatch.common.text import for_terminal, redact, slugify
+from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.bundlestore import CANCELLED
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.filelister import main
 from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
 from prefect_cachewatch.watching.sections import Diagnosis
-
-__all__ = ["BUNDLE_FILES", "BundleContent", "WrittenBundle", "draw_report", "stack_text", "write_bundle"]
 
 BUNDLE_FILES = (
     "generator.log.gz",

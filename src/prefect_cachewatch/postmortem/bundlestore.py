@@ -20,19 +20,6 @@ from prefect_cachewatch.common.removal import Entry, look_path, remove_path
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 
-__all__ = [
-    "CANCELLED",
-    "END",
-    "BundleRoot",
-    "choose_bundle_root",
-    "default_bundle_root",
-    "find_bundles",
-    "load_end",
-    "load_report",
-    "note_end",
-    "prune_bundles",
-]
-
 #: In the bundle of a stall that stopped nothing: the report of how the run ended.
 END = "end.json"
 

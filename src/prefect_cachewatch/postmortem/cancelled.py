@@ -6,8 +6,6 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.postmortem.model import Missing
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["NOT_LOOKED_AT", "describe_cancelled"]
-
 NOT_LOOKED_AT = Missing("processes", "a cancelled run is stopped at once: its processes were not looked at")
 _RESOLUTION = (
     "The cache is not whole: start the generation again when you want it. If it was cancelled because it stood still, "

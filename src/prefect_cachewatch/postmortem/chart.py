@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from prefect_cachewatch.common.svg import svg_document
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["CHART_STYLE", "draw_growth"]
-
 WIDTH, HEIGHT = 720, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74, 14, 16, 30
 _MAX_POINTS = 240

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["CRASH_CATEGORIES", "CRASH_RULES", "DENIED", "NO_SPACE", "QUOTA", "READ_ONLY", "CrashCategory", "CrashRule"]
-
 CrashCategory = Literal[
     "gpu_out_of_memory",
     "host_out_of_memory",

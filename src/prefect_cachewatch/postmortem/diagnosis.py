@@ -17,8 +17,6 @@ from prefect_cachewatch.postmortem.model import Evidence
 from prefect_cachewatch.postmortem.view import View
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["CATEGORIES", "STALL_CATEGORIES", "Diagnosis", "diagnose"]
-
 # In order of precedence: of two equally certain rules, the earlier one names the cause.
 _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.oom_killed,

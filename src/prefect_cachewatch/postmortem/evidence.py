@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.secrets import whole_lines
-from prefect_cachewatch.common.text import redact, redact_argv
+from prefect_cachewatch.common.secrets import redact, redact_argv, whole_lines
 from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
 from prefect_cachewatch.postmortem.model import (
     Evidence,
@@ -42,9 +41,7 @@ from prefect_cachewatch.postmortem.waited_locks import read_lock_files
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
 from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat, read_status
-from prefect_cachewatch.supervise.reading import read_each
-
-__all__ = ["collect_evidence", "log_text"]
+from prefect_cachewatch.supervise.turns import read_each
 
 _MAX_FILES = 4000
 _MAX_STATTED = 1000

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.supervise.lockfiles import LockFile
     from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["EVIDENCE_BUDGET_S", "LATE_MODULES", "PROOF_BUDGET_S", "PostMortem"]
-
 #: Modules that only a stall needs: by then no file may be readable, or it may be another version's.
 LATE_MODULES = (
     "prefect_cachewatch.common.removal",

@@ -15,11 +15,9 @@ import zlib
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
 
-from prefect_cachewatch.common.removal import OPEN_DIRECTORY
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.measure.descent import find_borders
-
-__all__ = ["list_files", "main"]
 
 _BATCH = 1000
 _MAX_DEPTH = 128

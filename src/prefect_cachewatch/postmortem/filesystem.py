@@ -26,8 +26,6 @@ from prefect_cachewatch.postmortem.fsprobe import BEGUN, answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.supervise.proc import read_stat
 
-__all__ = ["FilesystemProbe"]
-
 _HELPER_LATE = "not known: the helper that asks was late"
 # Children that hang in a file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}

@@ -14,8 +14,6 @@ from typing import Any
 
 from prefect_cachewatch.measure.space import read_space
 
-__all__ = ["BEGUN", "answer_questions", "probe_directory", "probe_file"]
-
 #: Key of the answer that only confirms that the questions were read: a child that sends it is not merely late.
 BEGUN = ""
 

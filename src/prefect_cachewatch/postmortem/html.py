@@ -26,8 +26,6 @@ from prefect_cachewatch.watching.leaving import describe_would_be_stops
 from prefect_cachewatch.watching.outcomes import describe_last
 from prefect_cachewatch.watching.sections import Diagnosis, LoggedProgress, ReportedStall
 
-__all__ = ["SCRIPT", "STYLE", "render_page"]
-
 _MAX_ROWS = 2000
 _MAX_LOG_LINES = 500
 _MAX_PROCESSES = 300

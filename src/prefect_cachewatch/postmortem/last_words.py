@@ -11,8 +11,6 @@ from functools import cache
 
 from prefect_cachewatch.postmortem.crash_table import CRASH_RULES, CrashRule
 
-__all__ = ["LastWords", "find_last_words", "readable_lines"]
-
 _LINES_MAX = 1500
 _SHAPE_MAX = 1000
 _HALF_MAX = 1000  # of a long line both ends are read

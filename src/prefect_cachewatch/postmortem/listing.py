@@ -10,8 +10,6 @@ from typing import Any, Literal
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_moment
 
-__all__ = ["DirectoryTotal", "Flag", "Listing", "ListingEntry", "build_listing"]
-
 Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
 
 

@@ -9,8 +9,6 @@ from prefect_cachewatch.common.units import format_bytes, format_count, format_d
 from prefect_cachewatch.postmortem.listing import Listing, ListingEntry
 from prefect_cachewatch.postmortem.report import Report
 
-__all__ = ["FILES_MAX", "listing_rows"]
-
 #: Prefect's UI at `/` draws each cell of each row as Markdown: a thousand files took it many seconds.
 FILES_MAX = 200
 _DIRECTORIES_MAX = 20

@@ -12,16 +12,6 @@ from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, Lock
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile
 
-__all__ = [
-    "Evidence",
-    "FilesystemFacts",
-    "GrowthFacts",
-    "Missing",
-    "PressureFacts",
-    "ProcessFacts",
-    "PythonThread",
-]
-
 
 @dataclass(frozen=True)
 class PythonThread:

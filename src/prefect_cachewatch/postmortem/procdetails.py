@@ -15,15 +15,13 @@ from pathlib import Path
 
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.proc_locks import lock_waits
-from prefect_cachewatch.common.text import redact_argv
+from prefect_cachewatch.common.secrets import redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.postmortem.readings import CgroupFacts, LockWait, SocketFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.supervise.proc import namespace_of, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.reading import argv_within
-
-__all__ = ["find_cgroup", "list_sockets", "read_cgroup", "read_locks"]
 
 _TCP_STATES = {
     1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",

@@ -15,17 +15,7 @@ from dataclasses import dataclass, replace
 
 from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample, ThreadFacts
 from prefect_cachewatch.supervise.proc import children, read_proc, read_status, stat_fields
-from prefect_cachewatch.supervise.reading import read_each
-
-__all__ = [
-    "BlockedCall",
-    "call_name",
-    "decode_syscall",
-    "find_descendants",
-    "read_memory",
-    "read_threads",
-    "sample_processes",
-]
+from prefect_cachewatch.supervise.turns import read_each
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MAX_THREADS = 256

@@ -17,8 +17,7 @@ from typing import Any, Literal, TypeVar
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.files import is_special, write_file
-from prefect_cachewatch.common.secrets import redact_all
-from prefect_cachewatch.common.text import redact_argv
+from prefect_cachewatch.common.secrets import redact_all, redact_argv
 from prefect_cachewatch.common.units import format_moment
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.listing import Listing, build_listing
@@ -38,20 +37,6 @@ from prefect_cachewatch.watching.sections import (
     Where,
 )
 from prefect_cachewatch.watching.stall import Suspicion
-
-__all__ = [
-    "GrowthReport",
-    "Report",
-    "StallReport",
-    "StopSection",
-    "build_report",
-    "cached_report",
-    "check_report_path",
-    "report_json",
-    "suspected_paths",
-    "write_report",
-    "write_report_within",
-]
 
 _WAITS_MAX = 200
 

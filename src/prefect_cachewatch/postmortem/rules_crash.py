@@ -11,8 +11,6 @@ from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.headline import UNSEEN
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = ["generator_failed"]
-
 # Signals that are a cause themselves, where the log names none that is as good.
 _BY_SIGNAL = {4: "wrong_architecture", 7: "segmentation_fault", 9: "killed", 11: "segmentation_fault"}
 _BETTER_WEIGHT = 25

@@ -16,24 +16,6 @@ from prefect_cachewatch.postmortem.waits import Wait, WaitKind
 from prefect_cachewatch.watching.headline import NOT_KNOWN
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = [
-    "blocked_on_output_pipe",
-    "compute_bound",
-    "deadlocked",
-    "memory_pressure",
-    "never_ready",
-    "never_started",
-    "oom_killed",
-    "stale_lock",
-    "stopped_by_signal",
-    "unknown",
-    "waiting_for_child",
-    "waiting_for_device",
-    "waiting_for_input",
-    "waiting_for_lock",
-    "waiting_for_network",
-]
-
 _IDLE_CORES = 0.02
 # /proc counts CPU in hundredths of a second: a process that wakes up as one ends is charged all of it.
 _UNTOLD_CPU_S = 0.025

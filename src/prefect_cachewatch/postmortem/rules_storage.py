@@ -17,22 +17,6 @@ from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = [
-    "blocked_on_io",
-    "cache_directory_missing",
-    "churning",
-    "disk_full",
-    "filesystem_unresponsive",
-    "in_place_writes",
-    "inodes_exhausted",
-    "permission_denied",
-    "quota_exceeded",
-    "read_only_filesystem",
-    "reading_checkpoint",
-    "still_writing",
-    "writing_elsewhere",
-]
-
 _MIB = 1 << 20
 _LITTLE_SPACE_BYTES = _MIB
 _MUCH_WRITTEN_BYTES = _MIB

@@ -21,8 +21,6 @@ from typing import IO, Any
 
 from prefect_cachewatch.postmortem.model import PythonThread
 
-__all__ = ["StackCollector", "find_py_spy", "parse_py_spy", "runs_python"]
-
 _MAX_FRAMES = 60
 _AT_ONCE = 4
 

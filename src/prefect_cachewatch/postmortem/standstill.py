@@ -29,8 +29,6 @@ from prefect_cachewatch.postmortem.standstill_ends import closed_waits
 from prefect_cachewatch.postmortem.standstill_model import TreeLook
 from prefect_cachewatch.watching.sections import StuckWait
 
-__all__ = ["Proof", "Wanted", "objection_to", "prove", "wanted_around"]
-
 
 @dataclass(frozen=True)
 class Proof:

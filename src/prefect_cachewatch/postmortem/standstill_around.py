@@ -24,9 +24,7 @@ from prefect_cachewatch.postmortem.standstill import Wanted
 from prefect_cachewatch.postmortem.standstill_model import Around, Blocker, FutexMemory, TreeLook
 from prefect_cachewatch.postmortem.standstill_tables import other_tables, read_links
 from prefect_cachewatch.supervise.proc import living_thread, namespace_of, read_proc, read_status
-from prefect_cachewatch.supervise.reading import read_each
-
-__all__ = ["look_around"]
+from prefect_cachewatch.supervise.turns import read_each
 
 T = TypeVar("T")
 

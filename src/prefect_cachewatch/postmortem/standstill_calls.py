@@ -9,9 +9,6 @@ from collections.abc import Iterator
 
 from prefect_cachewatch.postmortem.standstill_model import TreeLook, TreeProcess, TreeThread
 
-__all__ = ["CHILD_WAITS", "EPOLLS", "FUTEX_PRIVATE", "LOCKS", "POLLS", "READS", "WRITES", "Open", "awaited",
-           "check_process", "check_thread", "threads_of"]  # fmt: skip
-
 FUTEX_PRIVATE, _FUTEX_COMMAND = 128, 127
 _FUTEX_WAITS = (0, 6, 9, 13)  # WAIT, LOCK_PI, WAIT_BITSET, LOCK_PI2
 _F_SETLKW = 7

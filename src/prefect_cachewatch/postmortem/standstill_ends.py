@@ -22,8 +22,6 @@ from prefect_cachewatch.postmortem.standstill_calls import (
 from prefect_cachewatch.postmortem.standstill_model import Around, Descriptor, TreeLook, TreeProcess, TreeThread
 from prefect_cachewatch.watching.sections import StuckWait
 
-__all__ = ["closed_waits"]
-
 _SET_BY_KERNEL = ("/dev/", "/sys/", "/proc/", "anon_inode:")
 # Where a thread sleeps that waits for it. Of a descriptor that was closed under a waiting thread and opened anew, the
 # thread waits for the former.

@@ -21,10 +21,8 @@ from prefect_cachewatch.postmortem.standstill_around import look_around
 from prefect_cachewatch.postmortem.standstill_model import Descriptor, TreeLook, TreeProcess, TreeThread
 from prefect_cachewatch.postmortem.standstill_tables import home_of, other_tables
 from prefect_cachewatch.supervise.proc import descendants, read_proc, read_stat, read_status
-from prefect_cachewatch.supervise.reading import read_each
+from prefect_cachewatch.supervise.turns import read_each
 from prefect_cachewatch.watching.proving import Seen
-
-__all__ = ["look_at_tree", "look_for_standstill"]
 
 _MAX_PROCESSES, _MAX_THREADS, _MAX_FILES, _MAX_POLLED, _MAX_MAPS = 1000, 4096, 20000, 1024, 1 << 26
 _EACH_S = 0.1

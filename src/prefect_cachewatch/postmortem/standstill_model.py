@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Around", "Blocker", "Descriptor", "FutexMemory", "TreeLook", "TreeProcess", "TreeThread"]
-
 
 @dataclass(frozen=True)
 class TreeThread:

@@ -11,8 +11,6 @@ import os
 
 from prefect_cachewatch.supervise.proc import living_thread
 
-__all__ = ["home_of", "other_tables", "read_links"]
-
 _KCMP, _KCMP_FILES = {"x86_64": 312, "aarch64": 272, "riscv64": 272}.get(os.uname().machine), 2
 
 

@@ -14,19 +14,6 @@ from prefect_cachewatch.postmortem.readings import LockWait
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = [
-    "DENIED",
-    "NO_SPACE",
-    "QUOTA",
-    "READ_ONLY",
-    "View",
-    "cause",
-    "describe_holder",
-    "hot_stack",
-    "shown",
-    "who",
-]
-
 # The result of a rule. Its category is the rule's name, which `diagnose` adds.
 cause = partial(Diagnosis, "")
 

@@ -10,8 +10,6 @@ from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.supervise.lockfiles import LockFile, find_lock_files, look_at_lock
 
-__all__ = ["named_locks", "read_lock_files"]
-
 # Hugging Face's hub: "Still waiting to acquire lock on X (elapsed: 20.1 seconds)"; filelock: "The file lock 'X' could not
 # be acquired", "Lock 140 not acquired on X, waiting 0.05 seconds".
 _NAMED = re.compile(

@@ -14,8 +14,6 @@ from prefect_cachewatch.postmortem.model import Evidence, ProcessFacts
 from prefect_cachewatch.postmortem.readings import SocketFacts, ThreadFacts
 from prefect_cachewatch.supervise.open_files import OpenFile
 
-__all__ = ["Wait", "WaitKind", "process_wait", "thread_wait", "waiting_leaves"]
-
 
 class WaitKind(StrEnum):
     """The kinds of waiting that the diagnosis tells apart."""

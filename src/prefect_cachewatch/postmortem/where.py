@@ -7,8 +7,6 @@ from typing import Any
 
 from prefect_cachewatch.common.units import format_duration
 
-__all__ = ["describe_attempt", "where_rows"]
-
 
 def describe_attempt(attempt: int, attempts: int | None) -> str:
     """Say which attempt it is, of how many.

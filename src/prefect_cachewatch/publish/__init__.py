@@ -1,3 +1,1 @@
 """Lets only whole caches be used: store, staging, manifests, checks, activation, roll-back, clean-up, health."""
-
-__all__: list[str] = []

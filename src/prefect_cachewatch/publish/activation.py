@@ -28,17 +28,6 @@ from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.statuses import BuildStatus, clear_status, drop_damage, mark_build, read_statuses
 from prefect_cachewatch.publish.verification import Verdict
 
-__all__ = [
-    "Activation",
-    "History",
-    "activate_build",
-    "doubt_build",
-    "read_history",
-    "roll_back",
-    "rollback_order",
-    "verify_build",
-]
-
 _HISTORY = ".activations.json"
 _LIMIT_BYTES = 1 << 20
 _KEPT = 200

@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import remove_tree
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.activation import doubt_build
 from prefect_cachewatch.publish.builds import open_build, read_own_manifest
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, refusing, write_durably
+from prefect_cachewatch.publish.durable import read_note, refusing, write_durably
 from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.staging import read_free_space, require_space
 from prefect_cachewatch.publish.tree import scan_build
 from prefect_cachewatch.publish.verification import digest_below
-
-__all__ = ["SCRATCH_PREFIX", "Audit", "Judgement", "audit_build", "chance_to_miss", "judge"]
 
 SCRATCH_PREFIX = ".cachewatch-audit-"
 _RECORD = ".audit.json"

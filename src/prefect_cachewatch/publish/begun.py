@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.removal import Entry, Removed, list_entries, look, make_stamp, remove_judged, walk
 from prefect_cachewatch.common.text import for_terminal
@@ -34,22 +35,9 @@ from prefect_cachewatch.measure.creation import (
     read_line,
     sort,
 )
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, write_durably
+from prefect_cachewatch.publish.durable import read_note, write_durably
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.supervise.proc import boot_id
-
-__all__ = [
-    "BEGUN",
-    "Begun",
-    "Doubt",
-    "Made",
-    "append_record",
-    "begin_record",
-    "describe_others",
-    "find_doubts",
-    "read_begun",
-    "write_begun",
-]
 
 BEGUN = "begun.json"
 _NAMED = 5

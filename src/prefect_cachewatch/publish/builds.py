@@ -12,32 +12,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, read_note, read_small_file
+from prefect_cachewatch.publish.durable import read_note, read_small_file
 from prefect_cachewatch.publish.layout import BUILDS, CacheFolder, open_subdirectory, read_current
 from prefect_cachewatch.publish.locks import HeldLock, hold_shared, is_locked
 from prefect_cachewatch.publish.manifest import Manifest, decode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, check_build_id
 from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
 from prefect_cachewatch.publish.verification import Verdict, verify_files
-
-__all__ = [
-    "MANIFEST",
-    "PIN",
-    "UNFINISHED",
-    "BuildInfo",
-    "has_own_manifest",
-    "is_pinned",
-    "list_builds",
-    "open_build",
-    "pin_build",
-    "quarantined_builds",
-    "read_manifest",
-    "read_own_manifest",
-    "read_unfinished",
-    "require_whole",
-]
 
 MANIFEST = "manifest.json"
 PIN = "pin"

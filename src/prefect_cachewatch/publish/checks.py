@@ -19,18 +19,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.proof import Proof
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 
-__all__ = [
-    "BY_TIME",
-    "Finding",
-    "Suspect",
-    "check_content",
-    "check_tree",
-    "find_suspects",
-    "refusals",
-    "spare_others",
-    "summarize_findings",
-]
-
 _NAMED = 3
 _LEFT = {
     "temporary_file": "a temporary file was left behind",

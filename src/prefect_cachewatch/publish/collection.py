@@ -24,16 +24,6 @@ from prefect_cachewatch.publish.locks import hold_exclusive
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.tree import scan_build
 
-__all__ = [
-    "Candidate",
-    "Collected",
-    "GcDecision",
-    "collect_builds",
-    "plan_collection",
-    "prune_quarantine",
-    "surplus_quarantined",
-]
-
 
 @dataclass(frozen=True)
 class Collected:

@@ -6,15 +6,14 @@ import os
 from collections.abc import Iterable
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
+from prefect_cachewatch.publish.durable import refusing
 from prefect_cachewatch.publish.formats import Finding, inspect
 from prefect_cachewatch.publish.formats.weights_complete import judge_marker, read_marker
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
-
-__all__ = ["find_broken", "inspect_build"]
 
 _MARKER = MARKERS[0]
 

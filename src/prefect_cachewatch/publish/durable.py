@@ -16,27 +16,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from prefect_cachewatch.common.files import rename_entry, write_entry
-from prefect_cachewatch.common.removal import OPEN_DIRECTORY, remove_tree
+from prefect_cachewatch.common.removal import remove_tree
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-
-__all__ = [
-    "OPEN_DIRECTORY",
-    "discard_tree",
-    "entry_exists",
-    "holds_change_times",
-    "is_leftover",
-    "move_entry",
-    "move_to_trash",
-    "read_note",
-    "read_record",
-    "read_small_file",
-    "refusing",
-    "remove_leftovers",
-    "switch_link",
-    "sync_directory",
-    "write_durably",
-]
 
 T = TypeVar("T")
 

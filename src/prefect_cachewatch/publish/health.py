@@ -10,15 +10,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from prefect_cachewatch.common.bounded import HttpAddress
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration
 from prefect_cachewatch.errors import CommandError, GuardError
 from prefect_cachewatch.publish.names import expand_placeholder
 from prefect_cachewatch.supervise.guarded import run_guarded
-
-__all__ = ["HealthCheck", "HealthResult", "check_health"]
 
 _Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$", max_length=2000)]
 _REQUEST_S = 10.0

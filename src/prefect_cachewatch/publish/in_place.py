@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import Entry
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -38,7 +39,6 @@ from prefect_cachewatch.publish.begun import (
 from prefect_cachewatch.publish.builds import MANIFEST, read_manifest
 from prefect_cachewatch.publish.checks import Finding, spare_others
 from prefect_cachewatch.publish.durable import (
-    OPEN_DIRECTORY,
     read_small_file,
     refusing,
     remove_leftovers,
@@ -59,8 +59,6 @@ from prefect_cachewatch.publish.target import (
 )
 from prefect_cachewatch.publish.tree import ScannedFile, scan_build
 from prefect_cachewatch.publish.verification import Verdict, verify_files
-
-__all__ = ["MARKER", "InPlaceBuild", "begin_in_place", "find_whole_in_place", "verify_in_place"]
 
 MARKER = "whole"
 _LOCK = "writer.lock"

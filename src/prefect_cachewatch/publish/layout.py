@@ -17,26 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_cachewatch.common.directories import FileRefused, refuse_planted
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY, FileRefused, refuse_planted
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing, sync_directory
+from prefect_cachewatch.publish.durable import refusing, sync_directory
 from prefect_cachewatch.publish.locks import HeldLock, hold_exclusive, is_locked
 from prefect_cachewatch.publish.names import check_build_id, check_cache_name
-
-__all__ = [
-    "BUILDS",
-    "CURRENT",
-    "QUARANTINE",
-    "CacheFolder",
-    "check_root",
-    "has_writer",
-    "hold_switch",
-    "hold_writer",
-    "open_folder",
-    "open_subdirectory",
-    "read_current",
-]
 
 BUILDS = "builds"
 QUARANTINE = "quarantine"

@@ -30,8 +30,6 @@ from prefect_cachewatch.supervise.filelocks import (
     take_exclusive,
 )
 
-__all__ = ["HeldLock", "describe_holder", "hold_exclusive", "hold_shared", "is_locked"]
-
 _RETRY_S = 0.02
 _writers: weakref.WeakSet[HeldLock] = weakref.WeakSet()
 _fork_hook: list[bool] = []

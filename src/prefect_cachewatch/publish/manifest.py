@@ -14,8 +14,6 @@ from typing import Any
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged
 
-__all__ = ["DIGEST_ALGORITHM", "FileEntry", "LinkEntry", "Manifest", "decode_manifest", "encode_manifest"]
-
 # SHA-256: cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib if the processor has
 # SHA instructions; docs/store.md has the figures.
 DIGEST_ALGORITHM = "sha256"

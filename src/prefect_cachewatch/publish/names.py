@@ -16,17 +16,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.errors import StoreError
 
-__all__ = [
-    "META_DIRECTORY",
-    "PLACEHOLDER",
-    "cache_key_digest",
-    "check_build_id",
-    "check_cache_name",
-    "expand_placeholder",
-    "make_build_id",
-    "matches_any",
-]
-
 # cachewatch's own directory inside a published build; everything else there belongs to the cache.
 META_DIRECTORY = ".cachewatch"
 PLACEHOLDER = CACHE_DIR_PLACEHOLDER

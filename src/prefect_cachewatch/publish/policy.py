@@ -15,8 +15,6 @@ from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.config import DEFAULT_IGNORE, InputModel
 from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
-__all__ = ["PublishPolicy"]
-
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Glob = Annotated[str, Field(min_length=1, max_length=1000)]
 _Text = Annotated[str, Field(max_length=4000)]

@@ -22,16 +22,14 @@ from dataclasses import dataclass
 from typing import BinaryIO, Literal, TypeVar
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import open_below
 from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY
 from prefect_cachewatch.publish.formats import Finding, examine
 from prefect_cachewatch.publish.formats.reading import Checked
 from prefect_cachewatch.publish.formats.weights_complete import judge_marker, read_marker
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, scan_build
-
-__all__ = ["Proof", "prove", "prove_files"]
 
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 4096

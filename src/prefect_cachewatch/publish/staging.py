@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import empty_directory
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -21,7 +22,6 @@ from prefect_cachewatch.errors import NotEnoughSpace, StoreError
 from prefect_cachewatch.publish.builds import MANIFEST, PIN, UNFINISHED, open_build, pin_build, read_unfinished
 from prefect_cachewatch.publish.checks import Finding
 from prefect_cachewatch.publish.durable import (
-    OPEN_DIRECTORY,
     discard_tree,
     entry_exists,
     is_leftover,
@@ -34,16 +34,6 @@ from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.names import META_DIRECTORY
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget, refusal_record, write_meta
-
-__all__ = [
-    "QUARANTINE_RECORD",
-    "STAGING_RECORD",
-    "FreeSpace",
-    "StagedBuild",
-    "note_unfinished",
-    "read_free_space",
-    "require_space",
-]
 
 STAGING_RECORD = ".staging.json"
 QUARANTINE_RECORD = "quarantine.json"

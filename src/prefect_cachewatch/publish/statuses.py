@@ -9,11 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast, get_args
 
-from prefect_cachewatch.common.text import redact
+from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.publish.durable import read_record, write_durably
 from prefect_cachewatch.publish.layout import CacheFolder
-
-__all__ = ["BuildStatus", "Status", "clear_status", "drop_damage", "mark_build", "merge_status", "read_statuses"]
 
 #: From the mildest to the worst.
 Status = Literal["rolled_back", "unhealthy", "doubtful", "damaged"]

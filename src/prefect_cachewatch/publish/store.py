@@ -67,8 +67,6 @@ from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
 from prefect_cachewatch.publish.target import BuildRecipe
 from prefect_cachewatch.publish.verification import Verdict
 
-__all__ = ["CacheStore", "PinnedBuild"]
-
 _SPACE_FACTOR = 1.1
 _RESOLVE_TRIES = 100
 

@@ -22,7 +22,8 @@ from typing import Any
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.closing import Closing, Opened
 from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
-from prefect_cachewatch.common.text import for_terminal, redact, redact_argv
+from prefect_cachewatch.common.secrets import redact, redact_argv
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
@@ -46,8 +47,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.proof import Proof
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
 from prefect_cachewatch.publish.verification import digest_build
-
-__all__ = ["BuildRecipe", "BuildTarget", "meta_directory", "refusal_record", "remove_below", "write_meta"]
 
 GROWTH_MARK = ".grew.json"
 REPORTED = ".reported.json"

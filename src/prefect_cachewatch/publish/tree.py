@@ -12,13 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import Entry, look
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing, sync_directory
+from prefect_cachewatch.publish.durable import refusing, sync_directory
 from prefect_cachewatch.publish.names import META_DIRECTORY
-
-__all__ = ["BuildTree", "ScannedFile", "open_file", "scan_build", "walk_build"]
 
 _MAX_DEPTH = 200
 

@@ -12,24 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import BuildDamaged, StoreError
-from prefect_cachewatch.publish.durable import OPEN_DIRECTORY, refusing
+from prefect_cachewatch.publish.durable import refusing
 from prefect_cachewatch.publish.manifest import DIGEST_ALGORITHM, FileEntry, Manifest
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, scan_build, walk_build
-
-__all__ = [
-    "Problem",
-    "Verdict",
-    "compare_files",
-    "default_threads",
-    "digest_below",
-    "digest_build",
-    "digest_descriptor",
-    "verify_files",
-]
 
 _NAMED = 3
 

@@ -4,16 +4,3 @@
 process that cachewatch did not start, `runner` puts an attempt together, `exposure` refuses secrets in parameters,
 `outputs` refuses files that conflict. Recorded runs are in `trace`.
 """
-
-__all__ = [
-    "attached",
-    "delivery",
-    "exposure",
-    "followup",
-    "history",
-    "outputs",
-    "placement",
-    "retry",
-    "runner",
-    "trace",
-]

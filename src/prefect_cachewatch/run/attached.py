@@ -29,15 +29,14 @@ from prefect_cachewatch.run.runner import Runner
 from prefect_cachewatch.supervise.adopted import AttachedProcess
 from prefect_cachewatch.supervise.pinned_process import PinnedProcess
 from prefect_cachewatch.supervise.proc import descendants, read_memory_file
-from prefect_cachewatch.supervise.reading import argv_within, read_each
+from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.supervisor import Observed
+from prefect_cachewatch.supervise.turns import read_each
 from prefect_cachewatch.watching.attached import AttachedWatch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
 from prefect_cachewatch.watching.emptiness import directories_written, writers_below
 from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.site import CacheDirectories
-
-__all__ = ["AttachedRun", "suggest_directories", "watch"]
 
 _ENVIRON_S = 1.0
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.watching.outcomes import ENDINGS
 
-__all__ = ["BAD_ENDS", "GENERATION_FLOW", "NEXT_STEPS", "BadEnd"]
-
 #: Name of the flow `generate_cache` at Prefect.
 GENERATION_FLOW = "generate-cache"
 

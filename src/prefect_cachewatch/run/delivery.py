@@ -16,7 +16,8 @@ from typing import Any
 
 from prefect_cachewatch.common.aside import Files, InPlace, look_ahead
 from prefect_cachewatch.common.closing import Closing
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
@@ -36,15 +37,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import describe_growth
 from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheDirectories
-
-__all__ = [
-    "Publication",
-    "PublishSession",
-    "check_delivery",
-    "describe_publication",
-    "describe_refusal",
-    "growth_summary",
-]
 
 _CONTENT_S = 60.0
 # To read what was written last in full; and what one slow file may take beyond it.

@@ -14,8 +14,6 @@ from prefect_cachewatch.common.secrets import redact, secret_options, secret_val
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["check_exposure", "exposed_secrets", "require_utf8"]
-
 _SHOWN_MAX = 5
 # Their values are names of Secret blocks.
 _REFERENCES = ("env_secrets",)

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config.profiles.commandline import CommandLine
     from prefect_cachewatch.config.profiles.key import FoundKey
 
-__all__ = [
-    "FilledKey",
-    "OpenKey",
-    "Places",
-    "Upstream",
-    "compared_key",
-    "complete_key",
-    "fill_key",
-    "known_key",
-    "open_key",
-    "read_upstream",
-]
-
 _CONFIG_BYTES = 16 << 20
 _NAMES_MAX = 20_000
 

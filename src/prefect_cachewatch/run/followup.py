@@ -14,8 +14,6 @@ from typing import Literal
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.watching.headline import named_cause
 
-__all__ = ["FOLLOWED", "FollowUp", "PastEnd", "Rerun", "decide_follow_up"]
-
 Rerun = Literal["never", "once"]
 #: The states that are followed up.
 FOLLOWED = ("Stalled", "GeneratorFailed")

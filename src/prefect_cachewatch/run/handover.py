@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, fields
 
 from prefect_cachewatch.watching.attempt import Outcome
 
-__all__ = ["LEAST_PAUSE_S", "Earlier", "fingerprint", "read_earlier"]
-
 #: The shortest pause. A worker starts the process of a run up to 10 s before it is due, and the last process must have gone.
 LEAST_PAUSE_S = 20.0
 _VERSION = 1

@@ -24,17 +24,6 @@ from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.durable import read_small_file
 
-__all__ = [
-    "HISTORY_BYTES",
-    "PastRun",
-    "enough_window_s",
-    "history_path",
-    "last_run",
-    "parse_history",
-    "past_runs",
-    "remember_run",
-]
-
 KEEP_RUNS = 50
 #: A larger file is none of ours.
 HISTORY_BYTES = 1 << 20

@@ -12,8 +12,6 @@ from prefect_cachewatch.postmortem.chart import CHART_STYLE
 from prefect_cachewatch.run.past import JobRun
 from prefect_cachewatch.run.regression import measured_durations, slower_than_before
 
-__all__ = ["RUNS_MAX", "RUN_HEADS", "describe_runs", "draw_durations", "history_markdown", "run_cells"]
-
 #: The heads of `run_cells`.
 RUN_HEADS = ("WHEN (UTC)", "OUTCOME", "SIZE", "DURATION", "PAUSE", "STALLS")
 RUNS_MAX = 50

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import StallPolicy
     from prefect_cachewatch.watching.site import CacheDirectories
 
-__all__ = ["HostBoard", "neighbours_on_host"]
-
 _SUFFIX, _PATIENCE_S = ".standing", 2.0
 
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.text import for_terminal, redact_argv
+from prefect_cachewatch.common.secrets import redact_argv
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration, format_moment
-from prefect_cachewatch.run.pauses import PAUSES, add_run, find_pauses_file, read_runs
+from prefect_cachewatch.run.pauses import add_run, find_pauses_file, read_runs
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.learned import (
     LEAST_RUNS,
+    PAUSES,
     LearnedWindows,
     PastPauses,
     learn,
@@ -29,8 +31,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy
     from prefect_cachewatch.watching.site import CacheDirectories
-
-__all__ = ["Learning", "job_fingerprint", "run_learned"]
 
 T = TypeVar("T")
 

@@ -35,11 +35,6 @@ from prefect_cachewatch.watching.sections import CacheMissed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "KnownKey", "RunFacts", "exchange_facts", "facts_of", "judge", "look_ahead", "look_back", "note_begun", "note_ended",
-    "note_unfinished",
-]  # fmt: skip
-
 #: A smaller cache is an index or a state file, which may well be written in each run.
 LEAST_BYTES = 1 << 20
 #: The share of the cache that was there, from which on it counts as written anew.

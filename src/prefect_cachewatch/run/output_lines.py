@@ -13,8 +13,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.supervise.output import OutputPump
 
-__all__ = ["LAST_LINES", "OutputLines"]
-
 #: So many of the last lines each look shows at least, however many came.
 LAST_LINES = 50
 _BURST = 200

@@ -18,8 +18,6 @@ from prefect_cachewatch.postmortem.report import check_report_path
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs
 
-__all__ = ["check_outputs", "check_outputs_ahead"]
-
 
 def check_outputs_ahead(
     files: Files, job: CacheJob, outputs: Outputs, *, published: Sequence[str] | None = None

@@ -26,8 +26,6 @@ from prefect_cachewatch.postmortem.bundlestore import END
 from prefect_cachewatch.publish.durable import read_small_file
 from prefect_cachewatch.run.history import HISTORY_BYTES, parse_history
 
-__all__ = ["JobRun", "PastRuns", "job_key", "last_runs", "read_past_runs", "read_report_in"]
-
 _REPORT_BYTES = 64 << 20
 _REPORT = re.compile(r"report(?:-[0-9]{1,6})?\.json")
 _HISTORY = re.compile(r"(.+)-[0-9a-f]{12}\.jsonl")

@@ -24,8 +24,6 @@ from prefect_cachewatch.common.directories import FileRefused, open_directory_en
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_entry
 from prefect_cachewatch.watching.learned import PAUSES, PastPauses
 
-__all__ = ["PAUSES", "add_run", "find_pauses_file", "read_runs"]
-
 _MOST_BYTES = 256 << 10
 _LINE_BYTES = 1024
 _LONGEST_S = 366 * 86400.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.containers.preflight import ContainerPlan
 
-__all__ = ["Runtime", "find_image", "place_job", "require_directories"]
-
 _LOOK_S = 10.0
 
 

@@ -16,8 +16,6 @@ from prefect_cachewatch.run.remedies import XET_OFF, Step
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.supervise.lockfiles import LockFile, remove_stale_lock
 
-__all__ = ["new_variables", "remove_locks", "run_before_retry"]
-
 _FILES_S = 30.0
 _OUTPUT_LINES = 200
 

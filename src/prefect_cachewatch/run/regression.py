@@ -9,15 +9,6 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.past import JobRun
 
-__all__ = [
-    "COMPARED_RUNS",
-    "LEAST_EARLIER_RUNS",
-    "Regression",
-    "find_regression",
-    "measured_durations",
-    "slower_than_before",
-]
-
 #: The most earlier runs that a run is compared with, and the fewest.
 COMPARED_RUNS, LEAST_EARLIER_RUNS = 10, 5
 _SLOWER = 0.25

@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CauseRetry, Change, RetryPolicy
     from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = [
-    "KERNEL_CACHES",
-    "REMEDIES",
-    "XET_OFF",
-    "Means",
-    "Remedy",
-    "Step",
-    "check_causes",
-    "choose_steps",
-    "find_remedy",
-]
-
 #: Variables that name a directory of compiled kernels, and which it is if the variable is not set.
 KERNEL_CACHES: Mapping[str, str] = {
     "TT_METAL_CACHE": "$HOME/.cache/tt-metal-cache",

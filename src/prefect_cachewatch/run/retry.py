@@ -14,8 +14,6 @@ from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.sections import NextAttempt
 
-__all__ = ["RetryDecision", "decide_retry", "describe_next", "last_traceback"]
-
 _NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ +File "[^"]*", line \d+', re.MULTILINE)

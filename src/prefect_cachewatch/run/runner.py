@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
     from prefect_cachewatch.watching.neighbours import Neighbours
 
-__all__ = ["Origin", "Runner", "View"]
-
 _TAIL_LINES = 50
 _END_S = 5.0
 

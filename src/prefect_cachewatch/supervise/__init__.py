@@ -11,5 +11,3 @@ of a server that was handed over. `stop_tree` is the one way to stop a tree, `te
 `guarded` runs a short command, `output` reads what a generator prints. `open_files` lists open files and `filelocks`
 the holders of a lock.
 """
-
-__all__: list[str] = []

@@ -18,8 +18,6 @@ from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, NAMED_MAX, TreeStop
 from prefect_cachewatch.supervise.supervisor import Observer, RunningServer, Subject, TreeEnd, exit_of
 
-__all__ = ["AttachedProcess", "ProcessTree"]
-
 _LOOK_EVERY_S = 0.5
 # Looking at the process tree costs at most a hundredth of one core.
 _LOOK_SHARE = 100

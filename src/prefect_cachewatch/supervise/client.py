@@ -26,8 +26,6 @@ from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeE
 from prefect_cachewatch.supervise.tending import Tended
 from prefect_cachewatch.supervise.turns import read_each
 
-__all__ = ["GuardClient", "inherited_signals"]
-
 _START_TIMEOUT_S = 30.0
 _CLOSE_S = 2.0
 _STATE_S = 2.0

@@ -21,8 +21,6 @@ from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.supervise.proc import read_proc
 from prefect_cachewatch.supervise.reading import argv_within
 
-__all__ = ["LockHolder", "describe_holders", "find_holders", "has_exclusive_holder", "is_reader_only", "take_exclusive"]
-
 # struct flock of fcntl(2): type, whence, start, length, pid. The range is far behind any content, where no other
 # program locks.
 _RANGE = struct.Struct("@hhqqi4x")

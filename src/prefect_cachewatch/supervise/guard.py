@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
 _HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; the second without a flow process

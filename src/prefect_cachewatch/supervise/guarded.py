@@ -16,8 +16,6 @@ from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.supervisor import Launch, wait_for_report
 
-__all__ = ["GuardedResult", "run_guarded"]
-
 _WAIT_S = 0.5
 _STOP_S = 15.0
 

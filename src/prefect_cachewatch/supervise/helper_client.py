@@ -22,8 +22,6 @@ from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
-__all__ = ["HelperClient", "running_clients", "spawn_helper"]
-
 _TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
 # How long a helper may stay stopped (a tracer may hold it despite SIGCONT); the second when a stop is wanted.
 _HELD_S, _HELD_WANTED_S = 10.0, 2.0

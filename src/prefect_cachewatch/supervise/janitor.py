@@ -40,18 +40,6 @@ from prefect_cachewatch.supervise.run_files import (
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
 from prefect_cachewatch.supervise.tending import GUARD_NAME, Tended
 
-__all__ = [
-    "JanitorReport",
-    "Leftover",
-    "Refusal",
-    "clear_leftovers",
-    "describe_leftovers",
-    "follow_run",
-    "leftover_of",
-    "living_processes",
-    "stop_leftovers",
-]
-
 _HELD_S = 2.0
 _KILLED_BEFORE_S = 0.5  # for processes that an earlier SIGKILL has not ended: they hang or are frozen
 

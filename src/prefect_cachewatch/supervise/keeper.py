@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["main"]
-
 _PR_SET_NAME = 15
 _CHUNK = 1 << 16
 

@@ -19,13 +19,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prefect_cachewatch.common.closing import Opened
+from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
-from prefect_cachewatch.common.removal import OPEN_DIRECTORY, look, open_below, remove_entry
+from prefect_cachewatch.common.removal import look, open_below, remove_entry
 from prefect_cachewatch.supervise.filelocks import has_exclusive_holder
 from prefect_cachewatch.supervise.proc import read_stat
 from prefect_cachewatch.supervise.run_files import pid_namespace
-
-__all__ = ["LockFile", "find_lock_files", "look_at_lock", "remove_stale_lock"]
 
 # A holder of other kinds than filelock's does not keep the file open, but touches it now and then.
 _QUIET_S = 60.0

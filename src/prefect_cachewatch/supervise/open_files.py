@@ -9,8 +9,6 @@ from typing import Literal
 
 from prefect_cachewatch.supervise.proc import read_proc
 
-__all__ = ["OpenFile", "list_open_files"]
-
 FileKind = Literal["file", "directory", "pipe", "socket", "tty", "device", "anon"]
 Access = Literal["r", "w", "rw", ""]
 _PLAIN_DEVICES = ("null", "zero", "full", "random", "urandom", "fuse")

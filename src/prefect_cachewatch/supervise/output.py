@@ -23,8 +23,6 @@ from prefect_cachewatch.common.files import is_special, open_for_writing, write_
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["NewLines", "OutputPump", "Screen"]
-
 _CHUNK = 1 << 20
 _LINE_MAX = 2000
 _WORD_MAX = 600

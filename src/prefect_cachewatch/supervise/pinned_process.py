@@ -21,10 +21,9 @@ from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import lineage, process_name, read_proc, read_stat, read_status, stat_fields
-from prefect_cachewatch.supervise.reading import argv_within, read_each
+from prefect_cachewatch.supervise.reading import argv_within
 from prefect_cachewatch.supervise.tending import GUARD_NAME
-
-__all__ = ["PinnedProcess"]
+from prefect_cachewatch.supervise.turns import read_each
 
 _PF_KTHREAD = 0x00200000
 # ioctl PIDFD_GET_INFO of linux/pidfd.h, _IOWR(0xFF, 11, struct pidfd_info of 64 bytes). Since Linux 6.15 its last word

@@ -26,30 +26,6 @@ else:
     ProcessStat = namedtuple("ProcessStat", ("state", "parent", "start_ticks"))
     ProcessStat.__doc__ = "State letter, parent and start time (clock ticks since boot) of a process."
 
-__all__ = [
-    "RUN_TOKEN",
-    "ProcessStat",
-    "boot_id",
-    "carried_run_token",
-    "children",
-    "command_line",
-    "descendants",
-    "is_alive",
-    "is_being_killed",
-    "lineage",
-    "living_thread",
-    "namespace_of",
-    "process_name",
-    "read_memory_file",
-    "read_proc",
-    "read_stat",
-    "read_stats",
-    "read_status",
-    "send_signal",
-    "signal_name",
-    "stat_fields",
-]
-
 RUN_TOKEN = "CACHEWATCH_ID"
 _DEAD = frozenset("ZXx")
 _ARGV_MAX, _READ_MAX = 1 << 16, 1 << 22

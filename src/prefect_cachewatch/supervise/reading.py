@@ -18,13 +18,11 @@ from prefect_cachewatch.supervise.proc import (
     process_name,
     read_stats,
 )
-from prefect_cachewatch.supervise.turns import is_stuck, read_each
+from prefect_cachewatch.supervise.turns import read_each
 
 TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = ["argv_within", "find_by_run_token", "is_stuck", "name_processes", "read_each"]
 
 _WORDS_MAX, _WORD_MAX = 32, 4096
 

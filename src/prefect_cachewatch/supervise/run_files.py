@@ -23,21 +23,6 @@ from prefect_cachewatch.common.parked import park
 from prefect_cachewatch.supervise.proc import boot_id, namespace_of, read_stat
 from prefect_cachewatch.supervise.run_updates import MAX_TREE
 
-__all__ = [
-    "SUFFIX",
-    "RunFile",
-    "RunFileRefused",
-    "create_locked",
-    "create_run_file",
-    "machine_id",
-    "open_runs_directory",
-    "parse_run_file",
-    "pid_namespace",
-    "read_each_file",
-    "read_run_file",
-    "runs_directory",
-]
-
 T = TypeVar("T")
 
 SCHEMA = 1

@@ -12,8 +12,6 @@ TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type chec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MAX_TREE", "update_run_file"]
-
 MAX_TREE = 4096
 
 

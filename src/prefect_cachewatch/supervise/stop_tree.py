@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["KILL_DEADLINE_S", "NAMED_MAX", "TreeStop", "ticks_now"]
-
 KILL_DEADLINE_S = 10.0
 NAMED_MAX = 256
 _LONGEST_NAP_S = 0.02

@@ -19,22 +19,6 @@ from prefect_cachewatch.common.text import show_argv
 from prefect_cachewatch.errors import GuardError
 from prefect_cachewatch.supervise.proc import is_alive, read_stat
 
-__all__ = [
-    "Launch",
-    "Observed",
-    "Observer",
-    "RunningServer",
-    "Subject",
-    "Supervised",
-    "Supervisor",
-    "TreeEnd",
-    "await_survivors",
-    "describe_survivors",
-    "exit_of",
-    "still_there",
-    "wait_for_report",
-]
-
 _LOOK_EVERY_S = 0.5
 _NAMED_MAX = 5
 

@@ -17,8 +17,6 @@ TYPE_CHECKING = False  # importing typing costs the guards a megabyte; type chec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["GUARD_NAME", "Tended", "wake"]
-
 GUARD_NAME = "[cachewatch-guar]"  # as the kernel truncates it
 _HELPERS = (GUARD_NAME, "[cachewatch-ward]", "[cachewatch-keep]")
 _HELD = "Tt"  # stopped by a signal, or by a tracer

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["is_stuck", "read_each"]
-
 _STUCK_MAX = 64  # threads abandoned at once; beyond this no reading that could block is started
 
 _stuck: set[int] = set()  # processes that an abandoned thread waits for

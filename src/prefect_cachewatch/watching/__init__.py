@@ -4,5 +4,3 @@
 `emptiness` finds an end without a cache, `marking` writes the job's marker files, `sections` has parts of the report.
 Servers, whose job is done when they are ready, are in `servers`.
 """
-
-__all__: list[str] = []

@@ -22,8 +22,6 @@ from prefect_cachewatch.watching.sections import Attachment, ReportedStall
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
 
-__all__ = ["AttachedWatch"]
-
 _LISTING_TIMEOUT_S = 10.0
 _CLOCK_ERROR_S = 0.05
 

@@ -59,8 +59,6 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.watching.servers.handover import HandedOver
     from prefect_cachewatch.watching.servers.serving import ServerReadiness
 
-__all__ = ["Outcome", "Watch", "run_watch"]
-
 _LISTING_TIMEOUT_S = 10.0
 _CANCELLED_LISTING_S = 3.0  # whoever cancelled it may kill us soon
 _GUARD_WAIT_S = 0.5

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob
     from prefect_cachewatch.supervise.supervisor import Supervisor
 
-__all__ = [
-    "NO_CACHE",
-    "Emptiness",
-    "directories_written",
-    "holds_nothing",
-    "is_no_cache",
-    "own_files",
-    "tree_pids",
-    "writers_below",
-]
-
 _LOOKS_OFTEN, _OFTEN_S, _SELDOM_S = 40, 0.4, 5.0
 _PROCESSES_MAX = 64
 _SHOWN_MAX = 3

@@ -18,14 +18,12 @@ from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import CachewatchError, ScanError
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
 from prefect_cachewatch.supervise.proc import namespace_of
-from prefect_cachewatch.supervise.reading import read_each
+from prefect_cachewatch.supervise.turns import read_each
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.emptiness import Emptiness, own_files, tree_pids
 from prefect_cachewatch.watching.learned import LearnedWindows
 from prefect_cachewatch.watching.places import Surroundings, choose_directories
 from prefect_cachewatch.watching.stall import StallRule, Verdict
-
-__all__ = ["FindingWatch"]
 
 _LOOK_FOR_S = 60.0
 _LOOK_EVERY_S = 0.5

@@ -8,20 +8,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.watching.sections import Diagnosis
 
-__all__ = [
-    "NOT_KNOWN",
-    "UNSEEN",
-    "describe_cause",
-    "headline_of",
-    "how_it_ended",
-    "how_long",
-    "make_headline",
-    "named_cause",
-    "put_first",
-    "split_message",
-    "told_first",
-]
-
 #: Begins the first fact of a message, which follows its headline.
 _FIRST_FACT = "Tensor cache generation "
 #: Ends the summary of a cause that is not known.

@@ -18,19 +18,6 @@ from prefect_cachewatch.watching.servers.warmup import PhaseName
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
 
-__all__ = [
-    "LEAST_RUNS",
-    "MOST_RUNS",
-    "PAUSES",
-    "LearnedWindow",
-    "LearnedWindows",
-    "PastPauses",
-    "configured_window_s",
-    "learn",
-    "least_window_s",
-    "refuse_learned",
-]
-
 #: Name of the file with the pauses of earlier runs, and the end of its name beside a cache.
 PAUSES = ".cachewatch-pauses.log"
 LEAST_RUNS, MOST_RUNS = 5, 50

@@ -17,8 +17,6 @@ from prefect_cachewatch.watching.stall import BLIND_KINDS, Verdict
 if TYPE_CHECKING:
     from threading import Event
 
-__all__ = ["LeftAlone", "TellStall", "describe_left_alone", "describe_would_be_stops", "named_would_be_stops"]
-
 _LEAD = "It would have been stopped "
 
 

@@ -14,8 +14,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.watching.matcher import WINDOW, Match, OutputLines, PatternMatcher
 from prefect_cachewatch.watching.sections import LoggedProgress
 
-__all__ = ["LogProgress", "News", "read_count"]
-
 _SEEN_MAX = 4096
 _WAITING_MAX = 4 << 20
 _QUIET_S = 0.3

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # what reads a command line does not stay in the process that
 
     from prefect_cachewatch.config import MarkerFiles
 
-__all__ = ["write_completed", "write_started"]
-
 _TIMEOUT_S = 10.0
 
 

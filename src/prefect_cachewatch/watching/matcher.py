@@ -10,7 +10,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.supervise.helper_client import spawn_helper
 from prefect_cachewatch.watching.servers.match_process import (
     ADD,
@@ -21,8 +22,6 @@ from prefect_cachewatch.watching.servers.match_process import (
     RECORD_END,
     SEARCH,
 )
-
-__all__ = ["WINDOW", "Match", "OutputLines", "PatternMatcher"]
 
 WINDOW = 64 << 10
 """The longest text of one search, in bytes."""

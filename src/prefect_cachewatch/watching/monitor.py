@@ -21,8 +21,6 @@ from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
 from prefect_cachewatch.watching.suspicion import Fate
 
-__all__ = ["GrowthMonitor", "Sample", "thin_samples"]
-
 SAMPLES_MAX = 500
 _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended
 _LAST_SCAN_S = 5.0

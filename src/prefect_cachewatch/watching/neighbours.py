@@ -29,8 +29,6 @@ from prefect_cachewatch.watching.suspicion import (
 if TYPE_CHECKING:
     from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["Board", "Neighbours", "Prober", "probe_with", "storage_of"]
-
 SAY_AGAIN_S = 60.0
 SLOW_S = 2.0
 _DEAD_S = (2.0, 5.0)

@@ -11,12 +11,6 @@ from prefect_cachewatch.common.units import format_bytes, format_count, format_d
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.stall import Verdict
 
-__all__ = [
-    "ENDINGS", "OWN_FAILURE", "STOPPED", "Ending", "OutcomeName", "describe_count", "describe_growth",
-    "describe_last", "describe_nothing", "describe_stall", "describe_told", "ending_named", "ending_of", "exit_status", "is_failure",
-    "is_verdict",
-]  # fmt: skip
-
 # The last two are of attached processes only: ended with an unknown exit code; running when the watch was ended.
 OutcomeName = Literal[
     "completed", "nothing_written", "failed", "stalled", "deadline_exceeded", "cancelled", "ended", "detached"

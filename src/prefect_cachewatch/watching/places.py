@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from prefect_cachewatch.common.mounts import is_in
 
-__all__ = ["Surroundings", "choose_directories"]
-
 _DIRECTORIES_MAX = 4
 _LEAST_SHARE = 0.05
 _CLIMB_MAX = 3

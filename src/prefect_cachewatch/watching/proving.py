@@ -17,8 +17,6 @@ from prefect_cachewatch.watching.sections import StuckWait
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
 
-__all__ = ["Ask", "Proving", "Seen"]
-
 _APART_S = 2.0
 _SHARE = 100
 # After a look that did not come to an end, of which the cost is not known: so many polls, but not longer than this.

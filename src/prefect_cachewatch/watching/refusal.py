@@ -12,8 +12,6 @@ from typing import Any, Literal
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["Refusal", "RefusalKind", "find_refusal"]
-
 RefusalKind = Literal["disk_full", "inodes_exhausted", "quota_exceeded", "read_only_filesystem"]
 
 

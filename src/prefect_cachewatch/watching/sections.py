@@ -6,11 +6,6 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.watching.servers.warmup import PhaseChange
 
-__all__ = [
-    "Attachment", "CacheMissed", "Diagnosis", "LoggedProgress", "NextAttempt", "Publication", "Readiness", "ReportedStall", "StuckWait",
-    "Where", "Windows",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -43,8 +43,6 @@ from prefect_cachewatch.supervise.filelocks import (
 from prefect_cachewatch.supervise.tending import wake
 from prefect_cachewatch.watching.learned import PAUSES
 
-__all__ = ["CacheDirectories", "check_command"]
-
 _CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
 _BELOW_S = 20.0
 _NAMED = 5

@@ -23,8 +23,6 @@ from prefect_cachewatch.watching.suspicion import Fate, Patience
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
 
-__all__ = ["BLIND_KINDS", "Measurement", "Reading", "StallRule", "Suspicion", "Verdict", "effective_poll_s"]
-
 Kind = Literal[
     "no_growth",
     "never_started",

@@ -13,8 +13,6 @@ from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
 
-__all__ = ["Fate", "Patience", "Probed", "Standing", "Suspected", "fell_silent", "is_majority", "is_suspected"]
-
 #: What a small write with fsync finds: well, slow, no answer, or it cannot be made (no permission, no space).
 Probed = Literal["well", "slow", "dead", "unknown"]
 #: Of a run's storage, in its present silence.

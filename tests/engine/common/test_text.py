@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.common.text import for_html, for_markdown, for_terminal, markdown_code, redact, redact_argv
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_html, for_markdown, for_terminal, markdown_code, redact_argv
 
 HOSTILE = {
     "escape sequence": ("a\x1b[2J\x1b]0;title\x07b", r"a\x1b[2J\x1b]0;title\x07b"),

@@ -12,8 +12,6 @@ from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfil
 from prefect_cachewatch.capacity.model.results import LimitPlan, SimulationCheck
 from prefect_cachewatch.capacity.model.simulation import simulate
 
-__all__ = ["with_simulation"]
-
 AGREES_WITHIN = 0.03
 
 

@@ -17,8 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from prefect_cachewatch.capacity.model.network import check_network, check_populations
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["MAX_STATES", "ClosedNetwork", "ClosedSolution", "solve_closed"]
-
 # States of the population grid, the product of (N + 1) over the classes; 2 million take about 2 s.
 MAX_STATES = 2_000_000
 

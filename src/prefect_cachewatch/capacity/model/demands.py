@@ -19,8 +19,6 @@ from prefect_cachewatch.capacity.model.usl import ServiceRates, Side, service_ra
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Demands", "Scenario", "curve_for", "demands_of"]
-
 CPU, LINK, OPS, STORAGE = "codec", "link", "operations", "storage"
 _OP_BYTES = 2**20
 _LONGEST_S = 1e12  # of a burst alone; beyond it, sums of seconds lose digits

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ClassSimulation", "Estimate", "Record", "summarise"]
-
 Floats = NDArray[np.float64]
 
 _BATCHES = 20

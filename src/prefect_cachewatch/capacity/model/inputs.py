@@ -14,8 +14,6 @@ from prefect_cachewatch.capacity.model.profile import CodecProfile, Name
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
 
-__all__ = ["Policy", "WorkloadClass"]
-
 # 99th percentile over mean of a burst's time under load where all bursts are alike: 1.4-1.7 near the knee.
 _P99_CONSTANT = 1.7
 _Z_99 = 2.3263479

@@ -16,8 +16,6 @@ from prefect_cachewatch.capacity.model.results import Binding, ClassPrediction, 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["BEYOND_MEASURED", "ROUNDING", "ClassSearch", "Found"]
-
 BEYOND_MEASURED = 2
 ROUNDING = 1e-9  # what is exactly the accepted slowdown may come out a digit above it
 _STATES = 300_000  # larger grids would make a plan take seconds

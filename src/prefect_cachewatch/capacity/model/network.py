@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["check_network", "check_populations"]
-
 Floats = NDArray[np.float64]
 
 

@@ -23,8 +23,6 @@ from prefect_cachewatch.capacity.model.wording import list_assumptions, say_answ
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["plan", "rows_at"]
-
 _ROWS = 16
 _MOST_CLASSES = 32
 

@@ -8,8 +8,6 @@ from prefect_cachewatch.capacity.model.convolution import ClosedNetwork
 from prefect_cachewatch.capacity.model.demands import Demands
 from prefect_cachewatch.capacity.model.results import ClassPrediction
 
-__all__ = ["predict"]
-
 _PAUSE_99 = 0.49  # of pauses that vary evenly by half, one in a hundred is so much longer than the mean
 
 

@@ -16,19 +16,6 @@ from prefect_cachewatch.common.units import NUMBER_PATTERN, parse_bytes
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import OptionalDuration, OptionalSize, Quantity
 
-__all__ = [
-    "BytesPerSecond",
-    "CodecProfile",
-    "CurvePoint",
-    "LinkProfile",
-    "Name",
-    "ServiceCurve",
-    "StorageProfile",
-    "UslFit",
-    "parse_ops",
-    "parse_rate",
-]
-
 _UNIT = r"(?:[kKmMgGtT](?:[iI]?[bB](?:[iI][tT])?)?|[bB](?:[iI][tT])?)"
 _PATTERN = rf"^\s*{NUMBER_PATTERN}\s*{_UNIT}?\s*(?:/s|ps)?\s*$"
 Basis = Literal["measured", "vendor ceiling", "given"]

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Bounds", "bounds", "erlang_b", "erlang_c", "stall_bound"]
-
 _MAX_SERVERS = 10_000_000
 
 

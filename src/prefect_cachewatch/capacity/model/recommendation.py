@@ -13,8 +13,6 @@ from prefect_cachewatch.capacity.model.queueing import Bounds, bounds
 from prefect_cachewatch.capacity.model.together import Together
 from prefect_cachewatch.common.units import format_duration
 
-__all__ = ["Recommendation", "edge_of", "recommend", "recommend_slots"]
-
 _NEAR_BEST = 1.02
 
 

@@ -10,19 +10,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "ClassLimit",
-    "ClassPrediction",
-    "HistoryCheck",
-    "HourCheck",
-    "LimitPlan",
-    "LimitRule",
-    "LittleLaw",
-    "Purchase",
-    "SimulationCheck",
-    "as_json",
-]
-
 Binding = Literal[
     "slowdown", "stall", "latency", "usl_peak", "deadline", "capacity", "measured_n", "max_concurrency"
 ]  # fmt: skip

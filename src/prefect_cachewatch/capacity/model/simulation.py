@@ -22,8 +22,6 @@ from prefect_cachewatch.capacity.model.estimates import ClassSimulation, Record,
 from prefect_cachewatch.capacity.model.network import check_network
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["SimulationResult", "simulate"]
-
 Burst = Literal["constant", "exponential", "lognormal"]
 Think = Literal["constant", "exponential", "uniform"]
 Floats = NDArray[np.float64]

@@ -14,8 +14,6 @@ from prefect_cachewatch.capacity.model.demands import Scenario
 from prefect_cachewatch.capacity.model.limits import ROUNDING
 from prefect_cachewatch.capacity.model.together import Together
 
-__all__ = ["choose_slots"]
-
 _MOST_SLOTS = 240
 _LOSS = 0.05
 _MOST_MIXES = 400

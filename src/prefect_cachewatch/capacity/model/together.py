@@ -13,8 +13,6 @@ from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
 from prefect_cachewatch.capacity.model.prediction import predict
 from prefect_cachewatch.capacity.model.results import ClassPrediction
 
-__all__ = ["Together"]
-
 _STATES = 60_000
 _ROUNDS = 5  # a class without a batch counts as so many times what may run of it
 _MOST_JOBS = 1000  # of larger batches an equal share is looked at

@@ -18,8 +18,6 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped,unused-i
 from prefect_cachewatch.capacity.model.profile import ServiceCurve, UslFit
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["ServiceRates", "fit_usl", "service_rates"]
-
 GATE_RMSE_OVER_MEAN = 0.10
 _PEAK_ERRORS = 2.0  # beta must stand this many standard errors above 0 before a peak is spoken of
 _BETA_MAX = 1.0

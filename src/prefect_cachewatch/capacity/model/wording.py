@@ -7,8 +7,6 @@ from prefect_cachewatch.capacity.model.limits import ClassSearch, Found
 from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["list_assumptions", "say_answer", "say_bottleneck"]
-
 _RULES = {
     "slowdown": "the slowdown rule",
     "stall": "the stall window",

@@ -14,8 +14,6 @@ from typing import Literal
 from prefect_cachewatch.capacity.probe.disks import UNSEEN, Disk
 from prefect_cachewatch.common.units import format_bytes
 
-__all__ = ["Level", "Phase", "Repetition", "Sample", "find_effects", "levels_of", "spread_of", "summarise"]
-
 LITTLE_TOLERANCE = 0.10
 WIDE_SPREAD = 0.35
 CACHE_FACTOR = 3.0

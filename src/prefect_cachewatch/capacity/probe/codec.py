@@ -25,8 +25,6 @@ from prefect_cachewatch.capacity.probe.checks import spread_of
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CachewatchError, InputError
 
-__all__ = ["CODECS", "CodecMeasurement", "measure_codec"]
-
 CODECS = ("zstd", "lz4", "lzo")
 CodecName = Literal["zstd", "lz4", "lzo"]
 

@@ -20,8 +20,6 @@ from threading import Barrier, Event
 
 from prefect_cachewatch.capacity.probe.checks import Phase, Repetition, Sample
 
-__all__ = ["SMALL_FILE_BYTES", "DirectEngine", "lay_out", "measure_small_files", "stream_path"]
-
 SMALL_FILE_BYTES = 4096
 _STAMP_EVERY = 4096
 _LAYOUT_BLOCK = 2**20

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from prefect_cachewatch.common.mounts import Mount
 
-__all__ = ["UNSEEN", "Disk", "look_at_disk"]
-
 _NAMES = {
     r"nbd\d+": "NBD",
     r"rbd\d+": "Ceph RBD",

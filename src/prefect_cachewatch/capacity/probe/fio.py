@@ -21,8 +21,6 @@ from prefect_cachewatch.capacity.probe.checks import Phase, Repetition, Sample
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CachewatchError
 
-__all__ = ["FioEngine", "FioError", "find_fio", "read_fio_json"]
-
 _FIO_RW: dict[Phase, str] = {"write": "write", "read": "read", "random_read": "randread"}
 _DDIR: dict[Phase, str] = {"write": "write", "read": "read", "random_read": "read"}
 _PR_SET_PDEATHSIG = 1

@@ -19,8 +19,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["profile_from_report", "profile_yaml", "write_atomically"]
-
 _MAX_NOTES = 64
 
 

@@ -17,8 +17,6 @@ from prefect_cachewatch.common.units import NUMBER_PATTERN
 from prefect_cachewatch.config import InputModel
 from prefect_cachewatch.config.quantities import Duration, OptionalDuration, Quantity, Size
 
-__all__ = ["SHORTEST_RUN_S", "ProbeReport", "ProbeSettings", "ProbeStep", "StopCause"]
-
 StopCause = Literal["time", "interrupted", "storage"]
 
 MIN_REPETITIONS = 3

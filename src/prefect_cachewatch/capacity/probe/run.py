@@ -36,8 +36,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import CachewatchError, InputError
 
-__all__ = ["ProbeReport", "ProbeSettings", "ProbeStep", "check_probe", "levels_up_to", "run_probe"]
-
 _FIO_START_S = 0.4
 _STREAMING: tuple[Phase, ...] = ("write", "read", "random_read")
 

@@ -23,17 +23,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
-__all__ = [
-    "SCRATCH_PREFIX",
-    "ProbeTarget",
-    "inspect_target",
-    "leftovers",
-    "opens_direct",
-    "scratch_directory",
-    "size_budget",
-    "write_refused",
-]
-
 SCRATCH_PREFIX = ".cachewatch-probe-"
 MEMORY_FILESYSTEMS = frozenset({"ramfs", "tmpfs"})
 MIN_SIZE_BYTES = 16 * 2**20

@@ -12,8 +12,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import ContainerSpec
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["CONTAINER_SECTION", "container_from", "environment_from"]
-
 _FIELDS = Fields(
     ContainerSpec,
     "image IMAGE, mounts --volume SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "

@@ -19,8 +19,6 @@ from prefect_cachewatch.config import quantities
 from prefect_cachewatch.config.forms import unit_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["DURATION", "SIZE", "Fields", "build_model", "explain", "split_command", "split_pairs"]
-
 M = TypeVar("M", bound=BaseModel)
 
 # The field of a model to the option that sets it, where the option has another name.

@@ -25,24 +25,6 @@ from prefect_cachewatch.config.policies import split_learned
 from prefect_cachewatch.errors import CommandError, InputError
 from prefect_cachewatch.metrics.settings import Metrics
 
-__all__ = [
-    "COMMAND",
-    "REPORTING",
-    "RULES",
-    "SHARED_OUTPUT",
-    "guard_sections",
-    "ignored",
-    "job_from",
-    "make_absolute",
-    "metrics_from",
-    "outputs_from",
-    "poll_note",
-    "stall_from",
-    "stall_section",
-    "stop_from",
-]
-
-
 RULES = Fields(
     StallPolicy,
     "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, churn_after_s, max_duration_s, "

@@ -14,8 +14,6 @@ from prefect_cachewatch.errors import InputError
 if TYPE_CHECKING:
     from prefect_cachewatch.config.profiles.base import ProfileSettings
 
-__all__ = ["PROFILE_OPTIONS", "complete_profile", "profile_from", "split_profile"]
-
 
 def complete_profile(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """List the profiles whose names begin with a text, for shell completion."""

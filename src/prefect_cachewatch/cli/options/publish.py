@@ -10,8 +10,6 @@ from prefect_cachewatch.cli.options.sections import Section
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.publish.policy import PublishPolicy
 
-__all__ = ["PUBLISH_SECTION", "policy_from"]
-
 _FIELDS = Fields(
     PublishPolicy,
     "store DIR, mode --in-place =in_place, cache_key --key K=V, tool_versions --tool K=V, "

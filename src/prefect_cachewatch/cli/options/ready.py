@@ -13,8 +13,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob, ReadyOnExit, ReadyOnHttp, ReadyWhen, StallPolicy
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["READY_SECTION", "WARMUP", "is_ready_given", "with_ready"]
-
 _FORMS = "write exit, http=URL, tcp=HOST:PORT, file=PATH or log=PATTERN"
 _EXAMPLES = {
     "http": "http=http://127.0.0.1:8000/health",

@@ -12,8 +12,6 @@ from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.remedies import REMEDIES
 
-__all__ = ["read_causes"]
-
 
 def read_causes(written: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Read the values of `--retry-cause`.

@@ -19,8 +19,6 @@ from click.shell_completion import CompletionItem
 from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["Section", "SectionedCommand", "complete_directory", "json_option", "option", "verbose_option"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 _ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
 

@@ -20,8 +20,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.proc import RUN_TOKEN
 
-__all__ = ["key_of", "read_settings", "settings_of", "variable_of"]
-
 _MAX_BYTES = 1 << 20
 _PYPROJECT = "pyproject.toml"
 

@@ -26,8 +26,6 @@ from prefect_cachewatch.config.profiles.commandline import CommandLine
 from prefect_cachewatch.config.profiles.key import KeySource
 from prefect_cachewatch.config.ready import ReadyOnHttp, ReadyWhen
 
-__all__ = ["AbsolutePath", "Host", "Port", "Profile", "ProfileSettings", "named_after", "ready_by_health"]
-
 
 @dataclass(frozen=True)
 class ProfileSettings:

@@ -12,8 +12,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.ready import ReadyOnHttp, ReadyOnTcp, ReadyWhen
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["CommandLine", "read_command"]
-
 # Programs that run the rest of their command line: their options with a value in the next word, and their operands.
 _WRAPPERS: Mapping[str, tuple[str, int]] = {
     "env": ("-u --unset -C --chdir", 0),

@@ -22,8 +22,6 @@ from prefect_cachewatch.config.profiles.commandline import CommandLine
 from prefect_cachewatch.config.profiles.key import OF_SGLANG, OF_TORCH, OF_TRTLLM, OF_VLLM
 from prefect_cachewatch.config.profiles.progress_lines import SGLANG, TRTLLM_BUILD, VLLM
 
-__all__ = ["OpenVino", "SGLang", "TensorRTLLM", "TorchCompile", "VllmCompileCache"]
-
 
 class TorchCompile(Profile):
     """torch.compile (inductor), and AOTInductor, which compiles in the same cache before it writes its package.

@@ -13,8 +13,6 @@ from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, Profi
 from prefect_cachewatch.config.profiles.commandline import CommandLine
 from prefect_cachewatch.config.profiles.key import OF_HF
 
-__all__ = ["HuggingFaceDownload"]
-
 
 class HuggingFaceDownload(Profile):
     """`hf download` into the hub's cache, or into a directory of its own.

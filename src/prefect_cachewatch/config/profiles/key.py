@@ -13,10 +13,6 @@ from dataclasses import dataclass, field, replace
 from prefect_cachewatch.common.secrets import redact
 from prefect_cachewatch.config.profiles.commandline import CommandLine
 
-__all__ = [
-    "OF_HF", "OF_SGLANG", "OF_TENSTORRENT", "OF_TORCH", "OF_TRTLLM", "OF_VLLM", "FoundKey", "KeySource", "describe_source", "key_of",
-]  # fmt: skip
-
 _LONGEST = 1000
 
 

@@ -6,8 +6,6 @@ generation in progress. Waited 30s") is no progress, and is in none of them.
 
 from __future__ import annotations
 
-__all__ = ["SGLANG", "TENSTORRENT", "TRTLLM_BUILD", "VLLM"]
-
 # tqdm writes "what:  50%|####  | 2/4 [...", the loaders of vLLM and SGLang "what:  50% Completed | 2/4 [...".
 _COUNT = r":.*?\| *(?P<done>\d+)/(?P<total>\d+) \["
 _SHARDS = rf"(?P<what>Loading (?:\w+ )?checkpoint shards|Multi-thread loading shards){_COUNT}"

@@ -22,18 +22,6 @@ from prefect_cachewatch.config.profiles.key import FoundKey, key_of
 from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
 from prefect_cachewatch.errors import InputError
 
-__all__ = [
-    "GROUP",
-    "complete_job",
-    "expand_profile",
-    "find_key",
-    "find_profile",
-    "known_profiles",
-    "make_profile",
-    "profile_key",
-    "recognize_profile",
-]
-
 GROUP = "prefect_cachewatch.profiles"
 _KINDS: tuple[type[Profile], ...] = (
     TTInferenceServer,

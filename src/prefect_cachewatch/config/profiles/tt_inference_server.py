@@ -25,8 +25,6 @@ from prefect_cachewatch.config.profiles.progress_lines import TENSTORRENT
 from prefect_cachewatch.config.profiles.tt_specifications import SPECIFICATION_FILE, Specification, read_specification
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["MESH_NAMES", "TTInferenceServer"]
-
 STARTED_MARKER, COMPLETED_MARKER = "TT_METAL_CACHE_FIRST_RUN_STARTED", "TT_METAL_CACHE_COMPLETED"
 
 # The device as the command names it, and the name of its directory.

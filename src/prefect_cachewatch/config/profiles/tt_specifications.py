@@ -21,8 +21,6 @@ from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
-__all__ = ["SPECIFICATION_FILE", "Specification", "read_specification"]
-
 SPECIFICATION_FILE = "release_model_spec.json"
 # What becomes a part of a path, or is said.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")

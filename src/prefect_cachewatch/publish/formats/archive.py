@@ -23,8 +23,6 @@ from prefect_cachewatch.publish.formats.reading import (
 )
 from prefect_cachewatch.publish.formats.torch_pickle import read_storages
 
-__all__ = ["read_archive"]
-
 _END, _END_BYTES = b"PK\x05\x06", 22
 _END64, _LOCATOR64 = b"PK\x06\x06", b"PK\x06\x07"
 _ENTRY, _LOCAL = b"PK\x01\x02", b"PK\x03\x04"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged
 
-__all__ = ["read_elf"]
-
 _LOAD = 1
 _NO_BITS = 8
 _NULL = 0

@@ -6,8 +6,6 @@ import struct
 
 from prefect_cachewatch.publish.formats.reading import Broken, Unjudged
 
-__all__ = ["Table", "read_root"]
-
 # Shapes, meshes and shards have fewer by far; a hostile count would take memory.
 _MAX_ENTRIES = 1 << 16
 _INVALID = "has a header that is no valid flatbuffer"

@@ -15,8 +15,6 @@ from prefect_cachewatch.publish.formats.reading import (
     require_apart,
 )
 
-__all__ = ["read_gguf"]
-
 _VERSIONS = (2, 3)
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _ARRAY = 4, 8, 9

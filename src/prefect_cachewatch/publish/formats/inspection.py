@@ -22,8 +22,6 @@ from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, U
 from prefect_cachewatch.publish.formats.safetensors import read_safetensors
 from prefect_cachewatch.publish.formats.tensorbin import read_tensorbin
 
-__all__ = ["Finding", "examine", "inspect"]
-
 _HEAD_BYTES = 64
 _LFS = b"version https://git-lfs"
 

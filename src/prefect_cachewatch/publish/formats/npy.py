@@ -6,8 +6,6 @@ import re
 
 from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged, count_elements
 
-__all__ = ["read_npy"]
-
 _MAGIC = b"\x93NUMPY"
 # NumPy itself refuses longer ones, unless they are trusted.
 _MAX_BYTES = 10_000

@@ -9,8 +9,6 @@ import struct
 
 from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged
 
-__all__ = ["read_openvino"]
-
 _MAX_HEADER_BYTES = 64 << 10
 # How the CPU plugin of newer versions begins; then a version, and the length of a text.
 _CPU = b"RR_UPCVO"

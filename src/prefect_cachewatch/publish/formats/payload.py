@@ -8,8 +8,6 @@ from itertools import accumulate
 
 from prefect_cachewatch.publish.formats.reading import Source
 
-__all__ = ["find_constant"]
-
 # A smaller payload may well be a bias of zeros or a norm of ones.
 MIN_BYTES = 1 << 20
 _SAMPLES = 64

@@ -13,8 +13,6 @@ from typing import Any, BinaryIO
 
 from prefect_cachewatch.common.text import for_terminal
 
-__all__ = ["Broken", "Checked", "Cursor", "Layout", "Source", "Unjudged", "count_elements", "quote", "require_apart"]
-
 # What one file may cost. The largest known headers, GGUF with a vocabulary of 256,000 words, have 10 MB.
 _BUDGET_BYTES = 32 << 20
 _BUDGET_S = 10.0

@@ -15,8 +15,6 @@ from prefect_cachewatch.publish.formats.reading import (
     require_apart,
 )
 
-__all__ = ["read_safetensors"]
-
 _LIBRARY_MAX_BYTES = 100_000_000
 _MAX_BYTES = 16 << 20
 # Each tensor has about seven values: parsing a hostile header of as many takes below 200 MB and a second.

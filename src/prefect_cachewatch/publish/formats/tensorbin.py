@@ -5,8 +5,6 @@ from __future__ import annotations
 from prefect_cachewatch.publish.formats.flatbuffer import Table, read_root
 from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged, count_elements, require_apart
 
-__all__ = ["read_tensorbin"]
-
 _ALIGNMENT = 8  # which the loader demands; newer writers align to 64
 _MAX_GAP = 64
 _MAX_BYTES = 16 << 20

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from prefect_cachewatch.publish.formats.reading import Broken, Unjudged
 
-__all__ = ["NamedStorage", "read_storages"]
-
 # A tensor takes about twenty. A hostile pickle of as many costs some seconds and 50 MB.
 _MAX_OPCODES = 1_000_000
 _ITEM_BYTES = {

@@ -14,8 +14,6 @@ from typing import BinaryIO
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.publish.formats.inspection import Finding
 
-__all__ = ["judge_marker", "read_marker"]
-
 _NAME = "tt-metal marker"
 _MAX_BYTES = 32 << 20
 

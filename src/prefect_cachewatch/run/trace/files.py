@@ -19,8 +19,6 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.rows import Event, Trace, TraceRow
 
-__all__ = ["TRACE_COLUMNS", "TraceWriter", "check_trace_path", "format_row", "read_trace"]
-
 _KINDS = {field.name: str(field.type).removesuffix(" | None") for field in fields(TraceRow)}
 TRACE_COLUMNS = tuple(_KINDS)
 _REQUIRED = TRACE_COLUMNS[:3]

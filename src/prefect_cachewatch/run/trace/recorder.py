@@ -20,8 +20,6 @@ from prefect_cachewatch.run.trace.files import TraceWriter, check_trace_path, fo
 from prefect_cachewatch.run.trace.rows import Event, TraceRow
 from prefect_cachewatch.watching.attempt import Watch
 
-__all__ = ["TraceRecorder", "attempt_path", "trace_path"]
-
 _OPEN_S = 10.0
 _CLOSE_S = 11.0  # the last row and the end of the file may each take that long
 _WAITING_MAX = 10_000

@@ -15,13 +15,12 @@ from typing import Literal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.measure.ledger import Growth, Ledger
+from prefect_cachewatch.measure.growth import Growth
+from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles
 from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 from prefect_cachewatch.watching.stall import Kind, Measurement, StallRule, Suspicion, Verdict, effective_poll_s
-
-__all__ = ["Enough", "Replay", "find_enough", "replay_trace"]
 
 Status = Literal["ended", "stalled", "deadline_exceeded"]
 

@@ -12,8 +12,6 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["Event", "Trace", "TraceFiles", "TraceRow"]
-
 Event = Literal["", "unreadable", "missing", "exited", "ready", "stopped"]
 
 _BLOCK_BYTES = 512

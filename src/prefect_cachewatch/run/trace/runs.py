@@ -17,8 +17,6 @@ from prefect_cachewatch.watching.learned import LEAST_RUNS, LearnedWindows, Past
 from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import effective_poll_s
 
-__all__ = ["LearnedReplay", "silences_of", "try_learning"]
-
 
 @dataclass(frozen=True)
 class LearnedReplay:

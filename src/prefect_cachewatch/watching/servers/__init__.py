@@ -3,5 +3,3 @@
 `serving` waits for one attempt's server, `handover` releases a ready server, `records` identifies it from then on, and
 `stopping` ends it. `match_process` searches its output.
 """
-
-__all__: list[str] = []

@@ -14,23 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from prefect_cachewatch.common.bounded import HttpAddress, describe_failure
-from prefect_cachewatch.common.text import for_terminal, redact
+from prefect_cachewatch.common.secrets import redact
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.watching.matcher import WINDOW, OutputLines, PatternMatcher
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import ReadyOnHttp, ReadyOnTcp, ReadyServer
-
-__all__ = [
-    "FileCheck",
-    "HttpCheck",
-    "LogSearch",
-    "ReadyCheck",
-    "TcpCheck",
-    "describe_wanted",
-    "make_check",
-]
 
 _BODY_MAX = 64 << 10
 _SHOWN_MAX = 200

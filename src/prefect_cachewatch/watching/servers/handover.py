@@ -26,8 +26,6 @@ from prefect_cachewatch.watching.servers.records import (
     write_record,
 )
 
-__all__ = ["HandedOver", "hand_over"]
-
 _KEEPER_S = 10.0
 _RELEASE_S = 15.0
 

@@ -11,8 +11,6 @@ import socket
 import struct
 from collections.abc import Callable
 
-__all__ = ["ADD", "FIELD_END", "FIND", "FOUND", "LATE", "NOT_FOUND", "RECORD_END", "SEARCH", "main"]
-
 # What is asked: take a pattern; does any match; which different matches are there.
 ADD, SEARCH, FIND = b"+", b"?", b"*"
 NOT_FOUND, FOUND, LATE = b"n", b"y", b"l"

@@ -30,19 +30,6 @@ from prefect_cachewatch.supervise.run_files import (
 )
 from prefect_cachewatch.supervise.supervisor import RunningServer
 
-__all__ = [
-    "LOG_MAX_BYTES",
-    "FoundServer",
-    "ServerRecord",
-    "find_server_on",
-    "list_servers",
-    "make_record",
-    "record_path",
-    "remove_record",
-    "servers_directory",
-    "write_record",
-]
-
 LOG_MAX_BYTES = 64 << 20
 _SUFFIX = ".json"
 _TREE_MAX = 2000

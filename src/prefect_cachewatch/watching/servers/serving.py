@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.watching.learned import LearnedWindows
     from prefect_cachewatch.watching.servers.handover import HandedOver
 
-__all__ = ["ReadyWatch", "ServerReadiness"]
-
 _HAND_OVER_S = 45.0
 
 

@@ -16,8 +16,6 @@ from prefect_cachewatch.supervise.janitor import Leftover, follow_run, leftover_
 from prefect_cachewatch.supervise.stop_tree import KILL_DEADLINE_S, TreeStop
 from prefect_cachewatch.watching.servers.records import ServerRecord
 
-__all__ = ["StoppedServer", "stop_server"]
-
 
 @dataclass(frozen=True)
 class StoppedServer:

@@ -10,8 +10,6 @@ from typing import Literal
 
 from prefect_cachewatch.common.units import format_bytes, format_duration
 
-__all__ = ["WHOLE_SHARE", "PhaseChange", "PhaseName", "Phases", "Warmup"]
-
 PhaseName = Literal["before_first_byte", "writing", "warm_up"]
 
 # Share of the expected bytes that must exist before silence may be warm-up: expected sizes are round figures.
