@@ -1,0 +1,104 @@
+"""Runs `cachewatch` as a user does, with a state directory of its own, and reads what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMMAND = str(Path(sys.executable).with_name("cachewatch"))
+# The end of a run that hangs for good; nothing is asserted close to it.
+LONG_S = 180.0
+# Quick looks and a short grace; a window that no busy machine fills, for generators that are well.
+QUICK = ("--poll", "0.3s", "--grace", "0.5s")
+WELL = (*QUICK, "--stall-after", "5m", "--first-write-within", "5m")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run of the command left behind."""
+
+    status: int
+    stdout: str
+    stderr: str
+    report: dict[str, Any]
+
+    @property
+    def last_line(self) -> str:
+        return self.stderr.rstrip("\n").rpartition("\n")[2]
+
+    @property
+    def said(self) -> str:
+        """What cachewatch itself says of the run in its report: not the generator's own lines."""
+        diagnosis = self.report.get("diagnosis") or {}
+        parts = [
+            self.report.get("message") or "",
+            *(diagnosis.get(key) or "" for key in ("summary", "resolution")),
+            *(diagnosis.get("evidence") or ()),
+            *(self.report.get("notes") or ()),
+        ]
+        return "\n".join(parts)
+
+
+class Place:
+    """A directory for one test; nothing of the caller's configuration or state is read or changed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.cache, self.store = root, root / "cache", root / "store"
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CACHEWATCH_"))}
+        self.env |= {
+            "CACHEWATCH_STATE": str(root / "state"),
+            "XDG_STATE_HOME": str(root / "xdg"),
+            "PREFECT_HOME": str(root / "prefect"),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def start(self, *argv: object, **options: Any) -> subprocess.Popen[str]:
+        """Start `cachewatch ARGV...`; the caller waits for it."""
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        return subprocess.Popen(
+            [COMMAND, *map(str, argv)], cwd=self.root, env=self.env, text=True, errors="replace", **streams
+        )
+
+    def run(self, *argv: object, timeout_s: float = LONG_S) -> Ran:
+        """Run `cachewatch ARGV...` to its end."""
+        with self.start(*argv) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout_s)
+            finally:
+                process.kill()
+        return Ran(process.returncode, stdout, stderr, {})
+
+    def exec(self, *options: object, command: Sequence[object]) -> Ran:
+        """Run `cachewatch exec` over `cache`, with a report."""
+        return self._reported("exec", "--cache-dir", self.cache, *options, command=command)
+
+    def generate(self, *options: object, command: Sequence[object], name: str = "model") -> Ran:
+        """Run `cachewatch generate` into `store`, with a report; `{cache_dir}` in the command is the build."""
+        self.store.mkdir(exist_ok=True)
+        return self._reported("generate", "--store", self.store, "--name", name, *options, command=command)
+
+    def current(self, name: str = "model") -> Path | None:
+        """The published cache that consumers open, None if there is none."""
+        link = self.store / name / "current"
+        return link if link.exists() else None
+
+    def program(self, source: str) -> list[object]:
+        """Write a generator in Python; its arguments follow. It has `os`, `sys`, `time`, `Path` and this directory."""
+        file = self.root / f"generator-{time.monotonic_ns()}.py"
+        head = f"import os, sys, time\nfrom pathlib import Path\nPLACE = Path({str(self.root)!r})\n"
+        file.write_text(head + textwrap.dedent(source))
+        return [sys.executable, file]
+
+    def _reported(self, verb: str, *options: object, command: Sequence[object]) -> Ran:
+        file = self.root / f"report-{time.monotonic_ns()}.json"
+        ran = self.run(verb, *options, "--report", file, "--", *command)
+        report = json.loads(file.read_text()) if file.exists() else {}
+        return Ran(ran.status, ran.stdout, ran.stderr, report)
