@@ -52,7 +52,9 @@ class Place:
 
     def __init__(self, root: Path) -> None:
         self.root, self.cache, self.store = root, root / "cache", root / "store"
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CACHEWATCH_"))}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "CACHEWATCH_"))
+        }
         self.env |= {
             "CACHEWATCH_STATE": str(root / "state"),
             "XDG_STATE_HOME": str(root / "xdg"),
