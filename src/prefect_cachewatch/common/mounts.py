@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import NamedTuple
+
+from prefect_cachewatch.common.tuples import NamedTuple
 
 MOUNT_TABLE = "/proc/self/mountinfo"
 _LIMIT_BYTES = 4 << 20

@@ -18,10 +18,10 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
+from prefect_cachewatch.common.tuples import NamedTuple
 
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_NO_AUTOMOUNT, _AT_EMPTY_PATH = -100, 0x100, 0x800, 0x1000
 _STATX_BASIC, _STATX_BTIME, _STATX_MNT_ID = 0x7FF, 0x800, 0x1000

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import look_path
+from prefect_cachewatch.common.tuples import NamedTuple
 
 _KEPT_OPEN = 16
 

@@ -12,10 +12,10 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
+from prefect_cachewatch.common.tuples import NamedTuple
 from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
