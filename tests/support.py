@@ -21,14 +21,6 @@ import pytest
 T = TypeVar("T")
 
 CACHEWATCH = [sys.executable, "-m", "prefect_cachewatch.cli.main"]
-# The same command, but the places where a tree writes are settled after a moment.
-_SOON = """
-import prefect_cachewatch.watching.finding as finding
-from prefect_cachewatch.cli.main import main
-finding._SETTLED_S, finding._LOOK_EVERY_S = 0.5, 0.1
-main()
-"""
-FINDS_SOON = [sys.executable, "-c", _SOON]
 # Options for a command that nothing may end, whatever it writes.
 WELL = ("--allow-empty", "--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--grace", "0.5s", "--no-bundle")  # fmt: skip
 # The same command, but the search for new files at an empty end may take as long as a busy machine needs.

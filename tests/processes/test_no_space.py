@@ -9,7 +9,7 @@ import pytest
 
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.readings import IoCounters, ProcessReading, ProcessSample
-from support import CACHEWATCH, FINDS_SOON, assert_none_left, exec_argv, needs_root, new_tag, program, run
+from support import assert_none_left, exec_argv, needs_root, new_tag, program, run
 
 # Writes until that fails, and tries again for ever, or waits; the first failure is told by a file outside.
 TRIES = """
@@ -64,15 +64,13 @@ def stall_on(
     waits=False,
     does=TRIES,
     status=124,
-    named=True,
 ):
     """Run `exec` on a tmpfs of its own; `then` is done by a shell once the generator's first write has failed."""
     needs_root("a mount namespace")
     mount, failed, report, tag = tmp_path / "mount", tmp_path / "failed", tmp_path / "r.json", new_tag()
     mount.mkdir()
     code = f"mount, failed, size, waits = {str(mount)!r}, {str(failed)!r}, {size}, {waits}\n{does}"
-    where, cachewatch = (mount / "cache", CACHEWATCH) if named else (None, FINDS_SOON)
-    argv = exec_argv(where, *exec_options, "--report", report, command=program(code, tag), cachewatch=cachewatch)
+    argv = exec_argv(mount / "cache", *exec_options, "--report", report, command=program(code, tag))
     after = f"(while ! test -e {failed}; do sleep 0.05; done; {then}) & " if then else ""
     script = f'mount -t tmpfs -o {options},mode=777 none {mount} && mkdir {mount}/cache && {{ {after}"$@"; code=$?; wait; exit $code; }}'
     ran = run(["unshare", "-m", "sh", "-c", script, "sh", *argv])
@@ -94,13 +92,6 @@ def test_a_silence_on_storage_that_is_full_is_a_stall_long_before_the_window(tmp
     assert report["diagnosis"]["category"] == kind
     assert text in report["message"] and "Cause:" not in report["message"]  # the message says it already
     assert report["growth"]["bytes_written"] > 1_000_000
-
-
-@pytest.mark.campaign
-def test_so_it_is_where_the_directory_was_found_by_what_the_tree_writes(tmp_path):
-    report = stall_on(tmp_path, "size=8m", size=100_000, does=FILLS, named=False)
-    assert report["cache_dirs"] == [str(tmp_path / "mount/cache")]
-    assert report["stall"]["kind"] == report["diagnosis"]["category"] == "disk_full"
 
 
 def test_a_file_system_that_turns_read_only_is_one(tmp_path):

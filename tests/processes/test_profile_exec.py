@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -137,3 +138,43 @@ def test_without_a_command_the_profiles_own_is_taken(tmp_path):
     assert (
         ran.last_line == "cachewatch: command 'trtllm-build' not found in PATH: check its name, or give its full path"
     )
+
+
+@pytest.fixture
+def builder(tmp_path, monkeypatch) -> list[str]:
+    """A trtllm-build of our own, first in PATH, and how it is called."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "trtllm-build").write_text('#!/bin/sh\nmkdir -p "$2"; head -c 9000 /dev/zero > "$2/rank0.engine"\n')
+    (tools / "trtllm-build").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return ["trtllm-build", "--output_dir", str(tmp_path / "engine")]
+
+
+def test_a_known_command_is_watched_from_its_start_by_its_profile(tmp_path, builder):
+    ran = run_exec(tmp_path, command=builder)
+    assert (ran.status, ran.report["cache_dirs"], ran.report["name"]) == (0, [f"{tmp_path}/engine"], "engine"), (
+        ran.stderr
+    )
+    assert ran.report["growth"]["bytes_written"] == 9000
+    said = (
+        f"cachewatch: profile trtllm-build, by the command: watching {tmp_path}/engine; --profile none turns this off\n"
+    )
+    assert said in ran.stderr
+
+
+def test_a_profile_is_not_looked_for_where_a_directory_is_given(tmp_path, builder):
+    ran = run_exec(tmp_path, "--allow-empty", "--cache-dir", tmp_path / "own", command=builder)
+    assert (ran.status, ran.report["cache_dirs"]) == (0, [str(tmp_path / "own")]), ran.stderr
+    assert "by the command" not in ran.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--profile", "none")])
+def test_without_a_directory_and_a_profile_nothing_is_started(tmp_path, options):
+    ran = run_exec(tmp_path, *options, command=sh(f"touch {tmp_path}/started"))
+    assert ran.status == 125
+    assert ran.stderr == (
+        "cachewatch: no cache directory given: say which directory must grow with --cache-dir DIR, or name the generator's "
+        "--profile (cachewatch profiles lists them)\n"
+    )
+    assert not (tmp_path / "started").exists()

@@ -72,8 +72,6 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     trace = check_outputs_ahead(files, job, settings.outputs)
     env = dict(os.environ) | job.env
     place = place_job(job, env, files)
-    if settings.find:
-        importlib.import_module("prefect_cachewatch.watching.finding")
     if job.ready.kind != "exit":
         importlib.import_module("prefect_cachewatch.watching.servers.serving")
         importlib.import_module("prefect_cachewatch.watching.servers.handover")
@@ -129,7 +127,6 @@ def _watch_command(
             log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
             # A server that is left running must not keep our terminal open.
             stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None, learning=learning,
-            find=say if settings.find else None,
         )  # fmt: skip
         watches[:] = [watch]
         outcome = runner.run(watch)
@@ -142,7 +139,7 @@ def _watch_command(
             print(outcome.message, file=sys.stderr, flush=True)
         return outcome, report
 
-    with _open_site(settings, place, files) as site:
+    with place.open_site(create=settings.create, files=files) as site:
         if settings.stall.learned:
             from prefect_cachewatch.run.learning import Learning, run_learned  # noqa: PLC0415 - loaded by then
 
@@ -155,12 +152,6 @@ def _watch_command(
     if settings.as_json:
         print_report(report)
     return report.exit_status(relay.received[0] if relay.received else None)
-
-
-def _open_site(settings: ExecSettings, place: Runtime, files: Files) -> CacheDirectories:
-    if settings.find:
-        return CacheDirectories([], ignore=settings.job.ignore, files=files)
-    return place.open_site(create=settings.create, files=files)
 
 
 def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManager[MetricsExporter | None]:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,7 +26,7 @@ from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
 from prefect_cachewatch.cli.options.sections import SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.signals import RELAYED
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER, CacheJob
+from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ KNOWN_PROGRAMS = frozenset(
         "trtllm-build", "tensorrt_llm.commands.build", "hf", "huggingface-cli", "run.py", "tt-inference-server",
     }
 )  # fmt: skip
-_PLACE_NEEDED = Path(CACHE_DIR_PLACEHOLDER)
 
 
 def _rewrite_from(pair: str) -> tuple[int, int]:
@@ -68,13 +66,13 @@ def _recognize(options: dict[str, Any]) -> str | None:
     except InputError:
         if not is_ready_given():
             raise
-        return None  # where it writes is found, and when it is ready was said
+        return None  # when it is ready was said, so the profile is not asked
     if found is None:
         return None
     name, settings = found
     options["found_profile"] = settings
     dirs = ", ".join(for_terminal(str(path)) for path in settings.cache_dirs)
-    said = f"profile {name}, by the command: " + (f"watching {dirs}" if dirs else "watching where it writes")
+    said = f"profile {name}, by the command: watching {dirs}"
     if settings.ready is not None and not is_ready_given():
         then = "stopped" if options["then"] == "stop" else "left running (--then stop ends it)"
         said += f"; done when {_describe_ready(settings.ready)}, and then {then}"
@@ -129,7 +127,7 @@ _VERBOSE = verbose_option("Tell each signal and step (-vv: measurements too). Th
     cls=SectionedCommand,
     params=[COMMAND],
     sections=guard_sections(basics=_PROCESS, output=[_VERBOSE], common="--on-stall"),
-    needed={"--cache-dir": "default: found by the command, or where it writes"},
+    needed={"--cache-dir": "required, unless a profile knows the command"},
     examples=[
         "cachewatch exec --cache-dir /mnt/cache --stall-after 10m -- python3 gen.py",
         "cachewatch exec --cache-dir /mnt/cache --ready tcp=8000 -- vllm serve MODEL",
@@ -146,10 +144,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: 
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
     said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
-    job = with_ready(job_from(None, options, find=not options["image"]), options)
-    find = not options["cache_dirs"] and job.container is None and _PLACE_NEEDED in job.cache_dirs
-    if find:  # nothing says that the directory that is found must not stay empty
-        job = job.model_copy(update={"allow_empty": True})
+    job = with_ready(job_from(None, options), options)
     stall, stop = stall_from(options), stop_from(options)
     if foreground and job.container is not None:
         raise InputError("--foreground is for a command on this host: a container has a session of its own")
@@ -172,7 +167,6 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: 
         rewrite=rewrite,
         metrics=metrics_from(options),
         note="; ".join(filter(None, (said, poll_said))) or None,
-        find=find,
         as_json=options["as_json"],
         opened_key=_open_key(job, {**os.environ, **job.env}),
     )

@@ -52,8 +52,6 @@ class ExecSettings:
     metrics: Metrics | None
     note: str | None
     """Remarks on the options, printed before the start."""
-    find: bool = False
-    """Whether the cache directories are to be found where the tree writes."""
     as_json: bool = False
     """Whether the report is printed."""
     opened_key: OpenKey | None = None

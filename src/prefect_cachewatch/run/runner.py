@@ -6,7 +6,6 @@ Standard library only, since `cachewatch exec` stays in memory for as long as it
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -139,7 +138,6 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         adapt: Callable[[Launch], Launch] = lambda launch: launch,
         learning: Learning | None = None,
-        find: Callable[[str], None] | None = None,
     ) -> Watch:
         """Make the watch of a generator that is to be started.
 
@@ -156,7 +154,6 @@ class Runner:
             clock: monotonic time in seconds.
             adapt: changes how it is started.
             learning: the run's learned windows.
-            find: for a site without a directory: the directories are found, and this is told of it.
 
         Returns:
             The watch, not started yet.
@@ -171,12 +168,7 @@ class Runner:
             self._begin_recording(self._trace)
         if self._metrics is not None:
             self._metrics.attempt_began(self._attempt, expected_bytes)
-        make: Callable[..., Watch] = Watch
-        if find is not None and not site.paths:  # a further attempt knows them
-            from prefect_cachewatch.watching.finding import FindingWatch  # noqa: PLC0415 - most jobs name their directories
-
-            make = functools.partial(FindingWatch, found=find)
-        made = make(
+        made = Watch(
             site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
             busy=self.is_busy, prove=self.prove,

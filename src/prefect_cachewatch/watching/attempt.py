@@ -298,17 +298,12 @@ class Watch:
         """
         supervisor = self._running()
         try:
-            if (verdict := self.find_directories()) is not None:
-                return verdict
             wait: Callable[[float], bool] = supervisor.gone.wait
             if self._emptiness is not None:
                 wait = self._emptiness.watch_over(wait, lambda: self.state.growth, supervisor)
             if self.job.on_stall == "report":
                 return self._leave_alone(wait)
-            while True:
-                verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
-                if not verdict.final or supervisor.gone.is_set() or not self.look_elsewhere(verdict):
-                    break
+            verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
             if self.serving is not None and verdict.waits:
                 self.serving.look_again()
             ready = self.serving is not None and verdict.final and not self.serving.claim_end()
@@ -319,21 +314,6 @@ class Watch:
             if (left := self.note_failure(error)) is not None:
                 return left
             raise
-
-    def find_directories(self) -> Verdict | None:
-        """Find what is to be watched, where it is not known; the last verdict if there was nothing to watch."""
-        return None
-
-    def look_elsewhere(self, verdict: Verdict) -> bool:
-        """Take a last look before a final verdict counts.
-
-        Args:
-            verdict: what the tree would be stopped for.
-
-        Returns:
-            Whether the tree writes where nothing was watched: then `state` is a new one that watches there too.
-        """
-        return False
 
     def note_failure(self, error: Exception) -> Verdict | None:
         """Take in that the monitor has failed: have the tree stopped, or return the verdict of one that is left alone."""
@@ -459,7 +439,7 @@ class Watch:
 
     def _rewriting(self) -> Rewriting | None:
         found = self.site.rewriting()
-        # A scan process that was started anew, or directories that were found later: the start is not the run's.
+        # A scan process that was started anew: the start is not the run's.
         return found if found is not None and found.scan_files == self._began_files else None
 
     @property
@@ -479,16 +459,11 @@ class Watch:
 
     def _leave_alone(self, wait: Callable[[float], bool]) -> Verdict:
         serving = self.serving
-        while True:
-            state = self.state
-            self.left_alone = LeftAlone(
-                state, self._running().gone, sampled=self._sampled, tell=self._tell_stall, clock=self._clock,
-                moot=lambda verdict: (serving is not None and serving.ready_s is not None) or self.look_elsewhere(verdict),
-                before=self.left_alone.stalls if self.left_alone is not None else (),
-            )  # fmt: skip
-            verdict = self.left_alone.run(wait)
-            if state is self.state:  # no verdict has led elsewhere
-                return verdict
+        self.left_alone = LeftAlone(
+            self.state, self._running().gone, sampled=self._sampled, tell=self._tell_stall, clock=self._clock,
+            moot=lambda: serving is not None and serving.ready_s is not None,
+        )  # fmt: skip
+        return self.left_alone.run(wait)
 
     def _tell_stall(self, verdict: Verdict) -> tuple[str, str | None]:
         try:

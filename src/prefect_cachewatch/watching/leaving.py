@@ -44,9 +44,7 @@ class LeftAlone:
         sampled: called after each measurement.
         tell: called with each stall; until it returns, the stall has no message.
         clock: monotonic time in seconds.
-        moot: says that a stall is not to be reported: the work has reached its end and is about to be ended, or is
-            watched elsewhere from now on.
-        before: stalls that were reported earlier in the attempt.
+        moot: says that a stall is not to be reported: the work has reached its end and is about to be ended.
     """
 
     def __init__(
@@ -57,10 +55,9 @@ class LeftAlone:
         sampled: Callable[[], None],
         tell: TellStall,
         clock: Callable[[], float],
-        moot: Callable[[Verdict], bool] = lambda _: False,
-        before: Sequence[ReportedStall] = (),
+        moot: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.stalls: list[ReportedStall] = list(before)
+        self.stalls: list[ReportedStall] = []
         self._state, self._gone, self._sampled, self._tell, self._clock = state, gone, sampled, tell, clock
         self._moot = moot
         self._open: dict[str, _Open] = {}
@@ -77,7 +74,7 @@ class LeftAlone:
         while True:
             verdict = self._state.run(wait, self._gone.is_set, self._sampled)
             while verdict.final and not self._gone.is_set():
-                if self._moot(verdict):
+                if self._moot():
                     return verdict
                 self._report(verdict)
                 verdict = self._wait_until_over(wait)

@@ -199,31 +199,6 @@ class CacheDirectories(Closing):
             self._remember()
         return answer
 
-    def take_on(self, paths: Sequence[str]) -> None:
-        """Check and lock further directories, which exist; `begin` measures them from then on.
-
-        Args:
-            paths: absolute.
-
-        Raises:
-            CacheDirectoryError: as when the site is opened; then no further one was taken on.
-        """
-        before, locked = len(self.paths), len(self.lock_fds)
-        try:
-            self._check(paths, create=False, expected_bytes=None)
-            for path in self.paths[before:]:
-                self.lock_fds += _lock(path)
-            self._require_alone()
-        except BaseException:
-            del self.paths[before:]
-            self._unlock(locked)
-            raise
-
-    def let_go(self) -> None:
-        """Release the directories, of which none is watched any more."""
-        self.paths.clear()
-        self._unlock()
-
     def _remember(self) -> None:
         self._remembered_s = None
         try:
@@ -304,10 +279,7 @@ class CacheDirectories(Closing):
         """Release the locks and the scan process."""
         self._closed = True
         self.scanner.close()
-        self._unlock()
-
-    def _unlock(self, keep: int = 0) -> None:
-        while len(self.lock_fds) > keep:
+        while self.lock_fds:
             os.close(self.lock_fds.pop())
 
     def _names(self) -> str:

@@ -337,23 +337,6 @@ class StallRule:
         """Let time pass that was not observed, by no fault of the file system: neither silence nor blindness."""
         self._tick_s = self._seen_all_s = now_s
 
-    def carry_on(self, before: StallRule, now_s: float) -> None:
-        """Begin in the middle of an attempt, in place of another rule, on a tree that is writing already.
-
-        Args:
-            before: the rule so far.
-            now_s: monotonic time.
-        """
-        self.pass_over(now_s)
-        # The window for the first byte is over, and the one for the next byte counts.
-        self.first_write_s = self.started_s
-        self.phases.note_growth(now_s - self.started_s)
-        self.max_duration_s = before.max_duration_s
-        self.suspicions = before.suspicions
-        self._clear_suspicion(now_s)
-        if before.first_write_s is not None:  # else it had nothing to observe
-            self._silences = before._silences
-
     def conclude_proven(self, waits: tuple[StuckWait, ...]) -> Verdict:
         """Return the verdict on a tree that is proven to stand still for good.
 

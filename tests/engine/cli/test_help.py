@@ -72,7 +72,7 @@ def test_what_the_help_shows_as_common_is_an_option(name):
 @pytest.mark.parametrize(
     ("name", "marks"),
     [
-        ("exec", ["[--cache-dir DIR] [OPTIONS] -- COMMAND", "[default: found by the"]),
+        ("exec", ["[--cache-dir DIR] [OPTIONS] -- COMMAND", "[required, unless a profile knows the"]),
         ("generate", ["--cache-dir DIR [OPTIONS] -- COMMAND", "[required with --store]"]),
         ("watch", ["--pid PID --cache-dir DIR [OPTIONS]", "[required, or --container]", "grow [required]"]),
         ("fleet", ["[OPTIONS] JOBS.yaml"]),

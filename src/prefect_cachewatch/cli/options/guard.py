@@ -156,14 +156,13 @@ def guard_sections(
     ]
 
 
-def job_from(name: str | None, options: dict[str, Any], published: bool = False, *, find: bool = False) -> CacheJob:
+def job_from(name: str | None, options: dict[str, Any], published: bool = False) -> CacheJob:
     """Make the job from the parsed options.
 
     Args:
         name: name of the job; default the last part of the first cache directory.
         options: those of `guard_sections`.
         published: whether it goes into a store, which gives it a directory of its own.
-        find: whether a job without a directory gets one later.
 
     Returns:
         The job; relative paths are made absolute.
@@ -178,8 +177,11 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False,
         raise InputError("no command given: write it after --, as in cachewatch exec --cache-dir DIR -- COMMAND")
     if command and not command[0] and container is None:
         raise CommandError("the command's name is empty: name the program to run", exit_code=127)
-    if not options["cache_dirs"] and profile is None and not (published or find):
-        raise InputError("no cache directory given: say which directory must grow with --cache-dir DIR")
+    if not options["cache_dirs"] and not (published or (profile is not None and profile.cache_dirs)):
+        raise InputError(
+            "no cache directory given: say which directory must grow with --cache-dir DIR, or name the generator's --profile "
+            "(cachewatch profiles lists them)"
+        )
     env = environment_from(options["env"], inherit=container is not None)
     given, further = _JOB.given(options), {}
     named = options["cache_dirs"]

@@ -271,7 +271,7 @@ class TTInferenceServer(Profile):
         called: dict[str, Any] = {"model": model, "device": device or "n150", "port": port}
         try:
             server = cls(**called, **_storage(line)) if device and not line.has(*_OTHER_SPECS) else None
-        except InputError:  # no checkout that can be read: the run is watched where it writes
+        except InputError:  # no checkout that can be read: the directory has to be given
             server = None
         found = server or cls(**called, tt_cache_path=Path("/unknown"))
         stall = {name: window for name, window in found.resolve().stall.items() if name != "max_duration_s"}
