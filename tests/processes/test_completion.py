@@ -30,7 +30,6 @@ ASKED = {
         "--no-default-ignores",
         "--no-bundle",
         "--no-activate",
-        "--no-proof",
         "--no-space-after",
     ],
     "fleet --max-": ["--max-parallel", "--max-failures"],

@@ -67,7 +67,7 @@ def check_kernel() -> Check:
 
 
 def check_ptrace(files: Files) -> Check:
-    """Check that a helper may read another process of this user: py-spy and the proof of a standstill do."""
+    """Check that a helper may read another process of this user: py-spy does."""
     try:
         allowed = bool(files.run(read_memory, os.getpid(), id(None), 8, timeout_s=AHEAD_S))
     except OSError:
@@ -81,7 +81,7 @@ def check_ptrace(files: Files) -> Check:
         return Check("ptrace", "ok", f"{named}, processes of this user can be read", facts=facts)
     return Check(
         "ptrace", "warning", f"{named}, and a helper may not read processes of this user",
-        "Python stacks, and the proof that a tree stands still",
+        "Python stacks",
         "run as root, add CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0", facts,
     )  # fmt: skip
 

@@ -12,9 +12,6 @@ import _socket
 import os
 import sys
 
-MARK = 24_694
-"""Size of the receive buffer of such a socket, in bytes, by which the proof of a standstill knows it in the kernel's list."""
-
 
 def park(fd: int) -> int:
     """Put an open file, or a descriptor that holds a lock, into a socket, and close the descriptor.
@@ -41,7 +38,6 @@ def park(fd: int) -> int:
     giver, keeper = _socket.socketpair()
     try:
         rights = fd.to_bytes(4, sys.byteorder)
-        keeper.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, MARK // 2)  # the kernel doubles it
         try:
             giver.sendmsg([b"x"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
         except OSError:

@@ -11,7 +11,6 @@ from prefect_cachewatch.common.units import DURATION_PATTERN, parse_duration
 from prefect_cachewatch.config.quantities import (
     WEEK_S,
     Duration,
-    DurationOrOff,
     InputModel,
     OptionalDuration,
     Quantity,
@@ -63,7 +62,6 @@ class StallPolicy(InputModel):
         "progress",
         "churn_after_s",
         "adaptive",
-        "prove_after_s",
         "unresponsive_after_s",
         "no_space_after_s",
         "attribute_cache_s",
@@ -127,11 +125,6 @@ class StallPolicy(InputModel):
     adaptive: Literal["off", "extend"] = Field(
         default="off",
         description="extend: lengthen the stall window to 3 x the longest pause so far, at most 4 x stall_after_s.",
-    )
-    prove_after_s: DurationOrOff = Field(
-        default=20,
-        description="From this much silence on, look at each poll whether every thread waits for another one of the same "
-        "process tree and nothing outside can wake them; if so, it is a stall at once. off: never look.",
     )
     unresponsive_after_s: OptionalDuration = Field(
         default=None,

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.fields import FieldInfo
@@ -61,7 +61,7 @@ class Quantity:
         if handler.mode == "serialization":
             return number
         text = {"title": "text", "type": "string", "pattern": self.pattern, "maxLength": QUANTITY_CHARACTERS}
-        first, *others = (kind for kind in number.get("anyOf", [number]) if "const" not in kind)  # a word is text
+        first, *others = number.get("anyOf", [number])
         return {"anyOf": [{"title": "number", **first}, text, *others]}
 
     def read(self, value: Any) -> Any:
@@ -71,17 +71,11 @@ class Quantity:
         return self.parse(value) if isinstance(value, str) else value
 
 
-def _parse_duration_or_off(text: str) -> float | str:
-    return "off" if text.strip() == "off" else parse_duration(text)
-
-
 DURATION = Quantity("duration", parse_duration, DURATION_PATTERN)
-_DURATION_OR_OFF = Quantity("duration", _parse_duration_or_off, rf"^off$|{DURATION_PATTERN}")
 SIZE = Quantity("size", parse_bytes, SIZE_PATTERN)
 
 Duration = Annotated[float, DURATION]
 OptionalDuration = Annotated[float | None, DURATION]
-DurationOrOff = Annotated[Annotated[float, Field(ge=0.2, le=WEEK_S)] | Literal["off"], _DURATION_OR_OFF]
 Size = Annotated[int, SIZE]
 OptionalSize = Annotated[int | None, SIZE]
 

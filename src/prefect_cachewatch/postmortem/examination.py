@@ -6,8 +6,7 @@ afterwards. An error here is noted and never changes how the attempt ended.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.headline import how_it_ended, how_long, make_headline, put_first
 from prefect_cachewatch.watching.outcomes import is_verdict
-from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ LATE_MODULES = (
     "prefect_cachewatch.postmortem.diagnosis",
     "prefect_cachewatch.postmortem.evidence",
     "prefect_cachewatch.postmortem.examination",
-    "prefect_cachewatch.postmortem.standstill_look",
     "datetime",
     "linecache",
     "locale",
@@ -48,7 +45,6 @@ LATE_MODULES = (
     "traceback",
 )
 EVIDENCE_BUDGET_S = 2.0
-PROOF_BUDGET_S = 2.0
 _FREEZE_S = 0.3
 _SAMPLES_MAX = 16
 _SLACK_S = 0.5  # for the way of the evidence from one process to another
@@ -132,25 +128,6 @@ class PostMortem:
                 return True
             read_bytes += now.io.read_chars - (then.io.read_chars if then is not None and known and then.io else 0)
         return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
-
-    def prove(self, roots: Sequence[int], include_roots: bool, earlier: bytes) -> Seen:
-        """Look whether a tree can ever run again, in the helper process; at most `PROOF_BUDGET_S` seconds and some.
-
-        Args:
-            roots: pids whose trees are looked at.
-            include_roots: whether the roots belong to the tree.
-            earlier: what the look before has seen; empty for a first one.
-
-        Returns:
-            What was seen; without a proof if it could not be looked at.
-        """
-        try:
-            seen: Seen = self._files.run(
-                _look_for_standstill, list(roots), include_roots, earlier, timeout_s=PROOF_BUDGET_S + _SLACK_S
-            )
-            return seen
-        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
-            return Seen(why=f"it could not be looked at: {type(error).__name__}: {error}", cpu_s=None)
 
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
         """Collect the evidence while the tree is still there, frozen if it will be stopped; at most `budget_s` seconds.
@@ -370,14 +347,6 @@ def _collect_evidence(
     from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
 
     return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
-
-
-def _look_for_standstill(roots: list[int], include_roots: bool, earlier: bytes) -> Seen:
-    began_s = time.process_time()
-    from prefect_cachewatch.postmortem.standstill_look import look_for_standstill  # noqa: PLC0415 - only the helper needs it
-
-    seen = look_for_standstill(roots, include_roots, earlier, PROOF_BUDGET_S)
-    return replace(seen, cpu_s=time.process_time() - began_s)
 
 
 def _write_bundle(

@@ -155,7 +155,6 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
             f"{_replay(report, evidence)}</section>",
             _section("Would have been stopped", _items(_would_be_stops(report))),
             _section("Cache that was not used", _items(_missed(report))),
-            _section("Chain of waits", _chain((report.get("stall") or {}).get("waits") or ())),
             _section("Evidence", _items(line for line in diagnosis.evidence if not line.startswith(_LOGGED))),
             _section("What its log says of it", _said(diagnosis)),
             _listing(report.get("listing")),
@@ -207,21 +206,6 @@ def _replay(report: Mapping[str, Any], evidence: Evidence) -> str:
         f'<p class="copied"><code id="replay">{for_html(shlex.join(words), 5000)}</code> '
         '<button id="copy" type="button">Copy</button></p>'
     )
-
-
-def _chain(waits: Sequence[Mapping[str, Any]]) -> str:
-    """Who waits for whom, from a process that others wait for to the next; nothing can end any of these waits."""
-    lines = []
-    for wait in waits[:_MAX_PROCESSES]:
-        others = [pid for pid in wait["waits_for"] if pid != wait["pid"]]
-        whom = (
-            f"pid {', '.join(map(str, others[:8]))}{' and others' if len(others) > 8 else ''}" if others else "itself"
-        )
-        threads = f", {wait['threads']} threads" if wait["threads"] > 1 else ""
-        lines.append(
-            f"pid {wait['pid']} ({wait['process']}{threads}) waits for {whom}: {wait['call']}, {wait['waits_on']}; {wait['why']}"
-        )
-    return _items(lines)
 
 
 def _find_sha256() -> Any:

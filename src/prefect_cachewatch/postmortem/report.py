@@ -33,12 +33,9 @@ from prefect_cachewatch.watching.sections import (
     Publication,
     Readiness,
     ReportedStall,
-    StuckWait,
     Where,
 )
 from prefect_cachewatch.watching.stall import Suspicion
-
-_WAITS_MAX = 200
 
 Section = TypeVar("Section", "GrowthReport", Suspicion)
 
@@ -47,7 +44,7 @@ Section = TypeVar("Section", "GrowthReport", Suspicion)
 class StallReport:
     """Why cachewatch stopped the generator; all null when it did not."""
 
-    #: no_growth, never_started, never_ready, deadlocked, churning, filesystem_unresponsive, cache_directory_missing,
+    #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing,
     #: disk_full, inodes_exhausted, quota_exceeded, read_only_filesystem, or null.
     kind: str | None = None
     #: The window that had passed.
@@ -56,8 +53,6 @@ class StallReport:
     pause_s: float | None = None
     #: Whether that window was learned, and shorter than the configured one.
     learned: bool = False
-    #: Of a deadlocked tree: its waits, each with the processes that alone could end it; at most 200.
-    waits: list[StuckWait] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,6 @@ def build_report(
             window_s=outcome.window_s,
             pause_s=outcome.pause_s,
             learned=outcome.learned_stop is not None,
-            waits=list(outcome.waits[:_WAITS_MAX]),
         ),
         message=outcome.message,
         exit_code=outcome.exit_code,

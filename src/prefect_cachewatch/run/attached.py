@@ -98,7 +98,7 @@ class AttachedRun(Closing):
         self.watch = AttachedWatch(
             self._site, attach, observed, stall, stop,
             on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
-            busy=self._runner.is_busy, prove=self._runner.prove,
+            busy=self._runner.is_busy,
         )  # fmt: skip
         if neighbours is not None:
             self.watch.fate_of_storage = neighbours.fate

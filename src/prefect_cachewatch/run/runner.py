@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
-from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.sections import NextAttempt, Publication, Where, Windows
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
@@ -171,7 +170,7 @@ class Runner:
         made = Watch(
             site, place.job, stall, stop, env=place.environment(env), output=output, stdin_fd=stdin_fd, clock=clock,
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
-            busy=self.is_busy, prove=self.prove,
+            busy=self.is_busy,
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
             learn=learning.windows if learning is not None else None,
         )  # fmt: skip
@@ -211,10 +210,6 @@ class Runner:
         if self._tell_stall is not None:
             self._tell_stall(report)
         return outcome.message, report.bundle
-
-    def prove(self, roots: Sequence[int], include_roots: bool, earlier: bytes) -> Seen:
-        """Look whether the tree can ever run again."""
-        return self.examiner.prove(roots, include_roots, earlier)
 
     def run(self, watch: Watch) -> Outcome:
         """Run the attempt in this thread; raises as `run_watch` does."""

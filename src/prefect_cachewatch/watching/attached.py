@@ -6,7 +6,7 @@ It ends the process only if the policy stops it on a stall: not when the watch i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
@@ -17,7 +17,6 @@ from prefect_cachewatch.supervise.supervisor import Observed, TreeEnd
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
-from prefect_cachewatch.watching.proving import Seen
 from prefect_cachewatch.watching.sections import Attachment, ReportedStall
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Verdict
@@ -39,7 +38,6 @@ class AttachedWatch(Watch):
         before_stop: called before the process is stopped, with the verdict.
         on_stall: called with a stall that is only reported; returns its message and the directory of its bundle.
         busy: whether the process has computed or read of late; default unknown, which counts as yes.
-        prove: as for `Watch`.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class AttachedWatch(Watch):
         before_stop: Callable[[Watch, Verdict], None] | None = None,
         on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
         busy: Callable[[], bool] = lambda: True,
-        prove: Callable[[Sequence[int], bool, bytes], Seen] | None = None,
     ) -> None:
         self.adopted, self.subject = observed, observed.subject
         job = CacheJob(
@@ -69,7 +66,7 @@ class AttachedWatch(Watch):
         )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
-            on_stall=on_stall, busy=busy, prove=prove, make_supervisor=lambda launch: observed,
+            on_stall=on_stall, busy=busy, make_supervisor=lambda launch: observed,
         )  # fmt: skip
         self.attach = attach
         self._as_root = True  # whoever it runs as

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,6 @@ from prefect_cachewatch.watching.outcomes import (
     is_failure,
     is_verdict,
 )
-from prefect_cachewatch.watching.proving import Proving, Seen
 from prefect_cachewatch.watching.sections import (
     Attachment,
     CacheMissed,
@@ -47,7 +46,6 @@ from prefect_cachewatch.watching.sections import (
     LoggedProgress,
     Readiness,
     ReportedStall,
-    StuckWait,
 )
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
@@ -92,8 +90,6 @@ class Outcome:
     notes: tuple[str, ...] = field(default=())
     ready: Readiness | None = None
     logged: LoggedProgress | None = None
-    waits: tuple[StuckWait, ...] = ()
-    """Of a tree that can never run again: each wait, and why it cannot end."""
     #: Set when the attempt has been examined; null for one that completed or was cancelled.
     diagnosis: Diagnosis | None = None
     would_be_stops: tuple[ReportedStall, ...] = ()
@@ -135,8 +131,6 @@ class Watch:
         on_stall: called in place of that with a stall that is to be reported only; returns its message and the
             directory of its bundle.
         busy: whether the tree has computed or read of late; default unknown, which counts as yes.
-        prove: looks whether the tree can ever run again (its roots, whether they belong to it, and what the look before
-            has seen); bounded by the caller. Default: nothing does.
         make_supervisor: makes the supervisor of the generator; default a guard on this host.
         files: the helper process that handles state files; default this process.
         learn: gets the bytes that are there before the start, and returns the windows learned from earlier runs.
@@ -157,7 +151,6 @@ class Watch:
         before_stop: Callable[[Watch, Verdict], None] | None = None,
         on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
         busy: Callable[[], bool] = lambda: True,
-        prove: Callable[[Sequence[int], bool, bytes], Seen] | None = None,
         make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
         files: Files | None = None,
         learn: Callable[[int], LearnedWindows] | None = None,
@@ -189,7 +182,6 @@ class Watch:
         self._clock = clock
         self._on_sample = on_sample
         self._before_stop, self._on_stall = before_stop, on_stall
-        self._prove = prove
         self._make_supervisor, self._busy = make_supervisor, busy
         self._as_root = job.container is not None
         """Whether the generator may be root on its storage, though this process is not."""
@@ -304,8 +296,6 @@ class Watch:
             if self.job.on_stall == "report":
                 return self._leave_alone(wait)
             verdict = self.state.run(wait, supervisor.gone.is_set, self._sampled)
-            if self.serving is not None and verdict.waits:
-                self.serving.look_again()
             ready = self.serving is not None and verdict.final and not self.serving.claim_end()
             if verdict.final and not supervisor.gone.is_set() and not ready:
                 self.stop_for(verdict)
@@ -424,7 +414,6 @@ class Watch:
             decided_after_last_growth_s=decided,
             window_s=verdict.window_s if verdict and name == "stalled" else None,
             pause_s=verdict.pause_s if verdict and name == "stalled" else None,
-            waits=verdict.waits if verdict and name == "stalled" else (),
             listing=listing,
             grown_since_scan=state.window_scan(self.stall.stall_after_s),
             paths=tuple(self.site.paths),
@@ -501,17 +490,7 @@ class Watch:
             told=self.told,
             busy=self._busy,
             as_root=self._as_root,
-            proving=self._make_proving(supervisor),
             storage=self.fate_of_storage,
-        )
-
-    def _make_proving(self, supervisor: Supervisor) -> Proving | None:
-        """Return what looks whether the tree can ever run again; None if nothing does."""
-        look = self._prove
-        if look is None or self.stall.prove_after_s == "off":
-            return None
-        return Proving(
-            lambda earlier: look(supervisor.root_pids, supervisor.includes_roots, earlier), self.stall, self._clock
         )
 
     def _prepare_serving(self) -> None:

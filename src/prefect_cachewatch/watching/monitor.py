@@ -14,7 +14,6 @@ from typing import Any
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
-from prefect_cachewatch.watching.proving import Proving
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheDirectories
@@ -77,7 +76,6 @@ class GrowthMonitor:
         told: the progress that its output told of last.
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
-        proving: looks whether that tree can ever run again; None: nothing does.
         storage: says whether its storage is suspected, from what is known by now; must not block.
     """
 
@@ -91,7 +89,6 @@ class GrowthMonitor:
         told: Callable[[], LoggedProgress | None] = lambda: None,
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
-        proving: Proving | None = None,
         storage: Callable[[], Fate] = lambda: "never suspected",
     ) -> None:
         self.site, self.rule = site, rule
@@ -112,7 +109,6 @@ class GrowthMonitor:
         self._holders = holders
         self._told = told
         self._told_count = 0  # what the rule knows of it
-        self._proving = proving
         self._only_unnamed = True  # whether the files that have a name were silent in the last scan
         self._offset = Growth()
         self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
@@ -144,40 +140,24 @@ class GrowthMonitor:
         """
         while True:
             now_s = self._clock()
-            due = max(now_s, self.began_s + self._next_delay_s())
+            due = max(now_s, self.began_s + self.rule.next_delay_s())
             if wait(due - now_s):
                 break
             verdict = self.measure(ended, self._clock() - due)
             on_sample()
             if ended():
                 break
-            verdict = self._try_to_prove(self._hold_back(verdict))
+            verdict = self._hold_back(verdict)
             if verdict.final:
                 return verdict
         self.measure(lambda: True)
         on_sample()
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
 
-    def _next_delay_s(self) -> float:
-        delay_s = self.rule.next_delay_s()
-        return delay_s if self._proving is None else min(delay_s, self._proving.delay_s(self.rule.pause_s))
-
     def _hold_back(self, verdict: Verdict) -> Verdict:
         """Let a stall wait while the storage is suspected and not the generator."""
         if verdict.final:
             self.verdict = self.rule.hold_back(verdict, self._storage())
-        return self.verdict
-
-    def _try_to_prove(self, verdict: Verdict) -> Verdict:
-        """Look whether the tree can ever run again, right after a measurement that found it silent."""
-        if self._proving is None or self.problem is not None:
-            return verdict
-        if verdict.final:
-            if self._proving.why and verdict.status == "stalled":
-                self.note(f"it was not proven that the tree can never run again: {self._proving.why}")
-            return verdict
-        if waits := self._proving.look(self.rule.pause_s):
-            self.verdict = self.rule.conclude_proven(waits)
         return self.verdict
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
@@ -271,7 +251,6 @@ class GrowthMonitor:
             or self.problem is not None
             or self._begin_anew
             or ended()
-            or (self._proving is not None and self._proving.pending)
             or self.rule.needs_full(self.began_s)
         )
 

@@ -42,8 +42,6 @@ _STALLS = {
     "before its first byte, raise first_write_within_s.",
     "never_ready": "The cache was written and the server did not come up: read the end of its log, and ask its address "
     "by hand. If its warm-up needs longer, raise warmup_within_s.",
-    "deadlocked": "The report's stall.waits has who waits for whom. It is a defect of the generator, which waiting does not "
-    "cure: the stacks in the bundle show the place.",
     "churning": "The generator writes temporary files and deletes them: see whether it retries a step that fails.",
     "disk_full": "Free space on the cache's file system (old caches first), or put the cache on a larger one.",
     "inodes_exhausted": "Remove directories of many small files (df -i), or put the cache on a file system with more inodes.",
@@ -207,11 +205,6 @@ def describe_stall(
     if verdict.kind == "never_ready":
         pause = format_duration(round(verdict.pause_s, 1))
         return f"Tensor cache generation never became ready: {pause} without a byte written, and {unready};{tail}{told}"
-    if verdict.kind == "deadlocked":
-        return (
-            "Tensor cache generation stalled: every thread waits for another one of the same tree; nothing outside can "
-            f"wake them (proven after {format_duration(round(verdict.pause_s))}; the window is {window}){tail}{told}"
-        )
     if verdict.kind == "churning":
         return f"Tensor cache generation stalled: files are written and deleted, but nothing is kept{tail}"
     if verdict.kind == "cache_directory_missing":

@@ -55,25 +55,6 @@ class Where:
 
 
 @dataclass(frozen=True)
-class StuckWait:
-    """A wait that can never end, of one or several threads of a process."""
-
-    pid: int
-    #: Name of the process.
-    process: str
-    #: How many of its threads wait so.
-    threads: int
-    #: The system call.
-    call: str
-    #: What they wait on.
-    waits_on: str
-    #: The processes that alone could end the wait.
-    waits_for: list[int]
-    #: Why nothing outside the tree can end it.
-    why: str
-
-
-@dataclass(frozen=True)
 class NextAttempt:
     """Whether an attempt is made again, and how; the report has it as `retry`."""
 

@@ -10,13 +10,12 @@ only delays a suspicion.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
 from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
-from prefect_cachewatch.watching.sections import StuckWait
 from prefect_cachewatch.watching.servers.warmup import PhaseName, Phases, Warmup
 from prefect_cachewatch.watching.suspicion import Fate, Patience
 
@@ -27,7 +26,6 @@ Kind = Literal[
     "no_growth",
     "never_started",
     "never_ready",
-    "deadlocked",
     "churning",
     "filesystem_unresponsive",
     "cache_directory_missing",
@@ -93,7 +91,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The rule's result after a measurement; `kind` only with status `stalled`, `waits` only with kind `deadlocked`."""
+    """The rule's result after a measurement; `kind` only with status `stalled`."""
 
     status: Status
     kind: Kind | None = None
@@ -101,7 +99,6 @@ class Verdict:
     window_s: float = 0.0
     suspicion: Suspicion | None = None
     refusal: Refusal | None = None
-    waits: tuple[StuckWait, ...] = ()
 
     @property
     def final(self) -> bool:
@@ -336,14 +333,6 @@ class StallRule:
     def pass_over(self, now_s: float) -> None:
         """Let time pass that was not observed, by no fault of the file system: neither silence nor blindness."""
         self._tick_s = self._seen_all_s = now_s
-
-    def conclude_proven(self, waits: tuple[StuckWait, ...]) -> Verdict:
-        """Return the verdict on a tree that is proven to stand still for good.
-
-        Args:
-            waits: the waits, none of which can end.
-        """
-        return replace(self._verdict("stalled", "deadlocked"), waits=waits)
 
     @property
     def silence(self) -> tuple[float, float] | None:

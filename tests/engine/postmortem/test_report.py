@@ -56,7 +56,7 @@ def test_every_field_of_the_schema_has_its_value():
     expected = {
         "schema_version": 1,
         "outcome": "stalled",
-        "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0, "learned": False, "waits": []},
+        "stall": {"kind": "no_growth", "window_s": 300.0, "pause_s": 300.0, "learned": False},
         "message": "It stalled.",
         "exit_code": None,
         "signal": 15,
@@ -119,7 +119,7 @@ def test_a_generator_that_ended_by_itself_was_not_stopped():
     done = built(name="completed", kind=None, exit_code=0, signal=None, window_s=None, pause_s=None,
                  stop=TreeEnd("exited", 0, None, 0.0))  # fmt: skip
     assert done["stop"] is None
-    assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None, "learned": False, "waits": []}
+    assert done["stall"] == {"kind": None, "window_s": None, "pause_s": None, "learned": False}
     assert done["listing"]["entries"][0]["flags"] == ["grew_in_window"]
 
 

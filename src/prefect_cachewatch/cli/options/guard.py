@@ -30,7 +30,7 @@ RULES = Fields(
     "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, churn_after_s, max_duration_s, "
     "no_space_after_s, attribute_cache_s, adaptive =extend",
 )
-_OF_LIVE_RUNS = Fields(StallPolicy, "prove_after_s, storage_patience_s")
+_OF_LIVE_RUNS = Fields(StallPolicy, "storage_patience_s")
 
 
 class _Progress(click.Choice):  # type: ignore[type-arg]  # generic in click 8.2 and later only
@@ -123,11 +123,10 @@ def stall_section(*of_job: click.Option, common: str = "") -> Section:
     """List the options that say when silence is a stall; those given here belong to the job."""
     counted = option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
     common = f"--stall-after --first-write-within --max-duration --grace {common}"
-    unproven = option("--no-proof", is_flag=True, help="The same as --prove-after off.")
     return Section(
         "When it is a stall",
         common,
-        [*RULES.options(), *_OF_LIVE_RUNS.options(), unproven, *of_job, counted, *_STOP.options()],
+        [*RULES.options(), *_OF_LIVE_RUNS.options(), *of_job, counted, *_STOP.options()],
         shared="*",
     )
 
@@ -236,8 +235,6 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
     profile = profile_from(options)
     below = profile.stall if profile is not None else {}
     given = {**RULES.given(options), **_OF_LIVE_RUNS.given(options)}
-    if options.get("no_proof"):
-        given["prove_after_s"] = "off"
     return build_model(StallPolicy, **{**below, **WARMUP.given(options), **split_learned(given)})
 
 

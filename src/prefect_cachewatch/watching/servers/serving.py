@@ -82,7 +82,6 @@ class ReadyWatch:
         self._on_mark: Callable[[], None] = lambda: None
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._asked, self._answered = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def prepare(self) -> None:
@@ -141,15 +140,6 @@ class ReadyWatch:
         if self.ready_s is None and isinstance(self._check, FileCheck | LogSearch):
             return self.look()
         return self.ready_s is not None
-
-    def look_now(self) -> None:
-        """Have the thread look at once, and wait some seconds for that look."""
-        if self._thread is None or not self._thread.is_alive():
-            return
-        self._answered.clear()
-        self._asked.set()
-        self._wake.set()
-        self._answered.wait(min(self.ready.timeout_s, _LAST_LOOK_S))
 
     def describe_missing(self) -> str:
         """Say what did not come, as the end of a sentence."""
@@ -213,15 +203,10 @@ class ReadyWatch:
     def _run(self, on_ready: Callable[[], None]) -> None:
         while not self._stop.is_set():
             self._wake.clear()
-            asked = self._asked.is_set()
             if self.look():
                 if not self._stop.is_set():
                     on_ready()
-                self._answered.set()
                 return
-            if asked:
-                self._asked.clear()
-                self._answered.set()
             self._wake.wait(self.ready.check_every_s)
 
     def _sees_mark(self) -> bool:
@@ -305,11 +290,6 @@ class ServerReadiness:
             hand_over: releases the server; gets the sign of readiness.
         """
         self.watcher.start(lambda: self._became_ready(supervisor, hand_over), warmup.note_mark)
-
-    def look_again(self) -> None:
-        """Look whether it is ready, before it is stopped by a proof: that comes so early that nothing has looked since."""
-        if self.ready_s is None:
-            self.watcher.look_now()
 
     def claim_end(self) -> bool:
         """Decide on another end than readiness; false if it has been ready before."""
