@@ -94,34 +94,15 @@ def write_tensorbin(
     return struct.pack("<Q", len(flat.data)) + bytes(flat.data) + data
 
 
-def write_torch(storages: Sequence[bytes], named: Sequence[tuple[str, str, int]] | None = None) -> bytes:
-    """An archive as `torch.save` lays it out: nothing is compressed.
-
-    Its pickle names each storage by type, key and number of elements; default as they are, of bytes.
-    """
-    if named is None:
-        named = [("ByteStorage", str(number), len(storage)) for number, storage in enumerate(storages)]
+def write_torch(storages: Sequence[bytes]) -> bytes:
+    """An archive as `torch.save` lays it out: nothing is compressed."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("model/data.pkl", _torch_pickle(named))
+        archive.writestr("model/data.pkl", b"\x80\x02}.")
         for number, storage in enumerate(storages):
             archive.writestr(f"model/data/{number}", storage)
         archive.writestr("model/version", b"3\n")
     return file.getvalue()
-
-
-def _torch_pickle(named: Sequence[tuple[str, str, int]]) -> bytes:
-    """A list of storages, with texts that are remembered and fetched again as by Python's pickler."""
-
-    def text(value: str) -> bytes:
-        return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-    data = b"\x80\x02]q\x00("
-    for at, (kind, key, items) in enumerate(named):
-        word = b"h\x01" if at else text("storage") + b"q\x01"
-        size = b"\x8a\x08" + struct.pack("<q", items)
-        data += b"(" + word + b"ctorch\n" + kind.encode() + b"\n" + text(key) + text("cpu") + size + b"tQ"
-    return data + b"e."
 
 
 def write_zip64(name: bytes, data: bytes) -> bytes:

@@ -5,7 +5,7 @@ The `category` of a finding is a contract: reports and automations match on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Literal
@@ -16,7 +16,6 @@ from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.formats import Finding as Content
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.proof import Proof
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 
 _NAMED = 3
@@ -216,10 +215,6 @@ class Suspect:
     size_bytes: int
 
 
-#: Reasons that a proof of the file's own may outweigh.
-BY_TIME = ("unprovable", "reported", "changed_in_window")
-
-
 def find_suspects(
     files: Sequence[ScannedFile],
     *,
@@ -229,7 +224,6 @@ def find_suspects(
     window_s: float = 0,
     reported: Collection[str] = (),
     broken: Collection[str] = (),
-    proofs: Mapping[str, Proof] | None = None,
 ) -> list[Suspect]:
     """Find the files that a killed attempt may have left incomplete.
 
@@ -250,8 +244,6 @@ def find_suspects(
         reported: paths that the watch saw growing, or open for writing, at the end.
         broken: paths of files that contradict their own format. The reverse proves nothing: a file may have its full size
             before its bytes.
-        proofs: what the contents of files prove, by path: one that is whole stays, unless the watch saw it growing or
-            open and no checksum says that it was complete by then; one that is cut is broken.
 
     Returns:
         The suspects in order of path, each with the first reason that applies.
@@ -267,19 +259,13 @@ def find_suspects(
     if grew_after_ns is not None:
         since_ns = min(since_ns, grew_after_ns - int(window_s * 1e9))
     found: list[Suspect] = []
-    proved = {
-        file.path: proof for file in files if (proof := (proofs or {}).get(file.path)) is not None and proof.is_of(file)
-    }
     for file in files:
-        proof = proved.get(file.path)
         if matches_any(file.path, temporary):
             reason = "temporary"
         elif file.size_bytes == 0 and not matches_any(file.path, allow_empty):
             reason = "empty"
-        elif file.path in broken or (proof is not None and proof.verdict == "cut"):
+        elif file.path in broken:
             reason = "broken"
-        elif proof is not None and _is_whole(proof, by_time=grew_after_ns is not None, reported=file.path in reported):
-            continue
         elif grew_after_ns is None:
             reason = "unprovable"
         elif file.path in reported:
@@ -291,15 +277,6 @@ def find_suspects(
         found.append(Suspect(file.path, reason, file.size_bytes))
     found += _vouching(files, found)
     return sorted(found, key=lambda suspect: suspect.path)
-
-
-def _is_whole(proof: Proof, *, by_time: bool, reported: bool) -> bool:
-    if proof.verdict != "whole":
-        return False
-    if proof.by == "checksums":
-        return True
-    # What was open or growing may have been reserved by a writer that fills it in its own order; a marker goes by times.
-    return not reported and (by_time or proof.by == "sizes")
 
 
 def _vouching(files: Sequence[ScannedFile], suspects: Sequence[Suspect]) -> list[Suspect]:

@@ -102,7 +102,7 @@ class PublishPolicy(InputModel):
     on_broken_content: Literal["refuse", "warn", "ignore"] = Field(
         default="refuse",
         description="What becomes of a build with a file that contradicts its own format (safetensors, .tensorbin, GGUF, zip, "
-        "npy, ELF, OpenVINO): cut, or with offsets outside of it.",
+        "npy): cut, or with offsets outside of it.",
     )
     check_command: list[str] | None = Field(
         default=None,

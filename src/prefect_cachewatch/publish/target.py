@@ -13,10 +13,9 @@ import socket
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from prefect_cachewatch import __version__
@@ -27,7 +26,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN
-from prefect_cachewatch.publish.checks import BY_TIME, Finding, Suspect, check_content, check_tree, find_suspects
+from prefect_cachewatch.publish.checks import Finding, Suspect, check_content, check_tree, find_suspects
 from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import (
     entry_exists,
@@ -44,13 +43,11 @@ from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.proof import Proof
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
 from prefect_cachewatch.publish.verification import digest_build
 
 GROWTH_MARK = ".grew.json"
 REPORTED = ".reported.json"
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -124,7 +121,6 @@ class BuildTarget(Closing, ABC):
         window_s: float,
         reported: Collection[str] = (),
         broken: Collection[str] = (),
-        prove: Callable[[Collection[str]], Mapping[str, Proof]] = lambda _paths: {},
     ) -> list[Suspect]:
         """Remove the files that a killed attempt may have cut, so that the next one writes them again.
 
@@ -137,7 +133,6 @@ class BuildTarget(Closing, ABC):
             reported: paths in the build that the watch saw growing, or open for writing, at the end; those recorded at
                 the end of an earlier run count too.
             broken: paths in the build of files that contradict their own format.
-            prove: reads files that would go by the time rule, and says what their contents prove; see `proof.prove_files`.
 
         Returns:
             The files that were removed.
@@ -151,8 +146,7 @@ class BuildTarget(Closing, ABC):
         with self._open() as fd, self._probe_directory() as record_fd:
             files, entries = self._own_files(fd)
             known = self._read_growth(record_fd, fd)
-            find = partial(
-                find_suspects,
+            suspects = find_suspects(
                 files,
                 temporary=policy.temporary,
                 allow_empty=policy.allow_empty,
@@ -161,11 +155,6 @@ class BuildTarget(Closing, ABC):
                 reported={*reported, *self._read_reported(record_fd)},
                 broken=broken,
             )
-            suspects = find()
-            if doubted := [suspect.path for suspect in suspects if suspect.reason in BY_TIME]:
-                proofs = prove(doubted)
-                suspects = find(proofs=proofs)
-                self._note_kept({*doubted} - {suspect.path for suspect in suspects}, proofs)
             if suspects and isinstance(known, str):
                 shown = len(files) - len(suspects)
                 self.notes.append(
@@ -175,13 +164,6 @@ class BuildTarget(Closing, ABC):
                 remove_below(fd, suspect.path, entries[suspect.path] if entries is not None else None)
         self.note_growth()
         return suspects
-
-    def _note_kept(self, paths: Collection[str], proofs: Mapping[str, Proof]) -> None:
-        if not paths:
-            return
-        named = ", ".join(f"{for_terminal(path, 100)} (by its {proofs[path].by})" for path in sorted(paths)[:_NAMED])
-        more = f" and {len(paths) - _NAMED:,} more" if len(paths) > _NAMED else ""
-        self.notes.append(f"kept what was written last and is provably whole: {named}{more}")
 
     @property
     def growth_mark(self) -> str:

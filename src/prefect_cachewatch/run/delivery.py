@@ -28,7 +28,6 @@ from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_pl
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.proof import Proof, prove_files
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
 from prefect_cachewatch.run.filled_key import fill_key
@@ -39,8 +38,6 @@ from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheDirectories
 
 _CONTENT_S = 60.0
-# To read what was written last in full; and what one slow file may take beyond it.
-_PROOF_S, _PROOF_BEYOND_S = 120.0, 30.0
 _NAMED = 5
 _NOTE_S = 5.0
 
@@ -354,25 +351,9 @@ class PublishSession(Closing):
             return set()
         return found
 
-    def _prove(self, paths: Collection[str]) -> Mapping[str, Proof]:
-        """Read what would go by the time rule alone, apart as above."""
-        if self.policy.on_broken_content != "refuse":
-            return {}
-        try:
-            found: dict[str, Proof] = self._files.run(
-                prove_files, self.target.path, tuple(paths), _PROOF_S, timeout_s=_PROOF_S + _PROOF_BEYOND_S
-            )
-        except (OSError, StoreError) as error:
-            why = "no answer in time" if isinstance(error, TimeoutError) else error
-            self._logger.warning("what was written last could not be read, and goes by its time: %s", why)
-            return {}
-        return found
-
     def _remove_suspects(self, window_s: float, reported: Collection[str]) -> None:
         broken = self._find_broken()
-        removed = self.target.prepare_resume(
-            self.policy, window_s=window_s, reported=reported, broken=broken, prove=self._prove
-        )
+        removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported, broken=broken)
         if removed:
             names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:_NAMED])
             more = f" and {len(removed) - _NAMED} more" if len(removed) > _NAMED else ""

@@ -1,7 +1,7 @@
-"""Readers of file formats: whether a file's content can be what its format demands. `inspect` and `examine` are the ways in."""
+"""Readers of file formats: whether a file's content can be what its format demands. `inspect` is the way in."""
 
 from __future__ import annotations
 
-from prefect_cachewatch.publish.formats.inspection import Finding, examine, inspect
+from prefect_cachewatch.publish.formats.inspection import Finding, inspect
 
-__all__ = ["Finding", "examine", "inspect"]
+__all__ = ["Finding", "inspect"]

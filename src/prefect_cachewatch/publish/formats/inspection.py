@@ -6,19 +6,15 @@ It reads headers and a bounded sample, in bounded time and memory, and needs the
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from prefect_cachewatch.publish.formats.archive import read_archive
-from prefect_cachewatch.publish.formats.elf import read_elf
 from prefect_cachewatch.publish.formats.gguf import read_gguf
 from prefect_cachewatch.publish.formats.npy import read_npy
-from prefect_cachewatch.publish.formats.openvino import read_openvino
-from prefect_cachewatch.publish.formats.payload import find_constant
-from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged
+from prefect_cachewatch.publish.formats.reading import Broken, Source, Unjudged
 from prefect_cachewatch.publish.formats.safetensors import read_safetensors
 from prefect_cachewatch.publish.formats.tensorbin import read_tensorbin
 
@@ -38,7 +34,8 @@ class Finding:
 @dataclass(frozen=True)
 class _Format:
     name: str
-    read: Callable[[Source], Layout]
+    #: Returns what is unusual and allowed; raises `Broken` or `Unjudged`.
+    read: Callable[[Source], list[str]]
     #: How files of the format begin; none if only the name tells.
     magics: tuple[bytes, ...]
     suffixes: tuple[str, ...]
@@ -46,17 +43,13 @@ class _Format:
     own_suffixes: tuple[str, ...] = ()
 
 
-_XML = b'<?xml version="1.0"?>'
 _FORMATS = (
     _Format("npy", read_npy, (b"\x93NUMPY",), (), (".npy",)),
     _Format("GGUF", read_gguf, (b"GGUF",), (), (".gguf",)),
-    _Format("ELF", read_elf, (b"\x7fELF",), (".so", ".o", ".elf", ".cubin", ".hsaco")),
     _Format("zip", read_archive, (b"PK\x03\x04", b"PK\x05\x06"), (".pt", ".pth", ".ckpt", ".pt2", ".zip"), (".npz",)),
-    _Format("OpenVINO blob", read_openvino, (_XML + b"<compiled_blob", b"<compiled_blob"), (".blob",)),
     _Format("safetensors", read_safetensors, (), (), (".safetensors",)),
     _Format("tensorbin", read_tensorbin, (), (), (".tensorbin",)),
 )
-_VERSIONED = re.compile(r"\.so(\.\d+)+$")
 
 
 def inspect(file: str | os.PathLike[str] | BinaryIO, name: str | None = None) -> Finding:
@@ -79,52 +72,43 @@ def inspect(file: str | os.PathLike[str] | BinaryIO, name: str | None = None) ->
         'is cut off: it ends at byte 4, within its header'
     """
     if not isinstance(file, str | os.PathLike):
-        return examine(file, name or "")[0]
+        return _inspect(file, name or "")
     # A pipe of that name must not be waited for.
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as opened:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             return Finding("unknown", "is no regular file")
-        return examine(opened, os.fspath(file) if name is None else name)[0]
+        return _inspect(opened, os.fspath(file) if name is None else name)
 
 
-def examine(file: BinaryIO, name: str) -> tuple[Finding, Layout | None]:
-    """Inspect an open file, and return with the finding where its contents are; None if it is not whole or not known.
-
-    Args:
-        file: open for reading in binary.
-        name: whose ending may tell the format.
-    """
+def _inspect(file: BinaryIO, name: str) -> Finding:
     source = Source(file)
     try:
         head = source.head(_HEAD_BYTES)
     except (Broken, Unjudged) as error:  # it is cut meanwhile, or its storage is very slow
-        return Finding("unknown", str(error)), None
+        return Finding("unknown", str(error))
     named, is_own = _find_by_name(name)
     begun = next((known for known in _FORMATS if head.startswith(known.magics)), None) if head else None
     chosen = begun or named
     if chosen is None:
-        return Finding("unknown", "is of no format that is read here"), None
+        return Finding("unknown", "is of no format that is read here")
     try:
         if not begun:
             _require_begin(head, chosen, is_own)
-        layout = chosen.read(source)
-        doubts = list(layout.doubts)
+        doubts = chosen.read(source)
         if is_own and chosen is not named and named is not None:
             doubts.insert(0, f"is named like {named.name}, and is {chosen.name}")
-        elif (value := find_constant(source, layout.payload)) is not None:
-            doubts.append(f"repeats one value in all of its data, as far as it was sampled (0x{value})")
     except Broken as error:
-        return Finding("broken", str(error), chosen.name), None
+        return Finding("broken", str(error), chosen.name)
     except Unjudged as error:
-        return Finding("unknown", str(error), chosen.name), None
+        return Finding("unknown", str(error), chosen.name)
     if doubts:
-        return Finding("suspicious", doubts[0], chosen.name), None
-    return Finding("whole", "has the sizes and offsets that its header says", chosen.name), layout
+        return Finding("suspicious", doubts[0], chosen.name)
+    return Finding("whole", "has the sizes and offsets that its header says", chosen.name)
 
 
 def _find_by_name(name: str) -> tuple[_Format | None, bool]:
-    lowered = _VERSIONED.sub(".so", name.lower())
+    lowered = name.lower()
     for known in _FORMATS:
         if lowered.endswith(known.own_suffixes):
             return known, True

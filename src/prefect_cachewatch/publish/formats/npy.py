@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged, count_elements
+from prefect_cachewatch.publish.formats.reading import Broken, Source, Unjudged, count_elements
 
 _MAGIC = b"\x93NUMPY"
 # NumPy itself refuses longer ones, unless they are trusted.
@@ -16,8 +16,11 @@ _PLAIN = re.compile(
 )
 
 
-def read_npy(source: Source) -> Layout:
+def read_npy(source: Source) -> list[str]:
     """Compare the size that type and shape need with the file's size.
+
+    Returns:
+        What is unusual and allowed.
 
     Raises:
         Broken: they contradict each other.
@@ -34,10 +37,10 @@ def read_npy(source: Source) -> Layout:
     end = begin + size
     source.require_end(end, "its elements end")
     if end == source.size:
-        return Layout(((begin, end),), written=((begin, end),))
+        return []
     if source.read(end, min(6, source.size - end), "its end") == _MAGIC:
         raise Unjudged("holds more than one array")
-    return Layout(((begin, end),), (f"has {source.size - end} bytes behind its elements, which end at byte {end}",))
+    return [f"has {source.size - end} bytes behind its elements, which end at byte {end}"]
 
 
 def _parse(header: str) -> int:

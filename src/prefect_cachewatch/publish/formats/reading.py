@@ -8,7 +8,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from prefect_cachewatch.common.text import for_terminal
@@ -28,34 +27,6 @@ class Broken(Exception):
 
 class Unjudged(Exception):
     """Nothing can be said about the file; the message is a sentence without its subject, the file."""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """Bytes with a checksum of their own: CRC-32 of what they are, or of what they unpack to."""
-
-    first: int
-    behind: int
-    checksum: int
-    packed: bool = False
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a reader found in a file without contradictions: where its payload is, and what is unusual but allowed."""
-
-    payload: tuple[tuple[int, int], ...] = ()
-    doubts: tuple[str, ...] = ()
-    #: All that its readers take, if each piece has a checksum.
-    checked: tuple[Checked, ...] | None = None
-    #: All bytes between its headers, if the format gives their end and has its writers write them in order; see `proof`.
-    written: tuple[tuple[int, int], ...] | None = None
-
-    @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int, str]], doubts: Iterable[str] = (), *, known: bool = True) -> Layout:
-        """Make it of ranges as `require_apart` takes them; empty ones are no payload. `known`: no size of theirs is open."""
-        found = tuple((first, behind) for first, behind, _ in sorted(ranges) if behind > first)
-        return cls(found, tuple(doubts), written=found if known else None)
 
 
 class Source:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from prefect_cachewatch.publish.formats.flatbuffer import Table, read_root
-from prefect_cachewatch.publish.formats.reading import Broken, Layout, Source, Unjudged, count_elements, require_apart
+import struct
+
+from prefect_cachewatch.publish.formats.reading import Broken, Source, Unjudged, count_elements, require_apart
 
 _ALIGNMENT = 8  # which the loader demands; newer writers align to 64
 _MAX_GAP = 64
@@ -14,10 +15,16 @@ _BITS = {0: 16, 1: 32, 2: 32, 3: 8, 4: 4, 5: 8, 6: 16, 7: 32}
 _NAMES = ("bfloat16", "float32", "uint32", "bfloat8_b", "bfloat4_b", "uint8", "uint16", "int32")
 # Versions before the flatbuffer began their files so.
 _SENTINEL = 0xFFFFFFFFFFFFFFFF
+# Shapes, meshes and shards have fewer by far; a hostile count would take memory.
+_MAX_ENTRIES = 1 << 16
+_INVALID = "has a header that is no valid flatbuffer"
 
 
-def read_tensorbin(source: Source) -> Layout:
+def read_tensorbin(source: Source) -> list[str]:
     """Compare the shards that the header lists with the file's size, and with type and shape of the tensor.
+
+    Returns:
+        What is unusual and allowed.
 
     Raises:
         Broken: they contradict each other.
@@ -35,7 +42,8 @@ def read_tensorbin(source: Source) -> Layout:
         )
     if begin % _ALIGNMENT:
         raise Broken(f"has data from byte {begin} on, and tt-metal refuses data that is not aligned to {_ALIGNMENT}")
-    tensor = read_root(source.read(8, length, "its header", most=_MAX_BYTES))
+    header = source.read(8, length, "its header", most=_MAX_BYTES)
+    tensor = _Table(header, _unpack(header, "<I", 0))
     if tensor.offset(1) % 4:
         raise Unjudged("was written by an older tt-metal, in a layout that is not read here")
     places = _list_shards(tensor)
@@ -43,10 +51,10 @@ def read_tensorbin(source: Source) -> Layout:
     last = require_apart(ranges, "a shard", begin, source.size)
     if len(places) == 1:
         _check_size(tensor, next(iter(places))[1])
-    return Layout.of(ranges, _find_gaps(ranges, begin, last, source.size))
+    return _find_gaps(ranges, begin, last, source.size)
 
 
-def _list_shards(tensor: Table) -> set[tuple[int, int]]:
+def _list_shards(tensor: _Table) -> set[tuple[int, int]]:
     mesh, shards = tensor.table(1), tensor.tables(2)
     if mesh is None or shards is None:
         raise Broken("has a header without a mesh or without shards")
@@ -69,7 +77,7 @@ def _list_shards(tensor: Table) -> set[tuple[int, int]]:
     return places
 
 
-def _check_size(tensor: Table, size: int) -> None:
+def _check_size(tensor: _Table, size: int) -> None:
     spec = tensor.table(0)
     layout = spec.table(1) if spec else None
     if spec is None or layout is None:
@@ -84,7 +92,7 @@ def _check_size(tensor: Table, size: int) -> None:
         raise Broken(f"has {size} bytes for a tensor of shape {shape} and type {_NAMES[kind]}, which needs {needed}")
 
 
-def _find_gaps(ranges: list[tuple[int, int, str]], begin: int, last: int, size: int) -> tuple[str, ...]:
+def _find_gaps(ranges: list[tuple[int, int, str]], begin: int, last: int, size: int) -> list[str]:
     doubts: list[str] = []
     position = begin
     for first, behind, _ in ranges:
@@ -93,4 +101,80 @@ def _find_gaps(ranges: list[tuple[int, int, str]], begin: int, last: int, size: 
         position = behind
     if last != size:
         doubts.append(f"has {size - last} bytes behind its last shard, which ends at byte {last}")
-    return tuple(doubts)
+    return doubts
+
+
+class _Table:
+    """A table of a flatbuffer, no offset of which is trusted; its fields are numbered in the order of the schema, and a union counts as two."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self._data, self._position = data, position
+        self._vtable = position - _unpack(data, "<i", position)
+        self._vtable_bytes = _unpack(data, "<H", self._vtable)
+        self._bytes = _unpack(data, "<H", self._vtable + 2)
+        if self._vtable_bytes < 4 or self._bytes < 4 or position + self._bytes > len(data):
+            raise Broken(_INVALID)
+
+    def offset(self, number: int) -> int:
+        """Offset of a field within the table; 0 if the field is absent."""
+        slot = 4 + 2 * number
+        if slot + 2 > self._vtable_bytes:
+            return 0
+        offset = _unpack(self._data, "<H", self._vtable + slot)
+        if offset >= self._bytes:
+            raise Broken(_INVALID)
+        return offset
+
+    def number(self, number: int, form: str) -> int:
+        """A field that is an integer; 0 if it is absent."""
+        offset = self.offset(number)
+        return _unpack(self._data, form, self._position + offset) if offset else 0
+
+    def table(self, number: int) -> _Table | None:
+        """A field that is a table."""
+        place = self._follow(number)
+        return None if place is None else _Table(self._data, place)
+
+    def struct(self, number: int, form: str) -> tuple[int, ...] | None:
+        """A field that leads to a structure, as a union of structures does."""
+        place = self._follow(number)
+        return None if place is None else _values(self._data, form, place)
+
+    def numbers(self, number: int) -> tuple[int, ...] | None:
+        """A field that is a vector of unsigned 32-bit integers."""
+        place = self._follow(number)
+        return None if place is None else _values(self._data, f"<{self._count(place)}I", place + 4)
+
+    def tables(self, number: int) -> list[_Table] | None:
+        """A field that is a vector of tables."""
+        place = self._follow(number)
+        if place is None:
+            return None
+        begin = place + 4
+        offsets = _values(self._data, f"<{self._count(place)}I", begin)
+        return [_Table(self._data, begin + 4 * index + offset) for index, offset in enumerate(offsets)]
+
+    def _follow(self, number: int) -> int | None:
+        offset = self.offset(number)
+        if not offset:
+            return None
+        place = self._position + offset
+        return place + _unpack(self._data, "<I", place)
+
+    def _count(self, place: int) -> int:
+        count = _unpack(self._data, "<I", place)
+        if count * 4 > len(self._data):
+            raise Broken(_INVALID)
+        if count > _MAX_ENTRIES:
+            raise Unjudged(f"has a list of {count} entries in its header, more than are read here")
+        return count
+
+
+def _unpack(data: bytes, form: str, place: int) -> int:
+    return _values(data, form, place)[0]
+
+
+def _values(data: bytes, form: str, place: int) -> tuple[int, ...]:
+    if place < 0 or place + struct.calcsize(form) > len(data):
+        raise Broken(_INVALID)
+    return struct.unpack_from(form, data, place)
