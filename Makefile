@@ -38,7 +38,8 @@ hooks: install ## Let git run the quick checks before each commit.
 	pre-commit install
 
 demo: $(VENV)/.installed ## Show a healthy and a frozen generation through the real flow.
-	$(BIN)/cachewatch demo
+	rm -rf demo-output
+	$(BIN)/python examples/demo.py
 
 # Half of a test's time is waiting: five of them keep two cores busy. The many commands find our modules compiled.
 test: export PYTHONDONTWRITEBYTECODE :=

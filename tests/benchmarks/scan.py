@@ -21,7 +21,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         quick: smaller and fewer.
 
     Returns:
-        Rows for the watch's scan, which keeps the ledger, and for `cachewatch measure`, which does not.
+        Rows for the watch's scan, which keeps the ledger, and for a plain walk, which does not.
     """
     files = FILES // 10 if quick else FILES
     with scratch() as root:
@@ -46,7 +46,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         row(f"watch's scan, {what}", median(ours), "s", "du -sb", median(du),
             target="at most 1.7 x", ok=ratio <= 1.7, note=spread(ours)),
         row(f"watch's scan, {what}", median(ours), "s", "find -printf", median(find), note=spread(find)),
-        row(f"cachewatch measure's scan, {what}", median(plain), "s", "du -sb", median(du), note=spread(plain)),
+        row(f"a plain walk's scan, {what}", median(plain), "s", "du -sb", median(du), note=spread(plain)),
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,14 @@ HANGS = "dd if=/dev/zero of=$CACHE/f bs=1M count=1 2>/dev/null; echo up; sleep 7
 def argv(cache: Path, script: str, *options: object) -> list[str]:
     more = ["--image", SHELL_IMAGE, "--env", f"CACHE={cache}", "--poll", "0.2s", "--grace", "0.3s", *options]
     return exec_argv(cache, *more, command=["sh", "-c", script])
+
+
+def doctor(engine_url: str | None = None) -> dict[str, Any]:
+    """Let `cachewatch doctor` clear up; what it says of that."""
+    env = os.environ | ({"DOCKER_HOST": engine_url} if engine_url else {})
+    ran = run([*CACHEWATCH, "doctor", "--no-prefect", "--json"], env=env)
+    (found,) = [one for one in json.loads(ran.stdout)["checks"] if one["subject"] == "leftover"]
+    return dict(found)
 
 
 def wardens(pid: int) -> list[int]:
@@ -95,7 +104,7 @@ def test_a_warden_that_is_stopped_holds_up_nothing(engine, cache, then):
             process.wait(PATIENCE_S)
             # Nobody is left to continue it here: the janitor is the next line.
             eventually(lambda: not engine.containers(), 10)
-            run([*CACHEWATCH, "janitor"])
+            doctor()
         else:
             assert process.wait(2 * PATIENCE_S) == (124 if script == HANGS else 0)
     assert eventually(lambda: not engine.containers())
@@ -110,7 +119,7 @@ def test_the_janitor_continues_a_warden_that_was_stopped_after_its_flow_died(eng
         process.wait(PATIENCE_S)
         os.kill(warden, signal.SIGSTOP)  # within its grace period
     time.sleep(0.5)
-    assert run([*CACHEWATCH, "janitor"]).status == 0
+    assert doctor()["state"] == "ok"
     assert eventually(lambda: not engine.containers())
     assert eventually(lambda: not records())
 
@@ -119,19 +128,14 @@ def test_the_janitor_finds_the_container_of_a_run_whose_flow_and_warden_were_kil
     with running(argv(cache, GROWS)) as process:
         await_up(process)
         (warden,) = wardens(process.pid)
-        running_now = run([*CACHEWATCH, "janitor"])
-        assert (running_now.status, len(engine.containers())) == (0, 1)
+        assert (doctor()["facts"]["running"], len(engine.containers())) == (1, 1)
         os.kill(warden, signal.SIGSTOP)  # both die before either sees the other's death
         process.kill()
         os.kill(warden, signal.SIGKILL)
         process.wait(PATIENCE_S)
-    looked = run([*CACHEWATCH, "janitor", "--dry-run", "--json"])
-    assert looked.status == 1
-    assert [one["removed"] for one in json.loads(looked.stdout)["containers"]["leftovers"]] == [False]
     assert len(engine.containers()) == 1
-    cleared = run([*CACHEWATCH, "janitor"])
-    assert cleared.status == 0, cleared.stderr
-    assert "is left over from a run whose guards have died, and was stopped and removed" in cleared.stdout
+    cleared = doctor()
+    assert "is left over from a run whose guards have died, and was stopped and removed" in cleared["found"]
     assert engine.containers() == []
     assert records() == []
 
@@ -146,8 +150,8 @@ def test_the_janitor_finds_it_by_its_labels_where_the_record_was_lost(engine, ca
         process.wait(PATIENCE_S)
     for record in records():
         record.unlink()
-    cleared = run([*CACHEWATCH, "janitor"])
-    assert (cleared.status, engine.containers()) == (0, []), cleared.stdout
+    cleared = doctor()
+    assert (cleared["state"], engine.containers()) == ("ok", []), cleared
 
 
 def test_a_container_of_somebody_else_is_never_touched(engine):
@@ -155,7 +159,7 @@ def test_a_container_of_somebody_else_is_never_touched(engine):
     options = [word for name, value in labels.items() for word in ("--label", f"{name}={value}")]
     engine.podman("run", "--detach", "--name", "not-ours", *options, SHELL_IMAGE, "sleep", "7777")
     try:
-        assert run([*CACHEWATCH, "janitor"]).status == 0
+        assert doctor()["state"] == "ok"
         assert engine.containers() == ["not-ours"]
     finally:
         engine.podman("rm", "--force", "--time", "0", "not-ours")
@@ -175,7 +179,7 @@ def test_an_engine_that_dies_or_hangs_keeps_no_stalled_container_alive(engine, s
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
     service.kill()
     # Its remains are found as soon as an engine serves the same storage.
-    assert run([*CACHEWATCH, "janitor", "--engine", engine.main.url]).status == 1  # the dead engine's record is named
+    assert doctor(engine.main.url)["state"] == "warning"  # the dead engine's record is named
     assert engine.containers() == []
 
 
@@ -189,7 +193,7 @@ def test_a_generator_that_ends_while_the_engine_is_away_has_failed_in_a_way_nobo
         service.kill()
         assert process.wait(2 * PATIENCE_S) == 125
     assert "its container has ended, and the engine does not say how" in json.loads(report.read_text())["message"]
-    run([*CACHEWATCH, "janitor", "--engine", engine.main.url])
+    doctor(engine.main.url)
 
 
 def test_an_engine_that_is_restarted_costs_nothing_but_the_output(engine, service: Service, cache):

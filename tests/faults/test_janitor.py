@@ -192,12 +192,3 @@ def test_the_janitor_never_kills_itself_or_its_ancestors(runs: Path) -> None:
     env = os.environ | {"CACHEWATCH_ID": RUN_TOKEN}
     done = subprocess.run([sys.executable, "-c", code, str(runs)], env=env, capture_output=True, check=True, timeout=30)
     assert done.stdout == b"0\n"
-
-
-def test_the_command_says_bad_usage_in_one_sentence(own_sandbox: Sandbox) -> None:
-    janitor = own_sandbox.popen(
-        own_sandbox.cachewatch("janitor", "--state-dir", "/nonexistent"), stderr=subprocess.PIPE
-    )
-    text = janitor.communicate(timeout=30)[1].decode()
-    assert janitor.returncode == 125
-    assert text == "cachewatch: --state-dir /nonexistent is not a directory: name the one with the .run files\n"

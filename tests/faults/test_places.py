@@ -52,7 +52,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("command", ["generate", "fleet", "demo"])
+@pytest.mark.parametrize("command", ["generate", "fleet"])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_place_of_prefects_or_ours_that_hangs_is_one_sentence(
     place: str, command: str, own_sandbox: Sandbox, mount: Path, fault: Fault
@@ -69,7 +69,6 @@ def test_a_place_of_prefects_or_ours_that_hangs_is_one_sentence(
     words = {
         "generate": ["--cache-dir", str(own_sandbox.cache), "--", "touch", str(ran)],
         "fleet": [str(jobs)],
-        "demo": ["--dir", str(ran)],
     }[command]
     began = time.monotonic()
     with open(own_sandbox.root / "out" / "stderr.txt", "wb") as stderr:

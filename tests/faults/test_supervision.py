@@ -201,7 +201,7 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
         SECTION,
         "somebody else's process that cannot be read",
         "as above, on the machine but in no run of ours, and one that hangs while it replaces its program, whose stat cannot "
-        "be read either; a sample, the evidence and the adoption of it; `cachewatch janitor`, `stop --list`, a generation",
+        "be read either; a sample, the evidence and the adoption of it; `cachewatch doctor`, `stop --list`, a generation",
         "each ends as ever",
     )
     tag, program, flag = locked(sandbox, how)
@@ -222,7 +222,7 @@ def test_the_janitor_and_a_new_run_pass_by_a_process_that_cannot_be_read(
         os.close(create_run_file({"ab" * 16!r})[0])
     """)]  # fmt: skip
     assert sandbox.popen(stale).wait(30) == 0
-    for argv in (sandbox.cachewatch("janitor"), sandbox.cachewatch("stop", "--list")):
+    for argv in (sandbox.cachewatch("doctor", "--no-prefect"), sandbox.cachewatch("stop", "--list")):
         assert sandbox.popen(argv).wait(30) == 0, argv
     assert sandbox.popen(stale).wait(30) == 0
     assert (
@@ -457,7 +457,7 @@ def test_nothing_starts_beside_a_survivor_in_the_same_directory(
         SECTION,
         "a process in a frozen control group",
         "SIGKILL waits for the thaw; another run in the same directory, the janitor, the thaw, another run",
-        "named as a survivor, exit 124; the other run is refused until it has gone, the janitor names it",
+        "named as a survivor, exit 124; the other run is refused until it has gone, `doctor` names it",
     )
     tag, command = sandbox.tree("plain", writes=5)
     process = sandbox.guarded(command, window="2s")
@@ -469,9 +469,8 @@ def test_nothing_starts_beside_a_survivor_in_the_same_directory(
     again = sandbox.guarded(["true"])
     assert again.wait(60) == 125
     assert "is in use by another job" in sandbox.stderr()
-    janitor = sandbox.popen(sandbox.cachewatch("janitor"), stdout=subprocess.PIPE)
-    assert f"pid {pid} " in janitor.communicate(timeout=60)[0].decode()
-    assert janitor.returncode == 1
+    doctor = sandbox.popen(sandbox.cachewatch("doctor", "--no-prefect", "--json"), stdout=subprocess.PIPE)
+    assert f"pid {pid} " in doctor.communicate(timeout=60)[0].decode()
     freezer.thaw()
     until(lambda: not living(tag), 10, "it ends")
     runs = sandbox.root / "home" / "state" / "cachewatch" / "runs"

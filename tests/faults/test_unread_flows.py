@@ -98,17 +98,6 @@ def test_a_fleet_ends_as_promised_though_nobody_reads(front: Front, own_sandbox:
     row.measured.append(("", "exit 1"))
 
 
-def test_a_demo_ends_as_promised_though_nobody_reads(front: Front, own_sandbox: Sandbox, fault: Fault) -> None:
-    row = fault(SECTION, "`demo` to a full pipe", "both streams, never read", "its exit status, in time")
-    argv = own_sandbox.cachewatch("demo", "--dir", str(own_sandbox.root / "demo"))
-    assert ended(own_sandbox, full_pipe, argv, PREFECT_API_URL=front.proxy.url) == 0
-    outcomes = [
-        json.loads((own_sandbox.root / "demo" / f"{n}.json").read_text())["outcome"] for n in ("healthy", "frozen")
-    ]
-    assert outcomes == ["completed", "stalled"]
-    row.measured.append(("", "exit 0"))
-
-
 FLOW = """
 import sys
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy

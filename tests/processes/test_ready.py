@@ -241,7 +241,7 @@ def test_a_cache_with_a_running_server_is_refused_with_the_command_that_stops_it
 
 def test_a_janitor_and_the_next_run_leave_a_handed_over_server_alone(bench: Bench):
     pid = bench.exec().report["ready"]["pid"]
-    assert bench.cachewatch("janitor").status == 0
+    assert bench.cachewatch("doctor", "--no-prefect").status == 0
     assert run_exec(bench.root / "other", "--allow-empty", command=["true"], env=bench.env).status == 0
     assert tagged(bench.tag) == [pid]
     assert bench.healthy()

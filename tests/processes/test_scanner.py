@@ -17,7 +17,7 @@ from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, S
 from prefect_cachewatch.measure import scanner as scanner_module
 from prefect_cachewatch.measure.scanner import DirectoryScanner
 from prefect_cachewatch.watching.site import CacheDirectories
-from support import CACHEWATCH, PATIENCE_S, eventually, exec_argv, needs_root, run, unavailable
+from support import PATIENCE_S, eventually, exec_argv, needs_root, unavailable
 
 HERE = Path(__file__).parent
 
@@ -396,65 +396,6 @@ def test_a_directory_that_hangs_at_the_start_is_refused_and_nothing_runs(tmp_pat
         "its file system hangs; check the mount\n"
     )
     assert not (tmp_path / "ran").exists()
-
-
-# cachewatch measure
-
-
-def test_measure_counts_as_the_watch_does(tmp_path):
-    (tmp_path / "c/sub").mkdir(parents=True)
-    (tmp_path / "c/a").write_bytes(b"x" * 3000)
-    (tmp_path / "c/sub/b").write_bytes(b"x" * 5000)
-    os.link(tmp_path / "c/a", tmp_path / "c/a2")
-    (tmp_path / "c/noise.log").write_bytes(b"x" * 7)
-    (tmp_path / "link").symlink_to("c")
-    done = run([*CACHEWATCH, "measure", str(tmp_path / "link"), "--json", "--repeat", "3", "--ignore", "*.log"])
-    seen = json.loads(done.stdout)
-    assert (done.status, done.stderr) == (0, "")
-    assert seen.pop("seconds") < 30
-    allocated = sum(path.stat().st_blocks * 512 for path in (tmp_path / "c/a", tmp_path / "c/sub/b"))
-    assert seen == {
-        "path": str((tmp_path / "c").resolve()), "bytes": 8000, "allocated_bytes": allocated, "files": 2,
-        "directories": 2, "errors": [], "repeats": 3,
-    }  # fmt: skip
-
-
-def test_measure_agrees_with_du(tmp_path):
-    for n in range(300):
-        path = tmp_path / f"c/d{n % 7}/f{n}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * (n * 37))
-    seen = json.loads(run([*CACHEWATCH, "measure", str(tmp_path / "c"), "--json"]).stdout)
-    du = subprocess.run(
-        ["find", str(tmp_path / "c"), "-type", "f", "-printf", "%s %b\n"], capture_output=True, text=True, check=True
-    )
-    rows = [tuple(map(int, line.split())) for line in du.stdout.splitlines()]
-    assert (seen["bytes"], seen["allocated_bytes"], seen["files"]) == (
-        sum(size for size, _ in rows), 512 * sum(blocks for _, blocks in rows), 300,
-    )  # fmt: skip
-
-
-def test_measure_in_words(tmp_path):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c/a").write_bytes(b"x" * 2048)
-    done = run([*CACHEWATCH, "measure", str(tmp_path / "c")])
-    assert done.stdout.startswith("2.00 KiB (2,048 bytes, ")
-    assert " in 1 file, 1 directory; " in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["{}/nowhere"], "directory {}/nowhere cannot be measured: No such file or directory"),
-        (["{}/file"], "directory {}/file cannot be measured: Not a directory"),
-        ([], "Missing argument 'DIRECTORY'. (see cachewatch measure --help)"),
-        (["{}", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range 1<=x<=1000. (see cachewatch measure --help)"),
-    ],
-)  # fmt: skip
-def test_measure_says_in_one_sentence_what_is_wrong(tmp_path, arguments, sentence):
-    (tmp_path / "file").touch()
-    done = run([*CACHEWATCH, "measure", *(a.format(tmp_path) for a in arguments)])
-    assert (done.status, done.stdout, done.stderr) == (125, "", f"cachewatch: {sentence.format(tmp_path)}\n")
 
 
 def test_a_walk_that_runs_beside_writers_never_fails(tmp_path):

@@ -17,6 +17,7 @@ from prefect_cachewatch.cli.doctor_checks import (
     check_engine,
     check_home,
     check_kernel,
+    check_leftovers,
     check_limits,
     check_ptrace,
     check_py_spy,
@@ -65,7 +66,8 @@ def command(
     """Say what a run would find here, what is missing, which feature that costs, and what to do.
 
     No look takes longer than 10 s, whatever hangs. In a cache directory it makes one empty file, renames it
-    and removes it; nothing stays.
+    and removes it; nothing stays. Processes and containers of runs whose guards have died are stopped, as at
+    the start of each run.
     """
     settings = profile_from({"profile": profile, "profile_values": profile_values})
     directories = [*cache_dirs, *(map(str, settings.cache_dirs) if settings is not None else ())]
@@ -92,7 +94,8 @@ def examine(files: Files, directories: Sequence[str], *, with_prefect: bool) -> 
     if (here := check_working_directory(files)) is not None:
         checks.append(here)  # relative paths lead nowhere, and Prefect reads its settings there
     else:
-        checks.append(check_state(files))
+        state = check_state(files)
+        checks += [state, *([check_leftovers(files)] if state.state == "ok" else [])]
         for directory in dict.fromkeys(map(os.path.abspath, directories)):
             checks += check_directory(files, directory)
         if with_prefect:

@@ -17,11 +17,14 @@ from prefect_cachewatch.common.aside import AHEAD_S, Files
 from prefect_cachewatch.common.bounded import Bounded
 from prefect_cachewatch.common.directories import FileRefused, open_own_directory, state_directory
 from prefect_cachewatch.common.text import for_terminal
+from prefect_cachewatch.common.units import format_count
 from prefect_cachewatch.containers.engine import EngineAddress, engine_candidates, sdk
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
+from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.proctree import read_memory
 from prefect_cachewatch.postmortem.stacks import find_py_spy
+from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 
 _ENGINE_S = 3.0
 _ROOM_BYTES = 1 << 16
@@ -195,6 +198,28 @@ def _count_tasks(uid: int) -> int:
 def check_state(files: Files) -> Check:
     """Check that the state directory takes files, and that no other user could have put it there."""
     return _check_place(files, "state", state_directory(), "CACHEWATCH_STATE", "every run")
+
+
+def check_leftovers(files: Files) -> Check:
+    """Stop what runs whose guards have died left behind, as the start of each run does, and name it."""
+    try:
+        processes = files.run(clear_leftovers, timeout_s=AHEAD_S)
+        containers = Bounded().call(clear_containers, AHEAD_S)
+    except (OSError, TimeoutError) as error:
+        why = str(error) or f"no answer within {AHEAD_S:.0f} s"
+        return Check(
+            "leftover", "warning", f"what dead runs left behind: {why}", "room and devices that it holds", "look again"
+        )
+    facts = {
+        "running": processes.running + containers.running,
+        "left_over": len(processes.leftovers) + len(containers.leftovers),
+        "survivors": len(processes.survivors) + len(containers.survivors),
+    }
+    said = [*describe_leftovers(processes), *describe_containers(containers)]
+    found = "; ".join([f"{format_count(facts['running'], 'guarded run')}, {facts['left_over']} left over", *said])
+    if facts["survivors"] or processes.refusals or containers.problems:
+        return Check("leftover", "warning", found, "room and devices that it holds", "look what it waits for", facts)
+    return Check("leftover", "ok", found, facts=facts)
 
 
 def check_home(files: Files) -> Check:

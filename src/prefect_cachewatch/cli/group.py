@@ -1,4 +1,4 @@
-"""The table of sub-commands for click, and the shell completion; a sub-command is imported when it is used."""
+"""The table of sub-commands for click; a sub-command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.cli.option_examples import example_of
@@ -103,19 +103,3 @@ def _with_example(said: str, name: str, root: click.Command, args: Sequence[str]
     option = next((each for each in command.params if name in each.opts), None)
     example = "" if option is None else f", as in {name} {example_of(option)}"
     return f"{said.rstrip('.')}{example} (see {context.command_path} --help)"
-
-
-@click.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print what makes a shell complete commands, options, profiles and paths.
-
-    \b
-    bash: eval "$(cachewatch completion bash)" in ~/.bashrc (bash 4.4 or newer)
-    zsh:  eval "$(cachewatch completion zsh)" in ~/.zshrc, after compinit
-    fish: cachewatch completion fish > ~/.config/fish/completions/cachewatch.fish
-    """
-    completing = get_completion_class(shell)
-    assert completing is not None
-    root = click.get_current_context().find_root().command
-    click.echo(completing(root, {}, "cachewatch", "_CACHEWATCH_COMPLETE").source())

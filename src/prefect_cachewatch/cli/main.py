@@ -31,23 +31,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profiles": ("prefect_cachewatch.cli.profiles:command", "Known generators: where they write, how long they are silent."),
     "stop": ("prefect_cachewatch.cli.stop:command", "Stop a server that was left running when it was ready, or list them."),
     "fleet": ("prefect_cachewatch.cli.fleet:command", "Many generations as one: jobs.yaml, on this host or over workers."),
-    "janitor": ("prefect_cachewatch.cli.janitor:command", "Stop what runs whose guards have died left behind."),
-    "measure": ("prefect_cachewatch.cli.measure:command", "Measure a directory once, as the watch does."),
     "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a generation that stalled or failed."),
     "history": ("prefect_cachewatch.cli.history:command", "The last runs of a job: outcome, size, duration, pauses, causes."),
     "replay": ("prefect_cachewatch.cli.replay:command", "What a stall policy would have done on a recorded run."),
     "doctor": ("prefect_cachewatch.cli.doctor:command", "What a run needs: what works here, what is missing, what to do."),
     "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
-    "demo": ("prefect_cachewatch.cli.demo:command", "A healthy generation and one that freezes, in about a minute."),
     "automations": ("prefect_cachewatch.cli.automations:command", "React to stalls and dead runs on a Prefect server."),
     "templates": ("prefect_cachewatch.cli.templates:command", "Copy the deployment templates into a directory."),
     "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
-    "completion": ("prefect_cachewatch.cli.group:completion", "Print what makes bash, zsh or fish complete this command."),
 }  # fmt: skip
 
 # Commands that run or watch a generator: their messages must not wait for a reader.
-_WATCHING = frozenset({"exec", "generate", "watch", "fleet", "demo"})
+_WATCHING = frozenset({"exec", "generate", "watch", "fleet"})
 
 
 def fail(message: str, exit_code: int = USAGE_ERROR) -> NoReturn:

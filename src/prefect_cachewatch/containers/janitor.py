@@ -64,14 +64,10 @@ class ContainerReport:
         return tuple(one for one in self.leftovers if not one.removed)
 
 
-def clear_containers(
-    engine: str | None = None, *, dry_run: bool = False, recorded_only: bool = False, directory: str | None = None
-) -> ContainerReport:
+def clear_containers(*, recorded_only: bool = False, directory: str | None = None) -> ContainerReport:
     """Find the containers that dead runs left behind and remove them, without a grace period.
 
     Args:
-        engine: URL of an additional engine to ask.
-        dry_run: only look.
         recorded_only: ask only the engines that records name; none if there are no records.
         directory: of the records; default `records_directory()`.
 
@@ -85,7 +81,7 @@ def clear_containers(
     directory = directory or records_directory()
     records, problems = _read_records(directory)
     dead = {run_token: url for run_token, url in records.items() if not is_held(run_token, directory)}
-    wanted = set(dead.values()) | ({engine} if engine else set())
+    wanted = set(dead.values())
     looked_at = set[str]()
     if not recorded_only:
         wanted |= set(records.values())
@@ -93,9 +89,9 @@ def clear_containers(
     running, leftovers = 0, list[LeftContainer]()
     for url in sorted(wanted | looked_at):
         try:
-            found = _judge(url, directory, dead, tend=not dry_run)
+            found = _judge(url, directory, dead)
             running += len(found) - sum(one is not None for one in found)
-            leftovers += [_clear(url, one, dry_run) for one in found if one is not None]
+            leftovers += [_clear(url, one) for one in found if one is not None]
         except (EngineSilent, EngineRefused) as error:
             if url in wanted:
                 problems.append(
@@ -103,10 +99,9 @@ def clear_containers(
                     "start it and look again"
                 )
             continue
-        if not dry_run:
-            for run_token in [c for c, u in dead.items() if u == url]:
-                if not any(one.engine == url and not one.removed for one in leftovers):
-                    remove_record(run_token, directory)
+        for run_token in [c for c, u in dead.items() if u == url]:
+            if not any(one.engine == url and not one.removed for one in leftovers):
+                remove_record(run_token, directory)
     return ContainerReport(running, tuple(leftovers), tuple(problems))
 
 
@@ -151,7 +146,7 @@ def _present_by_default() -> set[str]:
     return {one.url for one in found if not one.is_local or os.path.exists(one.url.removeprefix("unix://"))}
 
 
-def _judge(url: str, directory: str, dead: Collection[str], *, tend: bool) -> list[dict[str, Any] | None]:
+def _judge(url: str, directory: str, dead: Collection[str]) -> list[dict[str, Any] | None]:
     """List this user's containers on an engine: the leftovers, and None for each one that still has a guard."""
     judged: list[dict[str, Any] | None] = []
     for one in EngineHttp(url).labelled(RUN_LABEL, CALL_S):
@@ -165,8 +160,8 @@ def _judge(url: str, directory: str, dead: Collection[str], *, tend: bool) -> li
         rebooted = labels.get("cachewatch.boot") != boot_id()
         guards = [] if rebooted else str(labels.get("cachewatch.guards", "")).split()
         seen_to = not rebooted and (is_held(str(labels[RUN_LABEL]), directory) or _any_alive(guards))
-        if tend:  # a stopped warden does nothing until it is continued
-            wake(int(pid) for pid in (guard.partition(":")[0] for guard in guards) if pid.isdigit())
+        # A stopped warden does nothing until it is continued.
+        wake(int(pid) for pid in (guard.partition(":")[0] for guard in guards) if pid.isdigit())
         judged.append(None if seen_to else one)
     return judged
 
@@ -179,20 +174,18 @@ def _any_alive(identities: Collection[str]) -> bool:
     return False
 
 
-def _clear(url: str, found: dict[str, Any], dry_run: bool) -> LeftContainer:
+def _clear(url: str, found: dict[str, Any]) -> LeftContainer:
     labels = found.get("Labels") or {}
     names = [str(name).lstrip("/") for name in found.get("Names") or []]
-    removed = False
-    if not dry_run:
-        container = RunningContainer(EngineHttp(url), str(found["Id"]), str(labels[RUN_LABEL]))
-        state = container.look()
-        if state is None or is_running(state):
-            container.stop(0.0, _sleep)
-        try:
-            container.engine.remove(container.container, _REMOVE_WITHIN_S)
-            removed = container.look() == {}
-        except (EngineSilent, EngineRefused):
-            removed = False
+    container = RunningContainer(EngineHttp(url), str(found["Id"]), str(labels[RUN_LABEL]))
+    state = container.look()
+    if state is None or is_running(state):
+        container.stop(0.0, _sleep)
+    try:
+        container.engine.remove(container.container, _REMOVE_WITHIN_S)
+        removed = container.look() == {}
+    except (EngineSilent, EngineRefused):
+        removed = False
     return LeftContainer(
         str(found["Id"]),
         names[0] if names else "",

@@ -220,7 +220,7 @@ def _refuse_busy(client: Any, engine: EngineAddress, volume: str) -> None:
         names = ", ".join(name.lstrip("/") for name in one.get("Names") or []) or str(one["Id"])[:12]
         raise CacheDirectoryBusy(
             f"volume {volume} is in use by another run's container ({for_terminal(names)}): wait for it to end, or let "
-            "`cachewatch janitor` stop it if its run has died",
+            "`cachewatch doctor` stop it if its run has died",
             path=volume,
         )
 

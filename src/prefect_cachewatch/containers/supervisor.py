@@ -282,7 +282,7 @@ class ContainerSupervisor(HelperClient):
             if message["problem"]:
                 self.notes.append(
                     f"container {str(self.container_id)[:12]} could not be removed ({message['problem']}): "
-                    "`cachewatch janitor` does so later"
+                    "the next run in a container, or `cachewatch doctor`, does so"
                 )
             else:
                 self._removed.set()

@@ -26,7 +26,7 @@ from prefect_cachewatch.supervise.proc import (
     process_name,
     read_stats,
 )
-from prefect_cachewatch.supervise.reading import find_by_run_token, name_processes
+from prefect_cachewatch.supervise.reading import find_by_run_token
 from prefect_cachewatch.supervise.run_files import (
     SUFFIX,
     RunFile,
@@ -66,13 +66,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class JanitorReport:
-    """The result of one look; nothing was changed if `dry_run`.
+    """The result of one look.
 
     `running` runs are guarded and in order; `removed` state files described runs of which nothing is left.
     """
 
     directory: str
-    dry_run: bool
     running: int = 0
     removed: int = 0
     leftovers: tuple[Leftover, ...] = field(default=())
@@ -80,11 +79,11 @@ class JanitorReport:
 
     @property
     def survivors(self) -> tuple[Leftover, ...]:
-        """Leftovers that could not be killed (or were not, in a dry run)."""
+        """Leftovers that could not be killed."""
         return tuple(one for one in self.leftovers if not one.killed)
 
 
-def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> JanitorReport:
+def clear_leftovers(directory: str | None = None) -> JanitorReport:
     """Look through this user's state files and stop the remaining processes of dead runs.
 
     It sends SIGKILL without a grace period: the command itself got SIGKILL when its guard died, and the rest of the
@@ -92,7 +91,6 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
 
     Args:
         directory: of the state files; default `runs_directory()`.
-        dry_run: only look.
 
     Returns:
         What was found and done. A missing directory counts as empty.
@@ -104,12 +102,12 @@ def clear_leftovers(directory: str | None = None, dry_run: bool = False) -> Jani
     directory = directory or runs_directory()
     give_up_s = time.monotonic() + KILL_DEADLINE_S
     cleared, refused = read_each_file(
-        directory, SUFFIX, lambda name, data, fd, here: _clear(name, data, fd, here, dry_run, give_up_s)
+        directory, SUFFIX, lambda name, data, fd, here: _clear(name, data, fd, here, give_up_s)
     )
     states = [state for state, _ in cleared]
     leftovers = tuple(one for _, found in cleared for one in found)
     refusals = tuple(Refusal(path, why) for path, why in refused)
-    return JanitorReport(directory, dry_run, states.count("running"), states.count("removed"), leftovers, refusals)
+    return JanitorReport(directory, states.count("running"), states.count("removed"), leftovers, refusals)
 
 
 def stop_leftovers(run_token: str, recorded: Iterable[tuple[int, int]], deadline_s: float) -> list[Leftover]:
@@ -159,7 +157,7 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
         Lines, harmless for a terminal.
 
     Example:
-        >>> describe_leftovers(JanitorReport("/runs", dry_run=False, running=3))
+        >>> describe_leftovers(JanitorReport("/runs", running=3))
         []
     """
     lines = []
@@ -167,8 +165,6 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
         what = show_process(one.pid, one.argv, 120)
         if one.killed:
             lines.append(f"{what} was left over from a run whose guards had died, and was killed")
-        elif report.dry_run:
-            lines.append(f"{what} is left over from a run whose guards have died")
         else:
             lines.append(
                 f"{what} is left over from a run whose guards have died, and could not be killed (state {one.state}): "
@@ -180,9 +176,9 @@ def describe_leftovers(report: JanitorReport) -> list[str]:
     ]
 
 
-def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s: float) -> tuple[str, list[Leftover]]:
+def _clear(name: str, data: bytes, fd: int, here: int, give_up_s: float) -> tuple[str, list[Leftover]]:
     if not try_lock(fd):
-        if dry_run or not _go_on(name, data, fd, give_up_s):
+        if not _go_on(name, data, fd, give_up_s):
             return "running", []
         data = os.pread(fd, 1 << 20, 0)  # the guards may have added entries
     if os.fstat(fd).st_nlink == 0:
@@ -192,12 +188,12 @@ def _clear(name: str, data: bytes, fd: int, here: int, dry_run: bool, give_up_s:
         raise RunFileRefused("it describes a run on another machine: look there")
     if run.boot_id != boot_id():
         # Its processes ended with their kernel; their pids now belong to other processes.
-        return _remove(name, here, fd, dry_run), []
+        return _remove(name, here, fd), []
     if run.pid_namespace != pid_namespace():
         raise RunFileRefused("it describes a run in another pid namespace (container): look there")
-    found = _look(run) if dry_run else stop_leftovers(run.run_token, run.tree, _deadline(run, give_up_s))
+    found = stop_leftovers(run.run_token, run.tree, _deadline(run, give_up_s))
     if all(one.killed for one in found):
-        return _remove(name, here, fd, dry_run), found
+        return _remove(name, here, fd), found
     return "kept", found
 
 
@@ -209,18 +205,11 @@ def _deadline(run: RunFile, give_up_s: float) -> float:
     return give_up_s
 
 
-def _remove(name: str, here: int, fd: int, dry_run: bool) -> str:
-    if dry_run:
-        return "kept"
+def _remove(name: str, here: int, fd: int) -> str:
     from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - noqa: PLC0415 - ctypes, seldom
 
     remove_entry(here, name, look(fd))  # the file that was read and is locked, not a later one of that name
     return "removed"
-
-
-def _look(run: RunFile) -> list[Leftover]:
-    living = living_processes(run.run_token, set(run.tree))
-    return [leftover_of(run.run_token, who, who["state"]) for who in name_processes(living, len(living))]
 
 
 def leftover_of(run_token: str, who: dict[str, Any], state: str | None) -> Leftover:
