@@ -21,8 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.sorting import ArtifactSort
 
-from prefect_cachewatch import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
-from prefect_cachewatch.flows.generation import generate_cache
+from prefect_cachewatch import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy, generate_cache
 
 GENERATOR = Path(__file__).with_name("generate.py")
 LAYERS, FREEZE_AT = 5, 3
