@@ -1,4 +1,4 @@
-"""The Prefect flows: generation, deployment, fleet, follow-up of a stall, and the watch over a running process.
+"""The Prefect flows: generation, deployment, fleet, and follow-up of a stall.
 
 Each flow is imported when it is first used.
 """
@@ -12,14 +12,12 @@ __all__ = [
     "CacheGenerationError",
     "CacheGenerationRun",
     "GenerationSummary",
-    "WatchSummary",
     "check_capacity",
     "deploy_cache",
     "follow_up_stall",
     "generate_cache",
     "generate_fleet",
     "plan_capacity",
-    "watch_cache",
 ]
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.flows.fleet.flow import generate_fleet
     from prefect_cachewatch.flows.follow_up import follow_up_stall
     from prefect_cachewatch.flows.generation import CacheGenerationError, GenerationSummary, generate_cache
-    from prefect_cachewatch.flows.watching import WatchSummary, watch_cache
 else:
     _PLACES = {
         "blocks": "CacheGeneration CacheGenerationRun",
@@ -38,7 +35,6 @@ else:
         "fleet.flow": "generate_fleet",
         "follow_up": "follow_up_stall",
         "generation": "CacheGenerationError GenerationSummary generate_cache",
-        "watching": "WatchSummary watch_cache",
     }
 
     def __getattr__(name):

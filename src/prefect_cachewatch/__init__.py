@@ -10,7 +10,6 @@ Nothing is imported at this level, and a public name when it is first used: the 
 TYPE_CHECKING = False
 
 __all__ = [
-    "AttachJob",
     "BuildDamaged",
     "CacheDirectoryBusy",
     "CacheGeneration",
@@ -42,8 +41,6 @@ __all__ = [
     "Storage",
     "StoreBusy",
     "StoreError",
-    "WatchOutputs",
-    "WatchSummary",
     "__version__",
     "deploy_cache",
     "generate_cache",
@@ -52,14 +49,12 @@ __all__ = [
     "monitor_cache",
     "storage_slot",
     "watch",
-    "watch_cache",
 ]
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import (
-        AttachJob,
         CacheJob,
         CauseRetry,
         ContainerMount,
@@ -74,7 +69,6 @@ if TYPE_CHECKING:
         StallPolicy,
         StopPolicy,
         Storage,
-        WatchOutputs,
     )
     from prefect_cachewatch.config.profiles import Profile, ProfileSettings, make_profile
     from prefect_cachewatch.errors import (
@@ -90,11 +84,9 @@ if TYPE_CHECKING:
         CacheGeneration,
         CacheGenerationError,
         GenerationSummary,
-        WatchSummary,
         deploy_cache,
         generate_cache,
         generate_fleet,
-        watch_cache,
     )
     from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.postmortem.report import Report
@@ -107,15 +99,12 @@ if TYPE_CHECKING:
 else:
     _PLACES = {
         "config": (
-            "AttachJob CacheJob CauseRetry ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
-            "ReadyOnTcp RetryPolicy StallPolicy StopPolicy Storage WatchOutputs"
+            "CacheJob CauseRetry ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
+            "ReadyOnTcp RetryPolicy StallPolicy StopPolicy Storage"
         ),
         "config.profiles": "Profile ProfileSettings make_profile",
         "errors": ("BuildDamaged CacheDirectoryBusy CachewatchError InputError NotEnoughSpace StoreBusy StoreError"),
-        "flows": (
-            "CacheGeneration CacheGenerationError GenerationSummary WatchSummary deploy_cache generate_cache "
-            "generate_fleet watch_cache"
-        ),
+        "flows": ("CacheGeneration CacheGenerationError GenerationSummary deploy_cache generate_cache generate_fleet"),
         "metrics.settings": "Metrics",
         "postmortem.report": "Report",
         "publish.health": "HealthCheck",

@@ -20,7 +20,6 @@ LAZY = [PACKAGE, f"{PACKAGE}.flows", f"{PACKAGE}.capacity"]
 
 def test_the_public_names_are_these():
     assert prefect_cachewatch.__all__ == [
-        "AttachJob",
         "BuildDamaged",
         "CacheDirectoryBusy",
         "CacheGeneration",
@@ -52,8 +51,6 @@ def test_the_public_names_are_these():
         "Storage",
         "StoreBusy",
         "StoreError",
-        "WatchOutputs",
-        "WatchSummary",
         "__version__",
         "deploy_cache",
         "generate_cache",
@@ -62,7 +59,6 @@ def test_the_public_names_are_these():
         "monitor_cache",
         "storage_slot",
         "watch",
-        "watch_cache",
     ]
 
 

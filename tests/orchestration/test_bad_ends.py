@@ -24,7 +24,6 @@ NOTIFY = read_automations(["notify"])
 FLOWS = {
     "generation.py": "generate-cache",
     "deployment.py": "deploy-cache",
-    "watching.py": "watch-cache",
     "flow.py": "generate-fleet",
     "follow_up.py": "follow-up-stall",
     "capacity.py": "plan-capacity",
@@ -135,8 +134,6 @@ def test_the_message_of_a_stall_begins_with_its_cause_and_has_the_run_s_own_next
     long = f"{'x' * 90} stalled: a lock. No growth for 6 minutes. {FACTS}"
     subject, _ = message_of(event_of("generate-cache", "Stalled", "FAILED", long, name="x" * 90))
     assert "stalled: a lock" in subject[:80]
-    watched, _ = message_of(event_of("watch-cache", "Stalled", "FAILED", STALL, name="watch-llama-3-70b"))
-    assert watched.startswith("llama-3-70b stalled: pid 17187")
     for name in ("cachewatch-test", "watch-dog"):
         told, _ = message_of(
             event_of("generate-cache", "Stalled", "FAILED", STALL.replace("llama-3-70b", name), name=name)

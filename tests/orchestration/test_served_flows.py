@@ -49,7 +49,7 @@ for call in pickle.load(sys.stdin.buffer):
 
 def test_all_flows_are_looked_at() -> None:
     assert {flow.name for flow in FLOWS.values()} == {
-        "generate-cache", "deploy-cache", "watch-cache", "generate-fleet", "follow-up-stall", "plan-capacity",
+        "generate-cache", "deploy-cache", "generate-fleet", "follow-up-stall", "plan-capacity",
         "check-capacity",
     }  # fmt: skip
 

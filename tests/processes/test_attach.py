@@ -8,19 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.adopted import AttachedProcess, ProcessTree
-from prefect_cachewatch.supervise.pinned_process import PinnedProcess
-from prefect_cachewatch.supervise.proc import is_alive, read_stat
-from prefect_cachewatch.supervise.supervisor import exit_of
+from prefect_cachewatch.supervise.proc import read_stat
 from support import (
     CACHEWATCH,
     PATIENCE_S,
@@ -28,13 +22,11 @@ from support import (
     assert_none_left,
     ended_pid,
     eventually,
-    exec_argv,
     needs_root,
     new_tag,
     program,
     run,
     running,
-    signal_each,
     tagged,
 )
 
@@ -162,48 +154,6 @@ def test_a_process_that_a_signal_ended_is_128_and_its_number(cache, started):
     assert json.loads(ran.stdout)["message"] == ran.last_line
 
 
-def test_the_status_of_a_reaped_process_comes_from_the_kernel_or_is_honestly_unknown(started, tmp_path):
-    process = started(WAITS + "raise SystemExit(9)")
-    with PinnedProcess(process.pid) as pinned:
-        (tmp_path / "go").touch()
-        assert process.wait(PATIENCE_S) == 9
-        assert pinned.wait_exit(PATIENCE_S)
-        release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
-        known = exit_of(pinned.exit_status())
-        assert known == ((9, None) if release >= (6, 15) else (None, None))
-
-
-def test_an_end_whose_code_nobody_knows_is_said_so(cache, started, tmp_path, monkeypatch):
-    monkeypatch.setattr(PinnedProcess, "exit_status", lambda self: None)  # a kernel before 6.15, and a stranger
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process's own handlers stay
-    process = started(WAITS)
-
-    def go_on_when_watched() -> None:
-        eventually(lambda: any(thread.name == "cachewatch-adopted" for thread in threading.enumerate()))
-        (tmp_path / "go").touch()
-
-    threading.Thread(target=go_on_when_watched, daemon=True).start()
-    report = tmp_path / "r.json"
-    with pytest.raises(SystemExit) as ended:
-        main(
-            [
-                "watch",
-                "--pid",
-                str(process.pid),
-                "--cache-dir",
-                str(cache),
-                *WELL,
-                "--allow-empty",
-                "--report",
-                str(report),
-            ]
-        )
-    assert ended.value.code == 123
-    report = json.loads(report.read_text())
-    assert (report["outcome"], report["exit_code"], report["signal"]) == ("ended", None, None)
-    assert report["message"].endswith(f"The exit code of process {process.pid} is not known to an observer.")
-
-
 def test_the_end_is_seen_at_once_and_not_at_the_next_poll(cache, started):
     process = started(WAITS)
     ran = watch_then_go(process.pid, cache, "--allow-empty", "--poll", "2m", "--stall-after", "5m")
@@ -232,25 +182,6 @@ def test_what_a_process_leaves_behind_is_named(cache, started, tmp_path):
     assert f"processes that it left behind go on: pid {child} (" in ran.stderr
     (tmp_path / "end").touch()
     assert_none_left(tag)
-
-
-def test_with_wait_for_tree_the_end_of_what_it_left_behind_is_the_end(cache, started, tmp_path):
-    tag = new_tag()
-    process = started(LEAVES_A_CHILD + WAITS, tag)
-    assert eventually(lambda: len(tagged(tag)) == 2)
-    with running(
-        watch_argv(process.pid, "--cache-dir", cache, *WELL, "--allow-empty", "--wait-for", "tree")
-    ) as watching:
-        assert "Ctrl-C leaves it alone" in watching.stderr.readline()
-        time.sleep(0.5)
-        (tmp_path / "go").touch()
-        process.wait(PATIENCE_S)
-        time.sleep(0.5)
-        assert watching.poll() is None
-        (tmp_path / "end").touch()
-        _, said = watching.communicate(timeout=PATIENCE_S)
-    assert (watching.returncode, tagged(tag)) == (0, [])
-    assert "left behind" not in said
 
 
 # Stalls
@@ -378,102 +309,7 @@ def test_a_watch_that_is_killed_leaves_the_process_alone(cache, started):
     assert read_stat(process.pid).state not in "TZ"
 
 
-def test_one_that_writes_beside_and_was_never_seen_in_the_tree_is_named_and_left_alone(cache, started):
-    process, other = started(SLEEPS), started(f"file = open(cache + '/o.bin', 'wb'); {SLEEPS}")
-    assert eventually((cache / "o.bin").exists)
-    ran = watch(process.pid, cache, *SHORT, "--on-stall", "stop", "--no-bundle")
-    assert ran.status == 124
-    assert f"pid {other.pid} (" in ran.stderr
-    assert "still has a file in the cache open for writing; it was not seen to belong to the process" in ran.stderr
-    assert other.poll() is None
-
-
-def test_who_shares_a_session_made_in_the_tree_belongs_to_it_and_who_is_in_ours_does_not(started, tmp_path):
-    tag = new_tag()
-    # The session's first process ends; of its two children one was seen under the tree, the other never.
-    source = f"""
-import os, time
-if os.fork() == 0:
-    os.setsid()
-    for _ in range(2):
-        if os.fork() == 0:
-            time.sleep({LIFE_S})
-            os._exit(0)
-    while not os.path.exists(f"{{cache}}/../go"):
-        time.sleep(0.02)
-    os._exit(0)
-os.wait()
-time.sleep({LIFE_S})
-"""
-    process = started(source, tag)
-    tree = ProcessTree(process.pid, read_stat(process.pid).start_ticks)
-    assert eventually(lambda: len(tagged(tag)) == 4)
-    first = tree.look()
-    assert sorted(first) == sorted(tagged(tag))
-    one_seen = next(pid for pid in first if os.getsid(pid) not in (process.pid, pid))
-    tree.known = {pid: ticks for pid, ticks in tree.known.items() if pid in (process.pid, one_seen)}
-    (tmp_path / "go").touch()
-    assert eventually(lambda: len(tagged(tag)) == 3)
-    assert sorted(tree.look()) == sorted(tagged(tag))
-    assert os.getpid() not in tree.look()
-    signal_each(tagged(tag))
-
-
-def test_a_pid_that_is_another_processs_by_now_is_no_member(started):
-    process = started(SLEEPS)
-    tree = ProcessTree(process.pid, read_stat(process.pid).start_ticks - 1)
-    assert tree.look() == {}
-    assert process.poll() is None
-
-
-@pytest.mark.campaign
-def test_a_process_that_may_not_be_signalled_is_named_as_survivor(of_another_user):
-    process = of_another_user()
-    source = f"""
-import os
-from prefect_cachewatch.supervise import adopted
-from prefect_cachewatch.supervise.pinned_process import PinnedProcess
-os.setresuid(12345, 12345, 12345)
-adopted._KILL_DEADLINE_S = 0.5
-one = adopted.AttachedProcess(PinnedProcess({process.pid}), grace_s=0.2)
-one.start()
-one.stop()
-report = one.wait(30)
-print(report.why, [who["pid"] for who in report.survivors], report.killed, report.exit_code)
-"""
-    ran = run([sys.executable, "-c", source])
-    assert ran.stdout.strip() == f"stop [{process.pid}] [] None", ran.stderr
-    assert process.poll() is None
-
-
 # Who may be watched
-
-
-def refused(pid: int, **options: object) -> str:
-    with pytest.raises(InputError) as caught:
-        PinnedProcess(pid, **options)
-    return caught.value.message
-
-
-def test_a_start_time_that_differs_is_another_process_and_refused(cache, started):
-    process = started(SLEEPS)
-    ticks = read_stat(process.pid).start_ticks
-    with PinnedProcess(process.pid, start_ticks=ticks) as pinned:
-        assert pinned.start_ticks == ticks
-    ran = watch(process.pid, cache, "--start-ticks", ticks - 1)
-    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
-    assert ran.last_line == (
-        f"cachewatch: process {process.pid} is another one than meant: it started at tick {ticks}, not at {ticks - 1}; "
-        "the process that had this pid has ended"
-    )
-
-
-def test_init_itself_an_ancestor_and_nobody_are_refused(tmp_path):
-    assert refused(1) == "process 1 is init, from which everything descends: give the pid of the generator"
-    assert refused(os.getpid()).startswith(f"process {os.getpid()} is this cachewatch itself")
-    assert refused(os.getppid()).startswith(f"process {os.getppid()} started this cachewatch")
-    gone = ended_pid()
-    assert refused(gone) == f"there is no process {gone}: see ps -e for the generator's"
 
 
 def test_a_post_mortem_in_the_watched_directory_is_refused(cache, started):
@@ -482,79 +318,6 @@ def test_a_post_mortem_in_the_watched_directory_is_refused(cache, started):
         125,
         f"cachewatch: post-mortem directory {cache}/b lies in cache directory {cache}, where it would be a part of it: "
         "put it elsewhere\n",
-    )
-
-
-def test_a_zombie_and_a_thread_are_refused(started):
-    process = started("import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()")
-    thread = eventually(
-        lambda: next((int(t) for t in os.listdir(f"/proc/{process.pid}/task") if int(t) != process.pid), 0)
-    )
-    assert refused(thread) == f"{thread} is a thread of process {process.pid}: give the pid of the process"
-    process.kill()
-    assert eventually(lambda: (found := read_stat(process.pid)) is not None and found.state == "Z")
-    assert refused(process.pid) == f"process {process.pid} has ended already: nothing is left to watch"
-
-
-def test_a_kernel_thread_is_refused():
-    found = read_stat(2)
-    if found is None or found.parent != 0:
-        pytest.skip("no kernel threads are seen in this pid namespace")
-    assert refused(2).endswith("is a kernel thread: give the pid of the generator")
-
-
-def test_another_users_process_may_be_watched_and_not_stopped(of_another_user):
-    process = of_another_user()
-    source = f"""
-import os
-from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.supervise.pinned_process import PinnedProcess
-os.setresuid(12345, 12345, 12345)
-PinnedProcess({process.pid}).close()
-try:
-    PinnedProcess({process.pid}, to_stop=True)
-except InputError as error:
-    print(error.message)
-"""
-    ran = run([sys.executable, "-c", source])
-    assert "belongs to user " in ran.stdout, ran.stderr
-    assert ran.stdout.strip().endswith(
-        "and could not be stopped: watch it as that user or as root, or with --on-stall report"
-    )
-
-
-@pytest.mark.campaign
-def test_a_generator_that_is_guarded_already_may_be_watched_but_not_stopped(cache, tmp_path):
-    tag = new_tag()
-    with running(exec_argv(tmp_path / "own", *WELL, command=program(SLEEPS, tag))) as guarded:
-        (pid,) = eventually(lambda: tagged(tag))
-        ran = watch(pid, cache, *WELL, "--on-stall", "stop")
-        assert ran.status == 125
-        assert "is guarded by cachewatch already (guard " in ran.last_line
-        guard = int(ran.last_line.partition("(guard ")[2].partition(")")[0])
-        assert refused(guard).startswith(f"process {guard} is a guard of cachewatch")
-        # The directory's lock stays with the job that holds it, and the watch needs none.
-        ran = watch(pid, tmp_path / "own", *SHORT, "--max-duration", "1s", "--no-bundle", "--start-ticks", 1)
-        assert "is another one than meant" in ran.last_line
-        report = tmp_path / "r.json"
-        argv = watch_argv(pid, "--cache-dir", tmp_path / "own", *SHORT, "--no-bundle", "--report", report)
-        with running(argv) as watching:
-            assert eventually(report.exists)
-            assert guarded.poll() is None
-            guarded.send_signal(signal.SIGINT)
-            assert watching.wait(PATIENCE_S) == 124
-        guarded.wait(PATIENCE_S)
-    assert_none_left(tag)
-
-
-def test_without_a_directory_the_places_it_writes_to_are_offered(cache, started):
-    process = started(f"file = open(cache + '/x.bin', 'wb'); {SLEEPS}")
-    assert eventually((cache / "x.bin").exists)
-    ran = watch(process.pid, None)
-    assert (ran.status, ran.stderr) == (
-        125,
-        f"cachewatch: no cache directory given: say which one process {process.pid} writes to with --cache-dir DIR; "
-        f"it has files open for writing in {cache}\n",
     )
 
 
@@ -568,19 +331,50 @@ def test_a_directory_that_is_none_is_refused_and_not_made(tmp_path, started, pat
     assert process.poll() is None
 
 
-def test_letting_go_is_no_stop_and_a_stop_is_verified(started):
-    process = started(SLEEPS)
-    first = AttachedProcess(PinnedProcess(process.pid), grace_s=5)
-    first.start()
-    first.let_go()
-    assert first.wait(PATIENCE_S).why == "released"
-    first.close()
-    assert is_alive(process.pid, read_stat(process.pid).start_ticks)
-    second = AttachedProcess(PinnedProcess(process.pid), grace_s=5)
-    second.start()
-    assert second.freeze(1) == []
-    second.stop()
-    report = second.wait(PATIENCE_S)
-    assert (report.why, report.signal, [who["pid"] for who in report.terminated]) == ("stop", 15, [process.pid])
-    second.close()
-    assert process.wait(PATIENCE_S) == -15
+def test_who_may_not_be_watched_is_refused_in_one_sentence(cache, started):
+    process = started("import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()")
+    thread = eventually(
+        lambda: next((int(t) for t in os.listdir(f"/proc/{process.pid}/task") if int(t) != process.pid), 0)
+    )
+    gone = ended_pid()
+    for pid, sentence in (
+        (1, "process 1 is init, from which everything descends: give the pid of the generator"),
+        (os.getpid(), f"process {os.getpid()} is this cachewatch, or started it, directly or through others: give "),
+        (gone, f"there is no process {gone}: see ps -e for the generator's"),
+        (thread, f"{thread} is a thread of process {process.pid}: give the pid of the process"),
+        (0, "--pid 0 is no process id: give the generator's, a number from 2 on (see ps -e)"),
+    ):
+        ran = watch(pid, cache)
+        assert (ran.status, ran.stderr.count("\n")) == (125, 1)
+        assert ran.stderr.startswith(f"cachewatch: {sentence}")
+    process.kill()
+    assert eventually(lambda: (found := read_stat(process.pid)) is not None and found.state == "Z")
+    assert "has ended already: nothing is left to watch" in watch(process.pid, cache).stderr
+
+
+def test_another_users_process_may_be_watched_and_not_stopped_without_the_right(cache, of_another_user):
+    process = of_another_user()
+    cache.chmod(0o777)
+    # Before the change of user: another user may not read the checkout.
+    source = f"""
+import os
+from prefect_cachewatch.cli import watching
+from prefect_cachewatch.cli.main import main
+os.setresuid(12345, 12345, 12345)
+main({watch_argv(process.pid, "--cache-dir", str(cache), "--on-stall", "stop")[len(CACHEWATCH) :]!r})
+"""
+    ran = run([sys.executable, "-c", source])
+    assert ran.status == 125
+    assert ran.stderr.strip().endswith(
+        "belongs to another user and could not be stopped: watch it as that user or as root, or with --on-stall report"
+    )
+    assert process.poll() is None
+
+
+def test_whom_and_where_to_watch_must_be_said(cache, started):
+    for argv, sentence in (
+        (["--cache-dir", str(cache)], "say whom to watch: a process, with --pid PID (see ps -e)"),
+        (["--pid", "4711"], "no cache directory given: say which one process 4711 writes to with --cache-dir DIR"),
+    ):
+        ran = run([*CACHEWATCH, "watch", *argv])
+        assert (ran.status, ran.stderr) == (125, f"cachewatch: {sentence}\n")

@@ -216,23 +216,6 @@ def test_a_child_whose_main_thread_has_ended_is_stopped_and_named(tmp_path: Path
     assert report.survivors == []
 
 
-def test_an_adopted_process_whose_main_thread_has_ended_is_watched_and_stopped(tmp_path: Path) -> None:
-    from prefect_cachewatch.supervise.adopted import AttachedProcess
-    from prefect_cachewatch.supervise.pinned_process import PinnedProcess
-
-    path = tmp_path / "grows"
-    with running(leaderless(path)) as process:
-        assert eventually(lambda: path.exists() and raw_state(process.pid) == "Z")
-        adopted = AttachedProcess(PinnedProcess(process.pid, to_stop=True), 0.2)
-        adopted.start()
-        assert adopted.wait(1) is None
-        adopted.stop()
-        report = adopted.wait(PATIENCE_S)
-        assert eventually(lambda: process.poll() is not None)
-        adopted.close()
-    assert (report.why, [who["pid"] for who in report.killed], report.survivors) == ("stop", [process.pid], [])
-
-
 # SIGTERM once
 
 HANDLER = """
@@ -258,22 +241,6 @@ def test_a_clean_up_command_that_a_handler_starts_is_left_to_end(tmp_path: Path)
         report = gone(guard)
     assert path.read_text() == "done\n"
     assert (report.exit_code, report.killed) == (0, [])
-
-
-def test_a_clean_up_command_of_an_adopted_process_is_left_to_end(tmp_path: Path) -> None:
-    from prefect_cachewatch.supervise.adopted import AttachedProcess
-    from prefect_cachewatch.supervise.pinned_process import PinnedProcess
-
-    path = tmp_path / "tidied"
-    with running(with_handler(path)) as process:
-        assert eventually(Path(f"{path}.ready").exists)
-        adopted = AttachedProcess(PinnedProcess(process.pid, to_stop=True), 30)
-        adopted.start()
-        adopted.stop()
-        assert eventually(lambda: process.poll() is not None)
-        report = adopted.wait(PATIENCE_S)
-        adopted.close()
-    assert (process.returncode, path.read_text(), report.killed) == (0, "done\n", [])
 
 
 @pytest.mark.parametrize("how", ["stall", "SIGINT", "SIGTERM"])

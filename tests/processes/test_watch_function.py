@@ -1,8 +1,7 @@
-"""`watch`, for programs without Prefect: a command under guard, or what runs already; its ends, and what it refuses."""
+"""`watch`, for programs without Prefect: a command under guard, its ends, and what it refuses."""
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch import AttachJob, CacheJob, InputError, StallPolicy, StopPolicy, watch
+from prefect_cachewatch import CacheJob, InputError, StallPolicy, StopPolicy, watch
 from prefect_cachewatch.supervise.proc import descendants
 
-ROOT = Path(__file__).parents[2]
 QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=30, poll_s=0.3)
 # Writes, then waits with a child until somebody ends it.
 STUCK = 'echo layer 0; head -c 100000 /dev/zero > "$0/layers.0.bin"; sleep 601 & sleep 602'
@@ -55,25 +53,6 @@ def test_it_runs_in_a_thread_and_says_the_generator_s_own_end(cache):
     assert [(report.outcome, report.exit_code, report.bundle) for report in reports] == [("failed", 7, None)]
 
 
-def test_what_runs_already_is_told_of_and_left_alone(cache):
-    process = subprocess.Popen(["sh", "-c", STUCK, str(cache)], stdout=subprocess.DEVNULL, start_new_session=True)
-    told = []
-
-    def on_stall(report):
-        told.append(report)
-        process.send_signal(signal.SIGKILL)
-
-    try:
-        report = watch(AttachJob(pid=process.pid, cache_dirs=[cache]), QUICK, on_stall=on_stall, bundle=False)
-    finally:
-        for pid in [*descendants(process.pid), process.pid]:
-            subprocess.run(["kill", "-9", str(pid)], stderr=subprocess.DEVNULL)
-        process.wait()
-    assert [one.outcome for one in told] == ["stalled"]
-    assert (report.outcome, report.signal) == ("failed", 9)
-    assert report.attached is not None and len(report.attached.stalls) == 1
-
-
 def test_an_interrupt_stops_the_generator(cache, tmp_path):
     program = (
         "import sys; from prefect_cachewatch import CacheJob, watch\n"
@@ -106,20 +85,3 @@ def test_bad_input_is_refused_and_nothing_is_touched(more, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence):
         watch(CacheJob(**{"name": "x", "command": ["true"], "cache_dirs": [cache], **more}))
     assert not cache.exists()
-
-
-def test_output_is_a_command_s(cache):
-    with pytest.raises(InputError, match="for a command"):
-        watch(AttachJob(pid=1, cache_dirs=[cache]), show_output=True)
-
-
-@pytest.mark.campaign
-def test_the_example_of_the_page_runs(tmp_path):
-    (code,) = [
-        block
-        for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/attach.md").read_text(), re.M | re.S)
-        if "Popen" in block
-    ]
-    code = code.replace("/tmp/caches/attached", str(tmp_path / "cache")).replace("sleep 3", "sleep 15")
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("completed 100000 0\n", "")

@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 
 from prefect_cachewatch import (
-    AttachJob,
     CacheGeneration,
     CacheGenerationError,
     CacheJob,
@@ -23,13 +22,11 @@ from prefect_cachewatch import (
     RetryPolicy,
     StallPolicy,
     StopPolicy,
-    WatchSummary,
     deploy_cache,
     generate_cache,
     make_profile,
     monitor_cache,
     watch,
-    watch_cache,
 )
 from prefect_cachewatch.capacity import erlang_b, solve_closed
 from prefect_cachewatch.flows import generate_cache as the_same
@@ -57,7 +54,7 @@ def through_prefect() -> GenerationSummary:
 
 def without_prefect() -> Report:
     try:
-        return watch(job, stall, stop, log=Path("/tmp/generator.log"), on_stall=lambda report: print(report.message))
+        return watch(job, stall, stop, log=Path("/tmp/generator.log"))
     except InputError as error:
         raise SystemExit(error.message) from error
     except CachewatchError:
@@ -106,13 +103,6 @@ def read_a_cache() -> int:
         size: int = pinned.manifest.total_bytes
     freed: int = store.gc("llama", keep=2).freed_bytes
     return size + freed
-
-
-def watch_what_runs() -> int | None:
-    state = watch_cache(AttachJob(pid=4711, cache_dirs=[Path("/mnt/cache")], on_stall="stop"), return_state=True)
-    summary = state.result()
-    assert isinstance(summary, WatchSummary)
-    return summary.exit_code
 
 
 def by_profile() -> CacheJob:

@@ -26,8 +26,7 @@ from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.common.text import for_terminal, show_argv
 from prefect_cachewatch.config import AttachJob
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.run.attached import AttachedRun, suggest_directories
-from prefect_cachewatch.supervise.pinned_process import PinnedProcess
+from prefect_cachewatch.run.attached import AttachedRun
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import STOPPED
 from prefect_cachewatch.watching.outcomes import exit_status as status_of
@@ -38,10 +37,8 @@ _ENDING = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 _FIELDS = Fields(
     AttachJob,
-    "pid PID, container NAME, cache_dirs --cache-dir DIR, on_stall, wait_for, name NAME, allow_empty, "
-    "expected_bytes --expect, ignore GLOB, start_ticks, engine URL",
+    "pid PID, cache_dirs --cache-dir DIR, on_stall, name NAME, allow_empty, ignore GLOB",
     pid={"type": int},
-    start_ticks={"type": int},
 )
 
 
@@ -52,15 +49,15 @@ _VERBOSE = verbose_option("Show each measurement as a line.")
     "watch",
     cls=SectionedCommand,
     sections=[
-        Section("Basics", "--pid --container --cache-dir --on-stall --name", _FIELDS.options("ignore")),
+        Section("Basics", "--pid --cache-dir --on-stall --name", _FIELDS.options("ignore")),
         stall_section(_FIELDS["ignore"]),
         Section("Output", "--report --quiet --verbose", [*REPORTING, _VERBOSE], SHARED_OUTPUT),
     ],
-    needed={"--pid": "required, or --container", "--cache-dir": "required"},
+    needed={"--pid": "required", "--cache-dir": "required"},
     options_metavar="--pid PID --cache-dir DIR [OPTIONS]",
     examples=[
         "cachewatch watch --pid 4711 --cache-dir /mnt/cache",
-        "cachewatch watch --container llama --cache-dir /cache --on-stall stop",
+        "cachewatch watch --pid 4711 --cache-dir /mnt/cache --on-stall stop",
     ],
     epilog=(
     "Exit status: 124 if a stall was seen, whether it was stopped or only reported; else as the process ended: its own "
@@ -82,7 +79,7 @@ def command(**options: Any) -> int:
     )  # fmt: skip
     with run:
         if not options["quiet"]:
-            who = f"{run.watch.subject.who} ({show_argv(run.watch.job.command, 100)})"
+            who = f"{run.watch.who} ({show_argv(run.watch.job.command, 100)})"
             say(f"watching {who}; Ctrl-C leaves it alone", flush=True)
         received = _end_on_signals(run)
         try:
@@ -122,19 +119,13 @@ def exit_status(outcome: Outcome, *, stalls: int = 0, received: int | None = Non
 
 
 def _attach_from(options: dict[str, Any]) -> AttachJob:
-    pid, container = options["pid"], options["container"]
-    if (pid is None) == (container is None):
-        raise InputError("say whom to watch: either a process with --pid PID, or a container with --container NAME")
-    if pid is not None and pid < 1:
+    pid = options["pid"]
+    if pid is None:
+        raise InputError("say whom to watch: a process, with --pid PID (see ps -e)")
+    if pid < 1:
         raise InputError(f"--pid {pid} is no process id: give the generator's, a number from 2 on (see ps -e)")
     if not options["cache_dirs"]:
-        if pid is None:
-            raise InputError(
-                "no cache directory given: say where the container writes with --cache-dir DIR, a path in it or on this host"
-            )
-        with PinnedProcess(pid, start_ticks=options["start_ticks"]):  # errors in the process id are reported first
-            where = suggest_directories(pid)
-        raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR{where}")
+        raise InputError(f"no cache directory given: say which one process {pid} writes to with --cache-dir DIR")
     return _FIELDS.build(options, cache_dirs=make_absolute(options["cache_dirs"]), ignore=ignored(options))
 
 

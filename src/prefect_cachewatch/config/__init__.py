@@ -9,7 +9,7 @@ from __future__ import annotations
 from prefect_cachewatch.config.attach import AttachJob
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
 from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
-from prefect_cachewatch.config.outputs import Outputs, Storage, WatchOutputs
+from prefect_cachewatch.config.outputs import Outputs, Storage
 from prefect_cachewatch.config.policies import CauseRetry, Change, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.quantities import InputModel
 from prefect_cachewatch.config.ready import (
@@ -46,5 +46,4 @@ __all__ = [
     "StallPolicy",
     "StopPolicy",
     "Storage",
-    "WatchOutputs",
 ]

@@ -12,8 +12,8 @@ from prefect_cachewatch.config.quantities import InputModel, Shorthand
 StreamOutput = Literal["auto", "always", "never"]
 
 
-class WatchOutputs(InputModel):
-    """What the watch over a running process leaves on the machine that runs it."""
+class Outputs(InputModel):
+    """What a generation leaves on the machine that runs it, beside the cache."""
 
     report: Path | None = Field(
         default=None, description="File for the last report as JSON; one is in the run directory too."
@@ -22,15 +22,6 @@ class WatchOutputs(InputModel):
     bundle_dir: Path | None = Field(
         default=None, description="Where post-mortem bundles go; default in the user's state directory."
     )
-
-    def absolute(self) -> Self:
-        """Return the same files with absolute paths, for a process in another directory."""
-        return self.model_copy(update={name: path.absolute() for name, path in self if isinstance(path, Path)})
-
-
-class Outputs(WatchOutputs):
-    """What a generation leaves on the machine that runs it, beside the cache."""
-
     log: Path | None = Field(default=None, description="File for the generator's output; default in the run directory.")
     record: Path | None = Field(
         default=None,
@@ -41,6 +32,10 @@ class Outputs(WatchOutputs):
         description="Whether the generator's output is logged by the flow run while it runs: auto means in the run of a "
         "deployment. At most 50 lines every 20 s after a burst of 200. A failure logs the last 50 lines in any case.",
     )
+
+    def absolute(self) -> Self:
+        """Return the same files with absolute paths, for a process in another directory."""
+        return self.model_copy(update={name: path.absolute() for name, path in self if isinstance(path, Path)})
 
 
 class Storage(Shorthand):

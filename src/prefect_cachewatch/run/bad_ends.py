@@ -24,7 +24,6 @@ _GENERATION = tuple(dict.fromkeys(ending.state for ending in ENDINGS if ending.f
 _STATES = {
     GENERATION_FLOW: _GENERATION,
     "deploy-cache": (*_GENERATION, "ActivationFailed", "Unhealthy"),
-    "watch-cache": (*_GENERATION, "StallReported", "Detached"),
     "generate-fleet": ("Refused", "PartlyFailed", "FleetFailed"),
     "follow-up-stall": ("Refused",),
     "plan-capacity": ("Refused",),
@@ -42,8 +41,6 @@ _OWN_STEPS = {
     "Stalled": "Open the run: its artifact has the cause, the files and what to do.",
     "ActivationFailed": "The build is published and not current: mend what the sentence names, then cachewatch store activate.",
     "Unhealthy": "Look at the health check's output in the run's log; the message says which build is current now.",
-    "StallReported": "The process was left alone: open the run, its artifacts have each stall with its cause.",
-    "Detached": "The process runs on and nobody watches it: start the watch again.",
     "PartlyFailed": "Open the run: its table has each job with its cause. Start the fleet again; whole caches are skipped.",
     "FleetFailed": "Open the run: no job made its cache, look for one cause of all. Then start the fleet again.",
     "Failed": "The flow itself failed: read the end of the run's log.",

@@ -1,13 +1,8 @@
-"""The interface between a watch and the generator's supervisor: a guard, an engine's container, an adopted process.
-
-`Observer` is the shared base for an adopted process and an adopted container: a thread that waits for the end or for a
-request.
-"""
+"""The interface between a watch and the generator's supervisor: a guard, an engine's container, an adopted process."""
 
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -181,36 +176,6 @@ def wait_for_report(supervisor: Supervisor, timeout_s: float) -> TreeEnd | None:
     return report
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The observed process or container.
-
-    Attributes:
-        who: for a sentence, such as `process 48213`.
-        argv: its command line.
-        began_at: wall time of its start, in seconds since the epoch.
-        pid: of its first process on this host; None if it is not visible.
-        start_ticks: that process's start time, in clock ticks since boot.
-        container: full identifier of a container.
-    """
-
-    who: str
-    argv: tuple[str, ...]
-    began_at: float
-    pid: int | None
-    start_ticks: int | None
-    container: str | None = None
-
-
-class Observed(Supervisor, Protocol):
-    """A supervisor of a process or container that another program started."""
-
-    subject: Subject
-
-    def let_go(self) -> None:
-        """End the observation without stopping its subject; no effect once a stop has begun."""
-
-
 class Supervised:
     """Shared base of supervisors that wait in a separate thread; see `Supervisor`."""
 
@@ -234,89 +199,6 @@ class Supervised:
             How it ended, or None if it has not yet.
         """
         return self.report if self.gone.wait(timeout_s) else None
-
-
-class Observer(Supervised):
-    """Base of the supervisors of what another program started; a separate thread runs `_observe`.
-
-    Args:
-        what: kind of subject, for a note: process or container.
-        grace_s: seconds between SIGTERM and SIGKILL.
-    """
-
-    def __init__(self, what: str, grace_s: float) -> None:
-        super().__init__()
-        self._what, self._grace_s = what, grace_s
-        self._lock = threading.RLock()  # a signal handler may call in while its own thread holds it
-        self._asked, self._kill_by_s = "", float("inf")
-        self._wake = -1
-        self._thread = threading.Thread(target=self._run, name="cachewatch-adopted", daemon=True)
-
-    def stop(self, grace_s: float | None = None) -> None:
-        """Request a stop of all of it and return at once; a further call can only shorten the grace period.
-
-        Args:
-            grace_s: overrides the grace period.
-        """
-        self._ask("stop", time.monotonic() + (self._grace_s if grace_s is None else grace_s))
-
-    def let_go(self) -> None:
-        """End the observation without stopping its subject; no effect once a stop has begun."""
-        self._ask("released")
-
-    def freeze(self, timeout_s: float) -> list[int]:
-        """Freeze nothing: a process that is not ours would stay frozen if this process were killed meanwhile."""
-        return []
-
-    def release(self, timeout_s: float) -> str | None:
-        """Release nothing, since nothing was held: returns None, or the reason why there is nothing to release."""
-        self.let_go()
-        report = self.wait(timeout_s)
-        return None if report is not None and report.why == "released" else "it has ended, or is being stopped"
-
-    def _begin(self) -> None:
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread.start()
-
-    def _end(self, timeout_s: float) -> bool:
-        """End the observation and wait for the thread; false if it has not ended in time."""
-        self.let_go()
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        with self._lock:
-            if self._wake >= 0:
-                os.close(self._wake)
-                self._wake = -1
-        return True
-
-    def _ask(self, what: str, kill_by_s: float = float("inf")) -> None:
-        with self._lock:
-            self._asked = self._asked or what
-            self._kill_by_s = min(self._kill_by_s, kill_by_s)
-            if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
-
-    def _asked_within(self, seconds: float) -> bool:
-        """Wait for a further request, such as a shorter grace period, at most this many seconds."""
-        poll = select.poll()
-        poll.register(self._wake, select.POLLIN)
-        if not poll.poll(seconds * 1000):
-            return False
-        os.eventfd_read(self._wake)
-        return True
-
-    def _run(self) -> None:
-        try:
-            self.report: TreeEnd | None = self._observe()
-        except Exception as error:  # noqa: BLE001 - noqa: BLE001 - a waiting thread must not wait indefinitely
-            self.notes.append(f"the {self._what} is no longer observed: {type(error).__name__}: {error}")
-        finally:
-            self.gone.set()
-
-    def _observe(self) -> TreeEnd:
-        raise NotImplementedError
 
 
 def still_there(survivors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

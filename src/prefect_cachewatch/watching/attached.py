@@ -13,7 +13,8 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import ScanError
-from prefect_cachewatch.supervise.supervisor import Observed, TreeEnd
+from prefect_cachewatch.supervise.adopted import AttachedProcess
+from prefect_cachewatch.supervise.supervisor import TreeEnd
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
@@ -44,7 +45,7 @@ class AttachedWatch(Watch):
         self,
         site: CacheDirectories,
         attach: AttachJob,
-        observed: Observed,
+        observed: AttachedProcess,
         stall: StallPolicy,
         stop: StopPolicy,
         *,
@@ -54,21 +55,21 @@ class AttachedWatch(Watch):
         on_stall: Callable[[Watch, Verdict], tuple[str, str | None]] | None = None,
         busy: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.adopted, self.subject = observed, observed.subject
+        self.adopted, self.attach = observed, attach
+        process = observed.process
+        self.who = f"process {process.pid}"
+        self._running_for_s, self._began_at = process.running_for_s, time.time() - process.running_for_s
         job = CacheJob(
             name=attach.name or for_terminal(site.paths[0].rpartition("/")[2], 200) or "cache",
-            command=[word.replace("\0", " ") for word in self.subject.argv if word] or ["?"],
+            command=[word.replace("\0", " ") for word in process.argv if word] or ["?"],
             cache_dirs=list(attach.cache_dirs),
-            expected_bytes=attach.expected_bytes,
             ignore=list(attach.ignore),
-            wait_for=attach.wait_for,
             allow_empty=attach.allow_empty,
         )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
             on_stall=on_stall, busy=busy, make_supervisor=lambda launch: observed,
         )  # fmt: skip
-        self.attach = attach
         self._as_root = True  # whoever it runs as
         self._stopping = False
 
@@ -80,9 +81,10 @@ class AttachedWatch(Watch):
     @property
     def attachment(self) -> Attachment:
         """The report's section on the watched process."""
-        who = self.subject
-        running_for_s = round(max(0.0, self.started_at - who.began_at), 1)
-        return Attachment(who.pid, who.start_ticks, running_for_s, self.attach.on_stall, self.stalls, who.container)
+        process = self.adopted.process
+        return Attachment(
+            process.pid, process.start_ticks, round(self._running_for_s, 1), self.attach.on_stall, self.stalls
+        )
 
     def start(self) -> None:
         """Measure the start, and begin to wait for the process's end.
@@ -144,12 +146,12 @@ class AttachedWatch(Watch):
         except ScanError:
             return False
         # A file's time is the clock of some milliseconds ago.
-        return bool(newest) and newest[0]["changed_ns"] / 1e9 > self.subject.began_at - _CLOCK_ERROR_S
+        return bool(newest) and newest[0]["changed_ns"] / 1e9 > self._began_at - _CLOCK_ERROR_S
 
     def _conclude(self, report: TreeEnd | None, state: GrowthMonitor) -> tuple[OutcomeName, str]:
         growth = describe_growth(state.growth.bytes_present, state.growth.files_present, state.last_path)
         where = f"{growth} in {', '.join(for_terminal(path) for path in state.site.paths)}"
-        who, watched = self.subject.who, format_duration(self._clock() - self.started_s)
+        who, watched = self.who, format_duration(self._clock() - self.started_s)
         if report is None:
             if self.verdict is None:
                 return (

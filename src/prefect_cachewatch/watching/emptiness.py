@@ -274,25 +274,3 @@ def directories_written(pids: Iterable[int]) -> list[str]:
             if file.fd > 2 and file.kind == "file" and file.access in ("w", "rw") and not gone:  # output is no cache
                 found[os.path.dirname(file.target)] += not is_no_cache(file.target)
     return [path for path, count in found.most_common() if count]
-
-
-def writers_below(paths: Iterable[str], leave_out: Collection[int], budget_s: float = 1.0) -> list[int]:
-    """Find processes that have a file below some directories open for writing.
-
-    Args:
-        paths: absolute directories, resolved.
-        leave_out: pids that are not looked at.
-        budget_s: the longest time; processes not reached in it are left out.
-
-    Returns:
-        Their pids.
-    """
-    tops, found, end_s = list(paths), list[int](), time.monotonic() + budget_s
-    for name in os.listdir("/proc"):
-        if time.monotonic() > end_s:
-            break
-        if name.isdigit() and int(name) not in leave_out:
-            files = list_open_files(int(name), tops)[0]
-            if any(file.in_cache and file.kind == "file" and file.access in ("w", "rw") for file in files):
-                found.append(int(name))
-    return found

@@ -114,17 +114,14 @@ class ReportedStall:
 class Attachment:
     """The watched process, and the stalls that were only reported."""
 
-    #: Of the first process on this host; null for a container whose processes are not visible here.
-    pid: int | None
+    pid: int
     #: Its start time in clock ticks since boot, which together with the pid identifies it.
-    start_ticks: int | None
+    start_ticks: int
     #: How long it had been running when the watch began.
     running_for_s: float
     #: stop or report.
     on_stall: str
     stalls: list[ReportedStall]
-    #: Identifier of the container; null for a process.
-    container: str | None = None
 
 
 @dataclass(frozen=True)
