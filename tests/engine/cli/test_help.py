@@ -19,7 +19,6 @@ RARE = (
     "--rewrite",
     "--measure-image",
     "--metrics-linger",
-    "--start-ticks",
     "--size-change",
 )
 
@@ -74,7 +73,7 @@ def test_what_the_help_shows_as_common_is_an_option(name):
     [
         ("exec", ["[--cache-dir DIR] [OPTIONS] -- COMMAND", "[required, unless a profile knows the"]),
         ("generate", ["--cache-dir DIR [OPTIONS] -- COMMAND", "[required with --store]"]),
-        ("watch", ["--pid PID --cache-dir DIR [OPTIONS]", "[required, or --container]", "grow [required]"]),
+        ("watch", ["--pid PID --cache-dir DIR [OPTIONS]", "on this machine [required]", "grow [required]"]),
         ("fleet", ["[OPTIONS] JOBS.yaml"]),
     ],
 )
