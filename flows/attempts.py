@@ -28,7 +28,7 @@ from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolic
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.postmortem.examination import LATE_MODULES, PostMortem
+from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.filled_key import known_key
@@ -64,17 +64,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
-#: Modules that a helper process loads at the start: no file may be readable later.
-ASIDE_MODULES = (
-    *LATE_MODULES,
-    "prefect_cachewatch.common.statedir",
-    "prefect_cachewatch.run.history",
-    "prefect_cachewatch.run.filled_key",
-    "prefect_cachewatch.run.host_board",
-    "prefect_cachewatch.run.learning",
-    "prefect_cachewatch.run.missed",
-    "prefect_cachewatch.run.past",
-)
 _HISTORY_S = 5.0
 Decide = Callable[[Outcome, Watch, PostMortem], NextAttempt | None]
 _TASKS_END_S = 20.0

@@ -29,7 +29,6 @@ from prefect_cachewatch.config.forms import OFF
 from prefect_cachewatch.config.profiles import complete_job, profile_key
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.flows.attempts import (
-    ASIDE_MODULES,
     Inputs,
     check_retry,
     is_output_shown,
@@ -116,7 +115,7 @@ def generate_cache(
     outlive_readers()
     admission = StorageSlots(storage, job.name)
     run_metrics = FlowMetrics(metrics, job, logger, of_command=whom_to_tell.get() is not None)
-    with contextlib.closing(Aside.spawn(_late_modules(metrics is not None))) as files:
+    with contextlib.closing(Aside.spawn()) as files:
         try:
             warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)
             if warning is not None and not is_output_shown():  # a command has printed it on standard error
@@ -266,14 +265,3 @@ def _summary(inputs: Inputs, attempts: int, report: Report) -> GenerationSummary
         publication=report.publication,
         ready=report.ready,
     )
-
-
-def _late_modules(with_metrics: bool) -> list[str]:
-    names = [
-        "publish.contents",
-        "publish.proof",
-        "run.preparation",
-        "run.trace.recorder",
-        *(["metrics.textfile"] if with_metrics else []),
-    ]
-    return [*ASIDE_MODULES, *(f"prefect_cachewatch.{name}" for name in names)]

@@ -42,10 +42,6 @@ from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments,
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 
-# What runs aside: a module of this room would bring Prefect into each call, which takes seconds.
-_ASIDE_MODULES = tuple(
-    f"prefect_cachewatch.{name}" for name in ("common.statedir", "fleet.status", "measure.scan_process", "run.history")
-)
 # What shows the fleet in a terminal while it runs; set by the command.
 fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)
 
@@ -136,7 +132,7 @@ def _run_fleet(
     jobs = [job.model_copy(update={"storage": None}) if job.storage_name in unprotected else job for job in jobs]
     # A later run of this fleet finds this one by the tag.
     client.update_flow_run(run_id, name=plan.name, tags=[*{*context.flow_run.tags, fleet_tag(plan.name)}])
-    files = stack.enter_context(contextlib.closing(Aside.spawn(_ASIDE_MODULES)))
+    files = stack.enter_context(contextlib.closing(Aside.spawn()))
     held = stack.enter_context(contextlib.closing(open_run_directory(files, plan.name, str(run_id), "fleets")))
     fleet = Fleet(client, plan.name, run_id, held.path, plan.policy.poll_s, files)
     executor: Executor = WorkerExecutor(fleet, deployments) if over_workers else LocalExecutor(fleet)

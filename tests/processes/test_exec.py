@@ -334,7 +334,9 @@ def test_bad_options_are_one_sentence_and_nothing_runs(tmp_path, options, senten
 def test_a_missing_cache_directory_option_or_command_is_said(tmp_path):
     ran = run([*CACHEWATCH, "exec", "--image", "busybox", "--", "true"])
     assert (ran.status, ran.stderr) == (
-        125, "cachewatch: no cache directory given: say which directory must grow with --cache-dir DIR\n",
+        125,
+        "cachewatch: no cache directory given: say which directory must grow with --cache-dir DIR, or name the generator's "
+        "--profile (cachewatch profiles lists them)\n",
     )  # fmt: skip
     ran = run([*CACHEWATCH, "exec", "--cache-dir", str(tmp_path)])
     assert (ran.status, ran.stderr) == (

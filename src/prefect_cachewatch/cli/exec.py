@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from prefect_cachewatch.cli.option_reader import ExecSettings
 from prefect_cachewatch.cli.progress import ProgressLine, print_report
 from prefect_cachewatch.cli.signals import SignalRelay
-from prefect_cachewatch.common.aside import Aside, Files, import_all
+from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.filled_key import compared_key
 from prefect_cachewatch.run.host_board import neighbours_on_host
+from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from prefect_cachewatch.metrics.exporter import MetricsExporter
     from prefect_cachewatch.postmortem.report import Report
-    from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.watching.attempt import Outcome
 
 
@@ -56,13 +56,8 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
     Raises:
         CachewatchError: it cannot be run.
     """
-    wanted = {
-        "run.learning": settings.stall.learned,
-        "run.trace.recorder": settings.outputs.record is not None,
-        "metrics.textfile": settings.metrics is not None and settings.metrics.to.lstrip().startswith("file:"),
-    }
-    # What the helper process may be asked to call, it must hold before any file system can hang.
-    import_all([f"prefect_cachewatch.{name}" for name, is_wanted in wanted.items() if is_wanted])
+    if settings.metrics is not None:  # the helper process must hold what it may be asked to call
+        importlib.import_module("prefect_cachewatch.metrics.textfile")
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 
@@ -141,8 +136,6 @@ def _watch_command(
 
     with place.open_site(create=settings.create, files=files) as site:
         if settings.stall.learned:
-            from prefect_cachewatch.run.learning import Learning, run_learned  # noqa: PLC0415 - loaded by then
-
             learning = Learning(job, settings.stall, site, files, say)
             outcome, report = run_learned(learning, lambda number: attempt(site, learning, number), relay.received)
         else:

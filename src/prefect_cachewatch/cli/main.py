@@ -104,23 +104,15 @@ def _exec_small(argv: Sequence[str]) -> int:
     _import_without("urllib.parse", "ipaddress")  # a third of one, for addresses in brackets
     from prefect_cachewatch.cli.option_reader import settings_from  # noqa: PLC0415 - for exec alone
     from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415
-    from prefect_cachewatch.common.pinned import PinnedModules  # noqa: PLC0415
 
     hold_back()
 
     def read(receive: Callable[[ExecSettings], int]) -> int:
         _end_with(lambda: _run_click(argv, receive))
 
-    pinned: list[PinnedModules] = []
-
-    def load() -> None:
-        importlib.import_module("prefect_cachewatch.cli.exec")
-        pinned.append(PinnedModules(importlib.import_module("prefect_cachewatch.postmortem.examination").LATE_MODULES))
-
-    settings = settings_from(read, load)
+    settings = settings_from(read, lambda: importlib.import_module("prefect_cachewatch.cli.exec"))
     if isinstance(settings, int):
         return settings
-    pinned[0].hold()
     from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415
 
     return run_exec(settings, last=True)

@@ -10,9 +10,9 @@ only.
 from __future__ import annotations
 
 import _pickle as pickle  # the Python version of pickle would cost a quarter of a megabyte in each of two processes
-import contextlib
 import errno
 import gc
+import importlib
 import os
 import select
 import signal
@@ -24,14 +24,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from prefect_cachewatch.common.sources import adopt_copy, fill_copy, package_parent, reserve_copy, was_replaced
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
 _HEADER = 8
 _PIECE = 1 << 16
 _LEFT_BEHIND_S = 30.0
-_QUIET_S = 0.2
 _NO_ANSWER = "its file system does not answer"
 
 
@@ -108,48 +106,44 @@ class Aside:
             Its client.
         """
         ours, theirs = socket.socketpair()
-        copy = reserve_copy()
         gc.collect()
         gc.freeze()  # keep these pages shared: a collection would write to all of them
         pid = os.fork()
         if pid == 0:
             try:
                 ours.close()
-                _serve(theirs, copy)
+                _serve(theirs)
             finally:
                 os._exit(1)
         theirs.close()
         return cls(ours, pid)
 
     @classmethod
-    def spawn(cls, modules: Sequence[str] = ()) -> Aside:
+    def spawn(cls) -> Aside:
         """Start the server as a new interpreter, for a process that has threads.
 
-        Args:
-            modules: imported by the server before its first request, and by this process meanwhile: both need them when
-                the files may not be readable any more, or be those of another version.
+        It imports what this process has imported of the engine, since no file may be readable later: whoever asks for a
+        function has its module by now.
 
         Returns:
             Its client; the server may still be starting.
         """
         ours, theirs = socket.socketpair()
-        copy, path = reserve_copy(), [*([package_parent()] if was_replaced() else []), *sys.path]
         with theirs:
             code = (
-                f"import sys; sys.path[:] = {path!r}; from {__name__} import main; "
-                f"main({theirs.fileno()}, {list(modules)!r}, {copy})"
+                f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; "
+                f"main({theirs.fileno()}, {_engine_modules()!r})"
             )
             process = subprocess.Popen(
                 [sys.executable, "-I", "-c", code, "cachewatch-files"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), *([copy] if copy >= 0 else [])),
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 cwd="/",
                 env={**os.environ, **_absolute_state()},
             )
-        import_all(modules)
         return cls(ours, process)
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:
@@ -299,38 +293,24 @@ class AsideFile:
             _result_of(connection, time.monotonic() + timeout_s)
 
 
-def main(control: int, modules: Sequence[str], copy: int = -1) -> NoReturn:
+def main(control: int, modules: Sequence[str]) -> NoReturn:
     """Run as a spawned server.
 
     Args:
         control: descriptor of its socket.
         modules: imported before the first request.
-        copy: descriptor of the copy of this package, which is filled if that is not done yet; -1 if there is none.
     """
-    if copy >= 0:
-        os.set_inheritable(copy, False)
-        adopt_copy(copy)
-    import_all(modules)
-    if copy >= 0:
-        if (pid := os.fork()) == 0:  # it leaves its imports there
-            _fill_and_end()
-        with contextlib.suppress(ChildProcessError):  # whoever started us ignores SIGCHLD: the kernel has reaped it
-            os.waitpid(pid, 0)  # before the first answer, and so before the generator starts
-    gc.freeze()
-    _serve(socket.socket(fileno=control), -1)
-
-
-def import_all(modules: Sequence[str]) -> None:
-    """Import modules; one that an extra is missing for is left out.
-
-    Args:
-        modules: their names.
-    """
-    import importlib  # noqa: PLC0415 - noqa: PLC0415 - a fork has already imported it
-
     for module in modules:
-        with contextlib.suppress(ImportError):  # of an extra: whoever needs it says what is missing
-            importlib.import_module(module)
+        importlib.import_module(module)
+    gc.freeze()
+    _serve(socket.socket(fileno=control))
+
+
+def _engine_modules() -> list[str]:
+    # Modules of the other rooms would bring Prefect or click into each call, which takes seconds.
+    package = __name__.partition(".")[0]
+    others = tuple(f"{package}.{room}" for room in ("flows", "tasks", "cli", "capacity"))
+    return [name for name in sys.modules if name.startswith(f"{package}.") and not name.startswith(others)]
 
 
 def _absolute_state() -> dict[str, str]:
@@ -342,10 +322,8 @@ def _absolute_state() -> dict[str, str]:
         return {}
 
 
-def _serve(control: socket.socket, copy: int) -> NoReturn:
+def _serve(control: socket.socket) -> NoReturn:
     """Fork for each request until the client has gone. Nothing here touches a file system."""
-    if copy >= 0:
-        control.settimeout(_QUIET_S)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):  # a reader of the command's output must see its end even if a fork is abandoned
         os.dup2(null, fd)
@@ -363,18 +341,12 @@ def _serve(control: socket.socket, copy: int) -> NoReturn:
             word, fds, _, _ = socket.recv_fds(control, 1, 1)
         except InterruptedError:
             continue
-        except TimeoutError:  # once, when the start is over: a short run needs no copy
-            control.settimeout(None)
-            word, fds = b"c", []
         if not word:
             os._exit(0)
         try:
             pid = os.fork()
         except OSError:
             pid = -1  # the client sees its connection end
-        if pid == 0 and not fds:
-            control.close()
-            _fill_and_end()
         if pid == 0:
             try:
                 for number in (signal.SIGCHLD, signal.SIGALRM):  # SIGALRM ends a fork that is abandoned
@@ -385,14 +357,6 @@ def _serve(control: socket.socket, copy: int) -> NoReturn:
                 os._exit(0)
         for fd in fds:
             os.close(fd)
-
-
-def _fill_and_end() -> NoReturn:
-    try:
-        fill_copy()
-    finally:
-        os._exit(0)
-    raise AssertionError("unreachable")
 
 
 def _answer(connection: socket.socket) -> None:

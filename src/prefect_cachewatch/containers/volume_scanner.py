@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, open_client, whole_frames
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.run_records import labels_of_run
 from prefect_cachewatch.errors import InputError, ScanError
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S, DirectoryScanner
+from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
 
 _CALL_S = 30.0
 _CHUNK = 1 << 18
@@ -201,7 +201,7 @@ def _write_all(fd: int, data: bytes) -> None:
 @functools.cache  # a later helper of the run gets the same, whatever has become of the files
 def _package() -> bytes:
     """Pack this installation's modules of the scan process for the helper."""
-    parent = Path(package_parent())
+    parent = Path(IMPORT_FROM)
     here = parent / "prefect_cachewatch"
     files = [here / "__init__.py", *(here / "common").glob("*.py"), *(here / "measure").glob("*.py")]
     packed = io.BytesIO()

@@ -25,13 +25,13 @@ from prefect_cachewatch.common.directories import make_own_directory
 from prefect_cachewatch.common.files import create_file
 from prefect_cachewatch.common.removal import remove_path
 from prefect_cachewatch.common.secrets import redact, whole_lines
-from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.bundlestore import CANCELLED
 from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.filelister import main
 from prefect_cachewatch.postmortem.html import render_page
 from prefect_cachewatch.postmortem.model import Evidence
+from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
 from prefect_cachewatch.watching.sections import Diagnosis
 
 BUNDLE_FILES = (
@@ -262,7 +262,7 @@ def _redacted_log(content: BundleContent, deadline: float, clock: Callable[[], f
 
 
 def _start_lister(target: Path, content: BundleContent, seconds: float) -> subprocess.Popen[bytes] | None:
-    code = f"import sys;sys.path.append({package_parent()!r});from {main.__module__} import main;main()"
+    code = f"import sys;sys.path.append({IMPORT_FROM!r});from {main.__module__} import main;main()"
     command = [sys.executable, "-I", "-S", "-c", code, str(target), str(seconds), str(_LISTING_BYTES)]
     try:
         told = os.memfd_create("secrets")  # not a pipe, which may be full before the child reads it

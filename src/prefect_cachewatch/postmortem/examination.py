@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
+from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
+from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles
+from prefect_cachewatch.postmortem.cancelled import NOT_LOOKED_AT, describe_cancelled
+from prefect_cachewatch.postmortem.diagnosis import diagnose
+from prefect_cachewatch.postmortem.evidence import collect_evidence, log_text
+from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
+from prefect_cachewatch.postmortem.proctree import sample_processes
 from prefect_cachewatch.postmortem.report import Report, suspected_paths
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
@@ -23,27 +30,10 @@ from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
     from prefect_cachewatch.postmortem.readings import ProcessSample
     from prefect_cachewatch.supervise.lockfiles import LockFile
     from prefect_cachewatch.watching.sections import Diagnosis
 
-#: Modules that only a stall needs: by then no file may be readable, or it may be another version's.
-LATE_MODULES = (
-    "prefect_cachewatch.common.removal",
-    "prefect_cachewatch.postmortem.bundle",
-    "prefect_cachewatch.postmortem.bundlestore",
-    "prefect_cachewatch.postmortem.cancelled",
-    "prefect_cachewatch.postmortem.diagnosis",
-    "prefect_cachewatch.postmortem.evidence",
-    "prefect_cachewatch.postmortem.examination",
-    "datetime",
-    "linecache",
-    "locale",
-    "shutil",
-    "tempfile",
-    "traceback",
-)
 EVIDENCE_BUDGET_S = 2.0
 _FREEZE_S = 0.3
 _SAMPLES_MAX = 16
@@ -102,8 +92,6 @@ class PostMortem:
         if rule.last_growth_s != self._growth_seen:
             self._growth_seen = rule.last_growth_s
             self._samples.clear()
-        from prefect_cachewatch.postmortem.proctree import sample_processes  # noqa: PLC0415 - `exec -- true` needs none
-
         try:
             sample = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots)
         except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
@@ -168,8 +156,6 @@ class PostMortem:
             return outcome
         if outcome.listing is not None and (paths := self.open_files):
             outcome = replace(outcome, listing={**outcome.listing, "open": sorted(paths)})
-        from prefect_cachewatch.postmortem.diagnosis import diagnose  # noqa: PLC0415
-
         try:
             self.diagnosis = diagnose(self.evidence)
         except Exception as error:  # noqa: BLE001 - a rule's defect must not hide the outcome
@@ -181,8 +167,6 @@ class PostMortem:
 
     def _note_cancelled(self, watch: Watch, outcome: Outcome) -> None:
         """Keep what is known without a look at the tree, which would have delayed its stop."""
-        from prefect_cachewatch.postmortem.cancelled import NOT_LOOKED_AT, describe_cancelled  # noqa: PLC0415
-
         rule, known = watch.state.rule, self._last_words(watch, outcome)
         self.evidence = replace(self.evidence or replace(known, missing=(NOT_LOOKED_AT,)), log_tail=known.log_tail)
         pause_s = None if rule.first_write_s is None else rule.pause_s
@@ -271,9 +255,6 @@ class PostMortem:
 
     def _last_words(self, watch: Watch, outcome: Outcome) -> Evidence:
         """What is known of a crash without the helper: how it ended, and what it printed."""
-        from prefect_cachewatch.postmortem.evidence import log_text  # noqa: PLC0415
-        from prefect_cachewatch.postmortem.model import Evidence  # noqa: PLC0415
-
         return Evidence(
             growth=_growth_of(watch, None), exit_code=outcome.exit_code, exit_signal=outcome.signal,
             out_of_memory=_out_of_memory(outcome), log_tail=log_text(watch.output.tail(), self._secrets),
@@ -296,8 +277,6 @@ class PostMortem:
 
 
 def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
-    from prefect_cachewatch.postmortem.model import GrowthFacts  # noqa: PLC0415
-
     state, rule, started = watch.state, watch.state.rule, watch.started_s
     growth = state.growth
     kind: str = "failed" if verdict is None else verdict.kind or verdict.status
@@ -344,8 +323,6 @@ def _headline(watch: Watch, outcome: Outcome, diagnosis: Diagnosis | None) -> st
 def _collect_evidence(
     roots: list[int], paths: list[Path], options: Mapping[str, Any], freezes: bool, *, ask: Callable[[], object]
 ) -> Evidence:
-    from prefect_cachewatch.postmortem.evidence import collect_evidence  # noqa: PLC0415
-
     return collect_evidence(roots, paths, freeze=ask if freezes else None, **options)
 
 
@@ -359,9 +336,6 @@ def _write_bundle(
     secrets: tuple[str, ...],
 ) -> tuple[str | None, list[str]]:
     """Write a bundle and remove old ones; returns its path and remarks on it."""
-    from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle  # noqa: PLC0415
-    from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles  # noqa: PLC0415
-
     root = choose_bundle_root(evidence.filesystems, wanted)
     content = BundleContent(
         report["name"],

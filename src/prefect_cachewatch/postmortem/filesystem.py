@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
-from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.measure.space import quota_source
 from prefect_cachewatch.postmortem.fsprobe import BEGUN, answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
+from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
 from prefect_cachewatch.supervise.proc import read_stat
 
 _HELPER_LATE = "not known: the helper that asks was late"
@@ -132,7 +132,7 @@ class FilesystemProbe:
 def _make_child() -> _Child:
     if threading.active_count() > 1:  # a fork would copy the other threads' locks, and no thread to release them
         code = (
-            f"import sys;sys.path.append({package_parent()!r});from {answer_questions.__module__} import answer_questions;"
+            f"import sys;sys.path.append({IMPORT_FROM!r});from {answer_questions.__module__} import answer_questions;"
             "answer_questions(sys.stdin.buffer.readline(),1)"
         )
         process = subprocess.Popen(

@@ -16,7 +16,6 @@ from prefect_cachewatch.common.closing import Closing
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.examination import LATE_MODULES
 from prefect_cachewatch.postmortem.report import Report, check_report_path
 from prefect_cachewatch.run.filled_key import known_key
 from prefect_cachewatch.run.host_board import neighbours_on_host
@@ -170,14 +169,7 @@ def watch(
     """
     stall, stop = stall or StallPolicy(), stop or StopPolicy()
     log = log.absolute() if log is not None else None
-    with contextlib.closing(
-        Aside.spawn(
-            (
-                *LATE_MODULES,
-                *(f"prefect_cachewatch.run.{name}" for name in ("filled_key", "host_board", "learning", "missed")),
-            )
-        )
-    ) as files:  # this process may have threads
+    with contextlib.closing(Aside.spawn()) as files:  # this process may have threads
         place, env = _placed(job, files, log)
         known = known_key(job, files, env)
 

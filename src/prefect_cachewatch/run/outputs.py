@@ -14,6 +14,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.snapshot import compile_ignore
 from prefect_cachewatch.postmortem.report import check_report_path
+from prefect_cachewatch.run.trace.recorder import trace_path
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, Outputs
@@ -40,8 +41,6 @@ def check_outputs_ahead(
     if report is not None:
         look_ahead(files, f"report file {report}", check_report_path, report.absolute())
     if trace is not None:
-        from prefect_cachewatch.run.trace.recorder import trace_path  # noqa: PLC0415 - most runs are not recorded
-
         trace = look_ahead(files, f"trace {trace}", trace_path, trace.absolute(), job.name)
     if (log, report, trace, outputs.bundle_dir) != (None, None, None, None):
         check = functools.partial(

@@ -18,10 +18,12 @@ from prefect_cachewatch.common.secrets import LineRedactor, redact, redact_all
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.users import user_name
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.postmortem.bundlestore import note_end
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.missed import KnownKey, look_ahead, look_back
 from prefect_cachewatch.run.placement import Runtime
+from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path
 from prefect_cachewatch.supervise.output import OutputPump, Screen
 from prefect_cachewatch.supervise.supervisor import Launch
 from prefect_cachewatch.watching.attempt import Outcome, Watch, run_watch
@@ -267,8 +269,6 @@ class Runner:
         report = self._report(watch, outcome, publication, retry)
         stalls = report.attached.stalls if report.attached is not None else report.would_be_stops
         if bundles := [stall.bundle for stall in stalls if stall.bundle is not None]:
-            from prefect_cachewatch.postmortem.bundlestore import note_end  # noqa: PLC0415 - few runs need it
-
             try:
                 self._files.run(note_end, bundles, report_json(report), timeout_s=_END_S)
             except OSError as error:
@@ -310,8 +310,6 @@ class Runner:
             self.problems.append(problem)
 
     def _begin_recording(self, trace: Path) -> None:
-        from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path  # noqa: PLC0415 - most are not recorded
-
         try:
             self._recorder = TraceRecorder(attempt_path(trace, self._attempt), self._files)
         except InputError as error:

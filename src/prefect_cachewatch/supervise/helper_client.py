@@ -16,9 +16,9 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
-from prefect_cachewatch.common.sources import package_parent
 from prefect_cachewatch.supervise.supervisor import Supervised, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
@@ -26,6 +26,9 @@ _TEND_EVERY_S, _TEND_WANTED_S = 1.0, 0.25
 # How long a helper may stay stopped (a tracer may hold it despite SIGCONT); the second when a stop is wanted.
 _HELD_S, _HELD_WANTED_S = 10.0, 2.0
 _SEND_S, _HANG_UP_S = 5.0, 2.0
+
+#: Directory that a helper process, which starts without site-packages, imports this package from.
+IMPORT_FROM = str(Path(__file__).resolve().parents[2])
 
 
 _made: weakref.WeakSet[HelperClient] = weakref.WeakSet()
@@ -293,7 +296,7 @@ def spawn_helper(
     Returns:
         The running process; its standard streams are /dev/null.
     """
-    code = f"{_DEAF}import sys;sys.path.append({package_parent()!r});from {module} import main;main({fd})"
+    code = f"{_DEAF}import sys;sys.path.append({IMPORT_FROM!r});from {module} import main;main({fd})"
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code, title],
         stdin=subprocess.DEVNULL,

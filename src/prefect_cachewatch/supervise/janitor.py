@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect_cachewatch.common.locks import try_lock
+from prefect_cachewatch.common.removal import look, remove_entry
 from prefect_cachewatch.common.text import for_terminal, show_process
 from prefect_cachewatch.supervise.filelocks import find_holders
 from prefect_cachewatch.supervise.proc import (
@@ -206,8 +207,6 @@ def _deadline(run: RunFile, give_up_s: float) -> float:
 
 
 def _remove(name: str, here: int, fd: int) -> str:
-    from prefect_cachewatch.common.removal import look, remove_entry  # noqa: PLC0415 - noqa: PLC0415 - ctypes, seldom
-
     remove_entry(here, name, look(fd))  # the file that was read and is locked, not a later one of that name
     return "removed"
 

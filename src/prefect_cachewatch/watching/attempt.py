@@ -28,6 +28,7 @@ from prefect_cachewatch.supervise.supervisor import Launch, Supervisor, TreeEnd,
 from prefect_cachewatch.watching.emptiness import Emptiness
 from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows, PastPauses
 from prefect_cachewatch.watching.leaving import LeftAlone, describe_left_alone
+from prefect_cachewatch.watching.log_progress import LogProgress
 from prefect_cachewatch.watching.marking import write_completed, write_started
 from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.watching.outcomes import (
@@ -53,7 +54,6 @@ from prefect_cachewatch.watching.suspicion import Fate
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-    from prefect_cachewatch.watching.log_progress import LogProgress
     from prefect_cachewatch.watching.servers.handover import HandedOver
     from prefect_cachewatch.watching.servers.serving import ServerReadiness
 
@@ -503,8 +503,6 @@ class Watch:
 
     def _prepare_logged(self) -> None:
         if self.job.progress_log:
-            from prefect_cachewatch.watching.log_progress import LogProgress  # noqa: PLC0415 - most jobs have none
-
             self.logged = LogProgress(self.job.progress_log, self._clock)
             self.logged.prepare()
             self.output.listeners.append(self.logged.feed)

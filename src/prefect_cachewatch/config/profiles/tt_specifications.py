@@ -109,7 +109,7 @@ def _checked(entry: Specification, shown: str) -> Specification:
 
 
 def _load(path: Path, shown: str) -> Any:
-    with contextlib.closing(Aside.spawn((yamlfile.__name__,))) as files:
+    with contextlib.closing(Aside.spawn()) as files:
         try:
             raw = look_ahead(files, f"specification file {path}", yamlfile.read_input, path)
         except OSError as error:
