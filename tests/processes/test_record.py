@@ -113,6 +113,14 @@ def test_a_directory_gets_a_file_of_its_own_for_each_run(tmp_path):
 @pytest.mark.campaign
 def test_a_recording_that_fails_ends_no_generation(tmp_path):
     cache, path = tmp_path / "cache", tmp_path / "t.csv"
+    # Whatever a run imports is compiled by now: Python would keep a module that was cut off under the limit.
+    run_exec(
+        tmp_path / "before",
+        "--record",
+        tmp_path / "before.csv",
+        *WINDOWS,
+        command=command(tmp_path / "before", 1, "end"),
+    )
     # No file may grow beyond 1024 bytes, as on a disk that fills up; for the generator the limit is lifted again.
     lifted = ["bash", "-c", 'ulimit -S -f unlimited; sleep 3; exec "$@"', "bash", *command(cache, 2, "end")]
     argv = exec_argv(cache, "--record", path, "--quiet", *WINDOWS[:-1], "0.1s", command=lifted)
