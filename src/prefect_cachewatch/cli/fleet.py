@@ -48,7 +48,7 @@ _SECTIONS = [
         option("--deployment", metavar="FLOW/NAME", help="Run the jobs on the workers of this deployment."),
         option("--name", help="Name of the fleet; default the file's."),
     ]),
-    Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel"), shared="*"),
+    Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel")),
     Section("Output", "--quiet --verbose --json --strict-secrets", [
         option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),
         verbose_option("Show Prefect's log from INFO on (-vv: DEBUG), and no live table."),
@@ -58,7 +58,7 @@ _SECTIONS = [
             is_flag=True,
             help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
         ),
-    ], shared="*"),
+    ]),
 ]  # fmt: skip
 
 

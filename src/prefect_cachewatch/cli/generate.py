@@ -65,7 +65,7 @@ _RETRY = Fields(
         "python_error=never. Repeatable."
     },
 )
-_ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options(), shared="*")
+_ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options())
 _VERBOSE = verbose_option("Show Prefect's log from DEBUG on (-vv: measurements too).")
 _PREFECT = [
     option(

@@ -11,7 +11,6 @@ import click
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.guard import (
     REPORTING,
-    SHARED_OUTPUT,
     ignored,
     make_absolute,
     stall_from,
@@ -51,7 +50,7 @@ _VERBOSE = verbose_option("Show each measurement as a line.")
     sections=[
         Section("Basics", "--pid --cache-dir --on-stall --name", _FIELDS.options("ignore")),
         stall_section(_FIELDS["ignore"]),
-        Section("Output", "--report --quiet --verbose", [*REPORTING, _VERBOSE], SHARED_OUTPUT),
+        Section("Output", "--report --quiet --verbose", [*REPORTING, _VERBOSE]),
     ],
     needed={"--pid": "required", "--cache-dir": "required"},
     options_metavar="--pid PID --cache-dir DIR [OPTIONS]",

@@ -20,7 +20,7 @@ _FIELDS = Fields(
     "memory_bytes, cpus, init, pull, engine URL, measure_image IMAGE",
     entrypoint={"multiple": False},
 )
-CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options(), shared="--engine --pull")
+CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options())
 
 
 def environment_from(pairs: Sequence[str], *, inherit: bool) -> dict[str, str]:

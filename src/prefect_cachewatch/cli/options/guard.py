@@ -87,9 +87,6 @@ REPORTING = [
         "nothing; default live in a terminal, else plain; none with --quiet.",
     ),
 ]
-SHARED_OUTPUT = (
-    "--json --quiet --progress --verbose --bundle-dir --no-bundle --metrics-linger --api-patience --strict-secrets"
-)
 _BASICS = [
     *_JOB.options("ignore", "on_stall", "progress_log"),
     *PROFILE_OPTIONS,
@@ -127,7 +124,6 @@ def stall_section(*of_job: click.Option, common: str = "") -> Section:
         "When it is a stall",
         common,
         [*RULES.options(), *_OF_LIVE_RUNS.options(), *of_job, counted, *_STOP.options()],
-        shared="*",
     )
 
 
@@ -149,7 +145,7 @@ def guard_sections(
         Section("Basics", "--name --cache-dir --profile --env", [*basics, *_BASICS]),
         stall_section(_JOB["on_stall"], _JOB["progress_log"], _JOB["ignore"], common=common),
         *further,
-        Section("Output", "--report --log --metrics --quiet --verbose", [*_OUTPUT, *output], SHARED_OUTPUT),
+        Section("Output", "--report --log --metrics --quiet --verbose", [*_OUTPUT, *output]),
         READY_SECTION,
         CONTAINER_SECTION,
     ]

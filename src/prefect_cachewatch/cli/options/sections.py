@@ -5,10 +5,8 @@ Options that the command line does not set come from the environment and a file 
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,11 +14,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from prefect_cachewatch.cli.options.settings import key_of, read_settings, settings_of
-from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.cli.options.settings import key_of, read_config, variable_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-_ALL, _SOURCES, _PASSED_OVER = (f"prefect_cachewatch.{name}" for name in ("help_all", "sources", "passed_over"))
+_ALL = "prefect_cachewatch.help_all"
 
 
 @dataclass(frozen=True)
@@ -31,18 +28,11 @@ class Section:
         title: title of the section.
         common: names of the options that `--help` shows, separated by blanks.
         options: all of them.
-        shared: names of the options that also apply, from the environment or a file, to commands that a generator runs;
-            `*` for all. The others belong to a single run.
     """
 
     title: str
     common: str
     options: Sequence[click.Option]
-    shared: str = ""
-
-    def own(self) -> list[click.Option]:
-        """List the options that belong to a single run."""
-        return [each for each in self.options if self.shared != "*" and not {*self.shared.split()} & {*each.opts}]
 
 
 def option(*declarations: str, **settings: Any) -> click.Option:
@@ -102,11 +92,13 @@ class SectionedCommand(click.Command):
             envvar="CACHEWATCH_CONFIG",
             is_eager=True,
             expose_value=False,
-            callback=_take_settings,
-            help="TOML with values of options; default [tool.cachewatch] of pyproject.toml in the working directory.",
+            callback=_take_config,
+            help="TOML file with values of options.",
         )
         self.sections = [*sections, Section("Help", "", [config, help_all])]
         self.params += [each for section in self.sections for each in section.options]
+        for key, each in self.settable().items():
+            each.envvar = variable_of(key)
 
     def settable(self) -> dict[str, click.Option]:
         """List the options that environment and files may set, by their keys."""
@@ -117,8 +109,12 @@ class SectionedCommand(click.Command):
         """Read the command line; an error about a value names its source."""
         if not ctx.resilient_parsing:
             self._refuse_swallowed(args)
-        with _sources_named(ctx):
+        try:
             return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            if error.param is not None:
+                error.message += _source_of(ctx, error.param)
+            raise
 
     def _refuse_swallowed(self, args: Sequence[str]) -> None:
         """Refuse an option that would take the next one, or the -- before the command, for its value."""
@@ -133,11 +129,6 @@ class SectionedCommand(click.Command):
             value = next(words, None)
             if value == "--" or value in by_name:
                 raise click.BadOptionUsage(word, f"Option {word!r} requires an argument, and {value!r} follows it")
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error about a value names its source."""
-        with _sources_named(ctx):
-            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections; rare options only if all were asked for."""
@@ -168,49 +159,18 @@ class SectionedCommand(click.Command):
         super().format_epilog(ctx, formatter)
 
 
-def _take_settings(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
+def _take_config(ctx: click.Context, parameter: click.Parameter, path: str | None) -> None:
     command = ctx.command
-    if ctx.resilient_parsing or not isinstance(command, SectionedCommand):
-        return
-    keys = command.settable()
-    own = [key for section in command.sections for each in section.own() if (key := key_of(each))]
-    shown, table = read_settings(given, str(command.name), keys, _others(ctx))
-    ctx.default_map, ctx.meta[_SOURCES], ctx.meta[_PASSED_OVER] = settings_of(keys, table, shown, own)
+    if path is not None and not ctx.resilient_parsing and isinstance(command, SectionedCommand):
+        ctx.default_map = read_config(path, str(command.name), command.settable())
 
 
-def _others(ctx: click.Context) -> dict[str, Callable[[], Container[str]]]:
-    """By command with settings, a function that lists their keys: a key in a file may belong to another command."""
-    group = ctx.find_root().command
-
-    def keys_of(name: str) -> Container[str]:
-        found = group.get_command(ctx, name) if isinstance(group, click.Group) else None
-        return found.settable() if isinstance(found, SectionedCommand) else ()
-
-    return {name: functools.partial(keys_of, name) for name in ("exec", "generate", "watch", "fleet")}
-
-
-@contextlib.contextmanager
-def _sources_named(ctx: click.Context) -> Iterator[None]:
-    """Add the source of its value to an error that names an option, unless that is the command line."""
-    try:
-        yield
-    except click.BadParameter as error:
-        if not (note := _source_of(ctx, error.param.opts if error.param is not None else ())):
-            raise
-        raise click.BadParameter(error.message + note, error.ctx, error.param, error.param_hint) from None
-    except InputError as error:
-        error.message += _source_of(ctx, re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", error.message))
-        raise
-
-
-def _source_of(ctx: click.Context, names: Sequence[str]) -> str:
-    by_name = {name: str(each.name) for each in ctx.command.params for name in each.opts}
-    for name in (by_name[name] for name in names if name in by_name):
-        where = ctx.meta.get(_SOURCES, {}).get(name)
-        if where and ctx.get_parameter_source(name) is ParameterSource.DEFAULT_MAP:
-            return f" (set by {where})"
-    passed_over = ", ".join(ctx.meta.get(_PASSED_OVER, ()))
-    return f" (not used below another cachewatch: {passed_over})" if passed_over else ""
+def _source_of(ctx: click.Context, parameter: click.Parameter) -> str:
+    """Say where a value that was not given on the command line comes from."""
+    source = ctx.get_parameter_source(str(parameter.name))
+    if source is ParameterSource.ENVIRONMENT:
+        return f" (set by {parameter.envvar})"
+    return " (set by the file of --config)" if source is ParameterSource.DEFAULT_MAP else ""
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
