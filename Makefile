@@ -6,12 +6,12 @@ TYPES := .venv-types
 DOCS := .venv-docs
 PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
-APART := generators or faults or slow or ui or deployments or campaign or server or fleet or containers or scale or storage or peers
+APART := generators or faults or slow or ui or deployments or campaign or server or fleet or containers or scale or peers
 # Directories of which all tests are apart: several workers need not import them.
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-storage test-ui test-versions images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -186,9 +186,6 @@ $(VENV)/.scale: $(VENV)/.test
 
 test-scale: $(VENV)/.scale ## Run a dozen generations on PostgreSQL and Redis.
 	$(BIN)/pytest -m scale tests/scale $(ARGS)
-
-test-storage: $(VENV)/.scale ## Have twelve generations there on one storage that pauses, then on one that dies.
-	$(BIN)/pytest -m storage tests/scale $(ARGS)
 
 scale: $(VENV)/.scale ## Run 200 generations there, and some beside bare ones; write docs/scale.md.
 	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)

@@ -51,11 +51,10 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     publish_failure,
     publish_history,
 )
-from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event
+from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, storage_resource
 from prefect_cachewatch.tasks.prefect_api.origin import this_origin, this_run
 from prefect_cachewatch.tasks.prefect_api.output_log import OutputLog
 from prefect_cachewatch.tasks.prefect_api.reporter import LOG_EVERY_S, ExpectedSize, Reporter
-from prefect_cachewatch.tasks.prefect_api.storage_board import neighbours_in_prefect
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 from prefect_cachewatch.watching.sections import NextAttempt
 from prefect_cachewatch.watching.site import CacheDirectories, check_command
@@ -268,13 +267,10 @@ def run_attempt(
             runner.write(report, path)
         stalls.put(report)
 
-    neighbours, labels = neighbours_in_prefect(
-        inputs.files, site.paths, inputs.stall, inputs.job.name, storage, inputs.logger
-    )
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
-        on_stall=stalled, attempts=most, origin=this_origin(), known=inputs.known, neighbours=neighbours,
+        on_stall=stalled, attempts=most, origin=this_origin(), known=inputs.known,
     )  # fmt: skip
     size = _expected_size(inputs, site.paths)
     watch = runner.watch(
@@ -283,10 +279,11 @@ def run_attempt(
         expected_bytes=size.size_bytes if size else None, learning=inputs.learning,
     )  # fmt: skip
     note_work(watch)
+    resource = storage_resource(storage.storage if storage is not None else None, site.paths)
     attempt = Attempt(watch, inputs.secrets)
     output = _output_log(inputs, watch)
     reporter = Reporter(
-        watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output, labels=labels
+        watch, inputs.logger, LOG_EVERY_S, attempt=number, expected=size, stalls=stalls, output=output, storage=resource
     )
     futures: list[PrefectFuture[Any]] = []
 
@@ -316,7 +313,7 @@ def run_attempt(
         # A cancellation arrives here as a TerminationSignal. The flow process waits until the tree has gone, and for a
         # bounded time if the tree does not go.
         end()
-        _leave_cancelled(inputs, watch, runner, number, output)
+        _leave_cancelled(inputs, watch, runner, number, output, resource)
         raise
     end()
     if (failure := attempt.failure or watch.error) is not None:
@@ -325,7 +322,8 @@ def run_attempt(
     output.end(failed=outcome.name != "completed")
     if inputs.learning is not None:
         inputs.learning.note(outcome)
-    return outcome, _report(inputs, watch, outcome, runner, number, retry=decide(outcome, watch, runner.examiner))
+    section = decide(outcome, watch, runner.examiner)
+    return outcome, _report(inputs, watch, outcome, runner, number, resource, retry=section)
 
 
 def _output_log(inputs: Inputs, watch: Watch) -> OutputLog:
@@ -339,7 +337,9 @@ def _ended(future: PrefectFuture[Any]) -> threading.Event:
     return ended
 
 
-def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int, output: OutputLog) -> None:
+def _leave_cancelled(
+    inputs: Inputs, watch: Watch, runner: Runner, number: int, output: OutputLog, storage: dict[str, str] | None
+) -> None:
     """Write the report and the event of an attempt that was broken off, before the worker's grace period is over."""
     if watch.monitor_state is None:
         return  # the attempt had not begun
@@ -347,7 +347,7 @@ def _leave_cancelled(inputs: Inputs, watch: Watch, runner: Runner, number: int, 
         outcome = runner.conclude(watch, watch.finish())
         output.end(failed=True)
         inputs.logger.warning(outcome.message)
-        _report(inputs, watch, outcome, runner, number, CANCELLED_PATIENCE_S)
+        _report(inputs, watch, outcome, runner, number, storage, CANCELLED_PATIENCE_S)
     except Exception as error:  # noqa: BLE001 - a report that fails does not make a cancelled run a crashed one
         inputs.logger.warning("attempt %s was cancelled, and left no report: %s", number, type(error).__name__)
 
@@ -358,6 +358,7 @@ def _report(
     outcome: Outcome,
     runner: Runner,
     number: int,
+    storage: dict[str, str] | None,
     patience_s: float = PATIENCE_S,
     retry: NextAttempt | None = None,
 ) -> Report:
@@ -369,7 +370,7 @@ def _report(
     write_reports(inputs, report, f"report-{number}.json")
     if report.bundle is not None:
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
-    emit_generation_event(*describe_end(report))
+    emit_generation_event(*describe_end(report), storage)
     if outcome.name == "completed":
         path = _history(inputs, outcome.paths)
         with contextlib.suppress(OSError):  # losing it loses only estimates

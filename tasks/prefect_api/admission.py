@@ -5,12 +5,10 @@ The slots are those of a Prefect global concurrency limit; the planner computes 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from uuid import uuid4
 
 from prefect.client.schemas.objects import State
 
@@ -21,13 +19,10 @@ from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
-from prefect_cachewatch.tasks.prefect_api.storage_incident import give_back_abandoned, storage_label
 from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot, storage_weight
 from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
-
-_logger = logging.getLogger("prefect.cachewatch")
 
 
 class StorageSlots:
@@ -46,8 +41,6 @@ class StorageSlots:
         self.earlier = 0  # attempts of other processes
         self.report: Report | None = None
         self.waited_s = 0.0
-        self.suspected = False
-        """Whether the storage was suspected in an attempt."""
         self.metrics: MetricsExporter | None = None
         self._started_s = time.time()
 
@@ -61,7 +54,6 @@ class StorageSlots:
             if self._slots is None:
                 self._slots = storage_weight(self.storage)
             require_limit(self.storage, self._slots)
-            _give_back(self.storage)
 
     @property
     def weight(self) -> int:
@@ -121,7 +113,6 @@ class StorageSlots:
             longest_pause_s=max((outcome.longest_pause_s for outcome in self.outcomes), default=None),
             first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
             state=state.name or (last.name if last else "Unknown"),
-            suspected=self.suspected,
             slots=self.weight,
             attempts=self.earlier + len(self.outcomes),
             bytes_present=bytes_present,
@@ -129,15 +120,6 @@ class StorageSlots:
             cause=None if state.is_completed() else state.message,
             advice=None if state.is_completed() else advice or None,
         )
-
-
-def _give_back(storage: str) -> None:
-    """Give back slots that an incident has held back and nobody looks after; best effort."""
-    try:
-        run = this_run()
-        give_back_abandoned(storage_label(storage), storage, str(run.id if run is not None else uuid4()), _logger)
-    except Exception as error:  # noqa: BLE001 - a later run will
-        _logger.debug("the slots of %s were not looked at: %s", storage, type(error).__name__)
 
 
 def _rate(outcome: Outcome) -> float | None:

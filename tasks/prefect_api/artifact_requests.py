@@ -15,8 +15,6 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.utilities.context import get_task_and_flow_run_ids
 
-from prefect_cachewatch.tasks.prefect_api.server_clock import note_time
-
 Kind = Literal["markdown", "table", "progress"]
 Data = str | float | Sequence[Mapping[str, Any]]
 
@@ -44,7 +42,6 @@ def create_artifact(kind: Kind, key: str, data: Data, description: str) -> UUID:
     )
     body = made.model_dump(mode="json", exclude_unset=True)
     answer = get_client(sync_client=True).request("POST", "/artifacts/", json=body).raise_for_status()
-    note_time(answer)
     return UUID(answer.json()["id"])
 
 
@@ -58,8 +55,7 @@ def update_artifact(artifact_id: UUID, data: Data, description: str) -> None:
     """
     body = {"data": _stored(data), "description": description}
     client = get_client(sync_client=True)
-    answer = client.request("PATCH", "/artifacts/{id}", path_params={"id": artifact_id}, json=body).raise_for_status()
-    note_time(answer)
+    client.request("PATCH", "/artifacts/{id}", path_params={"id": artifact_id}, json=body).raise_for_status()
 
 
 def _stored(data: Data) -> str | float:

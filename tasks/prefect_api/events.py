@@ -1,25 +1,28 @@
 """Events of a cache, for automations: `cachewatch.generation.started`, `.progress`, `.suspected`, `.stalled`, ...
 
 The resource is the cache, `cachewatch.cache.<slug>`, the same for every run of that cache; Prefect relates the run
-itself. Those of `cachewatch.run.*` are about the flow run, those of `cachewatch.storage.*` about a storage. Emitting never waits for a server: Prefect sends events from a thread of its own.
+itself, and cachewatch the storage that the cache lies on, in the role `storage`. Those of `cachewatch.run.*` are about the
+flow run. Emitting never waits for a server: Prefect sends events from a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import State
 from prefect.events import Event, emit_event
 
+from prefect_cachewatch.common.mounts import storage_of
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
-from prefect_cachewatch.tasks.prefect_api.server_clock import occurred_now
 from prefect_cachewatch.watching.headline import headline_of
 
 
@@ -74,18 +77,49 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
     )
 
 
-def emit_generation_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
+def storage_resource(name: str | None, paths: Sequence[str]) -> dict[str, str] | None:
+    """Return the storage that a cache lies on, as a related resource of its events; the same for all runs on it.
+
+    Args:
+        name: of the storage, where the run says so.
+        paths: the run's directories; without a name the file system of the first one counts, which is not asked.
+
+    Returns:
+        The resource; None without a name and a directory.
+
+    Example:
+        >>> storage_resource("fast-ssd", [])["prefect.resource.id"]
+        'cachewatch.storage.fast-ssd'
+    """
+    if name is None and not paths:
+        return None
+    key, told = (name, name) if name is not None else storage_of(paths[0], os.uname().nodename)
+    slug = slugify(key, most=200, other="storage")
+    if slug != key:  # `fast_ssd` is another one than `fast-ssd`
+        slug += f"-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:6]}"
+    return {
+        "prefect.resource.id": f"cachewatch.storage.{slug}",
+        "prefect.resource.role": "storage",
+        "prefect.resource.name": for_terminal(told, 200),
+    }
+
+
+def emit_generation_event(
+    kind: str, name: str, payload: Mapping[str, Any], storage: dict[str, str] | None = None
+) -> bool:
     """Emit `cachewatch.generation.<kind>` about a cache.
 
     Args:
         kind: started, progress, suspected, warming_up, or an outcome: nothing_written, stalled, failed, deadline_exceeded, cancelled, completed.
         name: name of the job.
         payload: numbers and short texts; no secrets.
+        storage: from `storage_resource`.
 
     Returns:
         Whether it was handed to Prefect.
     """
-    return _emit(f"cachewatch.generation.{kind}", _cache_resource(name), payload)
+    related = [storage] if storage is not None else None
+    return _emit(f"cachewatch.generation.{kind}", _cache_resource(name), payload, related=related)
 
 
 def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
@@ -102,13 +136,12 @@ def emit_cache_event(kind: str, name: str, payload: Mapping[str, Any]) -> bool:
     return _emit(f"cachewatch.cache.{kind}", _cache_resource(name), payload)
 
 
-def emit_run_event(kind: str, payload: Mapping[str, Any], labels: Mapping[str, str] | None = None) -> bool:
+def emit_run_event(kind: str, payload: Mapping[str, Any]) -> bool:
     """Emit `cachewatch.run.<kind>` about the flow run that this is called in, for the automation `silent`.
 
     Args:
         kind: sampled or paused.
         payload: numbers and short texts; no secrets.
-        labels: further ones of the run.
 
     Returns:
         Whether it was handed to Prefect.
@@ -116,41 +149,7 @@ def emit_run_event(kind: str, payload: Mapping[str, Any], labels: Mapping[str, s
     run = this_run()
     if run is None:
         return False
-    resource = {**_run_resource(run.id, run.name, "RUNNING"), **(labels or {})}
-    return _emit(f"cachewatch.run.{kind}", resource, payload, **_by_the_server())
-
-
-def emit_silence(kind: str, run: FlowRun, labels: Mapping[str, str], payload: Mapping[str, Any]) -> bool:
-    """Emit `cachewatch.storage.<kind>` about a flow run, for the other runs on its storage.
-
-    Args:
-        kind: silent or moving.
-        run: the flow run.
-        labels: further ones of the run.
-        payload: numbers and short texts; no secrets.
-
-    Returns:
-        Whether it was handed to Prefect.
-    """
-    resource = {**_run_resource(run.id, run.name, "RUNNING"), **labels}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload, **_by_the_server())
-
-
-def emit_storage_event(kind: str, label: str, told: str, payload: Mapping[str, Any], event_id: UUID) -> bool:
-    """Emit `cachewatch.storage.<kind>` about a storage.
-
-    Args:
-        kind: suspected or recovered.
-        label: of the storage.
-        told: what people are told of it.
-        payload: numbers and short texts; no secrets.
-        event_id: what is sent twice with one id is one event.
-
-    Returns:
-        Whether it was handed to Prefect.
-    """
-    resource = {"prefect.resource.id": f"cachewatch.storage.{label}", "prefect.resource.name": for_terminal(told, 200)}
-    return _emit(f"cachewatch.storage.{kind}", resource, payload, id=event_id)
+    return _emit(f"cachewatch.run.{kind}", _run_resource(run.id, run.name, "RUNNING"), payload)
 
 
 def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
@@ -213,9 +212,3 @@ def _emit(event: str, resource: dict[str, str], payload: Mapping[str, Any], **mo
     except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
         return False
     return True
-
-
-def _by_the_server() -> dict[str, datetime]:
-    """Say when an event occurs that other workers find by its time, where this machine's clock is wrong."""
-    now = occurred_now()
-    return {} if now is None else {"occurred": now}

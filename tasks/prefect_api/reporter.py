@@ -9,7 +9,6 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -65,7 +64,7 @@ class Reporter:
         expected: the expected size, if it is known.
         stalls: reports of stalls that stop nothing, as they come.
         output: logs the generator's output.
-        labels: of the run, for the events about it.
+        storage: the cache's storage, for its events.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Reporter:
         expected: ExpectedSize | None = None,
         stalls: queue.SimpleQueue[Report] | None = None,
         output: OutputLog | None = None,
-        labels: Mapping[str, str] | None = None,
+        storage: dict[str, str] | None = None,
     ) -> None:
         self._stalls = stalls if stalls is not None else queue.SimpleQueue[Report]()
         self._attempt = attempt
@@ -86,7 +85,7 @@ class Reporter:
         self._watch, self._logger = watch, logger
         self._log_every_s = log_every_s
         self._stop = threading.Event()
-        self._output, self._labels = output, labels
+        self._output, self._storage = output, storage
         self._suspicions_seen = self._phases_seen = 0
         self._sampled_s = -1.0
         self._artifact: UUID | None = None
@@ -143,16 +142,14 @@ class Reporter:
                     self._progress()
             except Exception as error:  # noqa: BLE001 - a failing API must not end the generation
                 self._logger.debug("progress was not reported: %s", type(error).__name__)
-        emit_run_event("paused", {"attempt": self._attempt}, self._labels)
+        emit_run_event("paused", {"attempt": self._attempt})
 
     def _sample(self) -> None:
         """Say that the run is measured; without a new measurement there is nothing to say."""
         last = self._watch.state.samples[-1]
         if last.at_s != self._sampled_s:
             self._sampled_s = last.at_s
-            writing = self._watch.state.rule.silence is not None
-            payload = {"attempt": self._attempt, "bytes_present": last.bytes_present, "writing": writing}
-            emit_run_event("sampled", payload, self._labels)
+            emit_run_event("sampled", {"attempt": self._attempt, "bytes_present": last.bytes_present})
 
     def _suspicions(self) -> None:
         for suspicion in self._watch.state.rule.suspicions[self._suspicions_seen :]:
@@ -163,7 +160,7 @@ class Reporter:
     def _tell_stalls(self) -> None:
         while not self._stalls.empty():
             report = self._stalls.get()
-            emit_generation_event("stall_reported", report.name, describe_end(report)[2])
+            emit_generation_event("stall_reported", report.name, describe_end(report)[2], self._storage)
             tell_failure(report, self._logger, _STALL_PATIENCE_S)
 
     def _phases(self) -> None:
@@ -176,7 +173,7 @@ class Reporter:
                 self._emit("warming_up", {**self._numbers(), "message": change.why})
 
     def _emit(self, kind: str, payload: dict[str, Any]) -> None:
-        emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload})
+        emit_generation_event(kind, self._watch.job.name, {"attempt": self._attempt, **payload}, self._storage)
 
     def _numbers(self) -> dict[str, Any]:
         state = self._watch.state

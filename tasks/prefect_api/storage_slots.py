@@ -29,7 +29,6 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit
 from prefect_cachewatch.tasks.prefect_api.outage import ask_patiently, is_outage
-from prefect_cachewatch.tasks.prefect_api.storage_incident import limit_before, storage_label
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import GlobalConcurrencyLimitResponse
@@ -229,7 +228,7 @@ def require_limit(storage: str, slots: int) -> GlobalConcurrencyLimitResponse:
             f"the concurrency limit of {shown} is 0, so nothing would ever run: raise it with "
             f"prefect gcl update {shown} --limit N"
         )
-    if slots > limit.limit and slots > (ask_patiently(lambda: limit_before(storage_label(storage)), _logger) or 0):
+    if slots > limit.limit:
         raise InputError(
             f"a job here occupies {slots} slots of {shown} and its limit is {limit.limit}, so it would wait "
             f"for ever: raise it with prefect gcl update {shown} --limit {slots}"

@@ -117,7 +117,7 @@ def test_apply_is_idempotent_by_name_and_keeps_what_was_paused(deployed: Server,
     names = [
         "follow up on a stall", "a scheduled run is late", "generate-cache/nightly-cache did not complete",
         "tell about a bad end", "tell about a generation that failed", "tell about a stall that was only reported",
-        "tell about a storage that is suspected", "a run is Running and measures nothing", "crash zombies",
+        "stalls on one storage", "a run is Running and measures nothing", "crash zombies",
     ]  # fmt: skip
     command = ("cachewatch", "automations", "apply", "--notify", webhook)
     said = done(deployed, *command, "--dry-run").splitlines()

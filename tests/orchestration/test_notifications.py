@@ -115,9 +115,7 @@ def test_a_test_sends_one_of_each_kind_straight_to_a_block_in_the_service_s_own_
     done = paged.cachewatch("automations", "test", "--notify", block)
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, not_tested, meaning = done.stdout.splitlines()
-    assert lines == [
-        f"sent: {kind}" for kind in [*KINDS, "Notify-reported", "Notify-storage", "Late", "Missed", "Silent"]
-    ]
+    assert lines == [f"sent: {kind}" for kind in [*KINDS, "Notify-reported", "One-storage", "Late", "Missed", "Silent"]]
     assert not_tested.startswith("Not tested: the automations") and meaning.startswith("Sent means that the service")
     received = paged.webhooks.of(host)
     assert len(received) == len(lines)
@@ -148,6 +146,24 @@ def test_a_test_goes_through_the_server_s_automations_and_says_what_the_block_an
     assert "Not tested: late, missed" in done.stderr
     got = {one.body["subject"] for one in paged.webhooks.received[before:]}
     assert len(got) == len(KINDS) and all(subject.startswith("TEST: ") for subject in got)
+
+
+STALLS = """
+import sys
+from prefect_cachewatch.tasks.prefect_api.events import emit_generation_event, storage_resource
+for name, storage in zip("abcde", sys.argv[1:]):
+    assert emit_generation_event("stalled", name, {"message": f"{name} stalled"}, storage_resource(storage, []))
+"""
+
+
+def test_the_third_stall_on_one_storage_is_told_and_two_on_another_are_not(paged: Paged) -> None:
+    paged.apply("one-storage", "--notify", "custom-webhook/ops")
+    sick, well = f"sick {new_tag()}", f"well {new_tag()}"
+    subprocess.run([sys.executable, "-c", STALLS, sick, well, sick, well, sick], env=paged.server.env, check=True)
+    told = paged.webhooks.wait_for(lambda one: sick in one.text, 120)
+    assert told.body["subject"] == f"3 stalls on one storage: {sick}"
+    assert told.body["body"].startswith("The last one: e stalled")
+    assert named(paged.webhooks, well) == []
 
 
 WATCHED = """

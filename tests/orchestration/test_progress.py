@@ -87,10 +87,13 @@ def test_the_events_tell_the_story_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kinds: list[str]
 ) -> None:
     seen: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
-    monkeypatch.setattr(
-        "prefect_cachewatch.tasks.prefect_api.events.emit_event",
-        lambda event, resource, payload: seen.append((event, resource, payload)),
-    )
+    storages: set[str] = set()
+
+    def note(event: str, resource: dict[str, Any], payload: dict[str, Any], related: Any = ()) -> None:
+        seen.append((event, resource, payload))
+        storages.update(one["prefect.resource.id"] for one in related if one["prefect.resource.role"] == "storage")
+
+    monkeypatch.setattr("prefect_cachewatch.tasks.prefect_api.events.emit_event", note)
     run("Told 1", [tmp_path / "cache"], code)
     of_the_run = [event for event, _, _ in seen if event.startswith("cachewatch.run.")]
     assert of_the_run == ["cachewatch.run.sampled", "cachewatch.run.paused"], "for the automation silent"
@@ -98,6 +101,8 @@ def test_the_events_tell_the_story_in_order(
     assert [event.removeprefix("cachewatch.generation.") for event, _, _ in seen] == kinds
     assert {resource["prefect.resource.id"] for _, resource, _ in seen} == {"cachewatch.cache.told-1"}
     assert all(payload["attempt"] == 1 for _, _, payload in seen)
+    (storage,) = storages
+    assert storage.startswith("cachewatch.storage."), "the device of this machine"
     last = seen[-1][2]
     assert (last["bytes_written"], last["files_present"]) == (300_000, 6)
     assert last["category"] == {"stalled": "unknown", "failed": "generator_failed"}.get(kinds[-1])
@@ -120,7 +125,9 @@ def test_a_stall_that_is_only_reported_is_told_at_once_and_the_run_ends_as_its_g
     seen: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(
         "prefect_cachewatch.tasks.prefect_api.events.emit_event",
-        lambda event, resource, payload: seen.append((event.removeprefix("cachewatch.generation."), payload)),
+        lambda event, resource, payload, related=None: seen.append(
+            (event.removeprefix("cachewatch.generation."), payload)
+        ),
     )
     state = run("left alone", [tmp_path / "cache"], WRITES + "time.sleep(5)", on_stall="report")
     assert (state.type, state.name) == ("COMPLETED", "Completed"), state

@@ -48,7 +48,6 @@ class RunRecord:
     rate_bytes_per_s: float | None = None  # mean of the last attempt, from its first growth to its last
     cause: str | None = None  # why it did not complete, in a sentence
     advice: str | None = None  # what to do next
-    suspected: bool = False  # whether its storage was suspected meanwhile: its pauses are not its own
 
     @property
     def entered_s(self) -> float:
@@ -65,7 +64,6 @@ class RunRecord:
         """Whether it ran to the end in one attempt and wrote: then its rate says something."""
         return (
             self.state == "Completed"
-            and not self.suspected
             and self.attempts == 1
             and bool(self.bytes_written)
             and (self.service_s or 0.0) > 0
@@ -227,7 +225,7 @@ def suggest_stall_window(records: Sequence[RunRecord]) -> float | None:
         >>> suggest_stall_window(runs)
         80.0
     """
-    well = [r for r in records if r.state == "Completed" and not r.suspected]
+    well = [r for r in records if r.state == "Completed"]
     pauses_s = [r.longest_pause_s for r in well if r.longest_pause_s is not None]
     if len(pauses_s) < MIN_RUNS:
         return None

@@ -79,7 +79,7 @@ def check_history(
     return HistoryCheck(
         storage=limit_plan.storage,
         verdict=verdict,
-        reason=reason + _doubt(here) + _edge(law),
+        reason=reason + _edge(law),
         **asdict(law),
         bytes_per_s=rate,
         expected_bytes_per_s=expected_rate,
@@ -110,9 +110,7 @@ def unplanned_history(storage: str, records: Sequence[RunRecord], start_s: float
     return HistoryCheck(
         storage=storage,
         verdict="insufficient data",
-        reason="there is no plan for this storage to compare with: write one and give it as a plan file"
-        + _doubt(records)
-        + _edge(law),
+        reason="there is no plan for this storage to compare with: write one and give it as a plan file" + _edge(law),
         **asdict(law),
         bytes_per_s=_plain_rate(_whole(records, start_s, end_s)),
         suggested_stall_window_s=suggest_stall_window(records),
@@ -230,14 +228,6 @@ def _insufficient(runs: int, whole: int, expected: _Expectation | None) -> str:
         f"{runs} run{'' if runs == 1 else 's'} in the window, {whole} of them whole, completed in one "
         f"attempt and with bytes reported, and {MIN_RUNS} such are needed: widen the window or wait for more"
     )
-
-
-def _doubt(records: Sequence[RunRecord]) -> str:
-    count = sum(record.suspected for record in records)
-    if not count:
-        return ""
-    runs = "1 run is" if count == 1 else f"{count} runs are"
-    return f"; the storage was suspected in this window, and {runs} left out: its curve is doubtful, measure it again with cachewatch probe"
 
 
 def _edge(law: LittleLaw) -> str:

@@ -23,7 +23,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.bad_ends import BAD_ENDS, GENERATION_FLOW, BadEnd
 
 _NOTIFY = "notify"
-_DIRECT = ("notify-reported", "notify-storage", "late", "missed", "silent")
+_DIRECT = ("notify-reported", "one-storage", "late", "missed", "silent")
 _JOB = "cachewatch-test"
 _FACTS = "Tensor cache generation stalled: no disk write activity detected for 6 minutes in /mnt/cache (1.08 GiB in 43 files)."
 _CAUSES = {

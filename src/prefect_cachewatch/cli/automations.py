@@ -70,7 +70,7 @@ def apply_command(
     """Create or update automations by name; done twice it changes nothing.
 
     FILES are YAML files, or short names of the shipped automations: follow-up (runs a stalled generation again once),
-    notify, notify-reported and notify-storage (tell people), late, missed and silent (tell people of what did not happen), zombies
+    notify, notify-reported and one-storage (tell people), late, missed and silent (tell people of what did not happen), zombies
     (marks dead runs Crashed). Default: all of them.
     """
     if within_s is not None and within_s < _LEAST_S:
@@ -102,7 +102,7 @@ def test_command(notify: str | None, wait_s: float, as_json: bool) -> None:
     """Send one test message of each kind that notify sends, marked TEST; the exit status is 1 if one was not sent.
 
     The messages go the way of the real ones: a test event of each bad end, the server's automations, their block. late,
-    missed, silent, notify-reported and notify-storage wait for a window or a run and are not sent so; --notify TYPE/NAME sends them too.
+    missed, silent, notify-reported and one-storage wait for a window or a run and are not sent so; --notify TYPE/NAME sends them too.
     """
     if notify is not None and not is_reference(notify):
         raise InputError(
@@ -136,7 +136,7 @@ def _not_seen(found: list[Sent], notify: str | None) -> str:
         )
     if notify is None:
         lines.append(
-            "Not tested: late, missed, silent, notify-reported and notify-storage (--notify TYPE/NAME sends theirs)."
+            "Not tested: late, missed, silent, notify-reported and one-storage (--notify TYPE/NAME sends theirs)."
         )
     else:
         lines.append(

@@ -23,7 +23,6 @@ from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.filled_key import compared_key
-from prefect_cachewatch.run.host_board import neighbours_on_host
 from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
@@ -115,7 +114,7 @@ def _watch_command(
         runner = Runner(
             files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
             bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
-            neighbours=neighbours_on_host(files, site, settings.stall, job.name, _say), known=known,
+            known=known,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,

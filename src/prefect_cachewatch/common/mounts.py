@@ -116,6 +116,36 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
     return best
 
 
+def storage_of(path: str, host: str) -> tuple[str, str]:
+    """Name the storage that a directory lies on: a server's export, or a device of one host.
+
+    Args:
+        path: absolute, resolved; its file system is not asked.
+        host: name of this machine, which the key of a local device begins with.
+
+    Returns:
+        A key, the same for all who share it, and what people are told.
+
+    Example:
+        >>> key, told = storage_of("/proc", "host")
+        >>> key.startswith("host:"), told
+        (True, '/proc (proc)')
+    """
+    mount = mount_of(path, read_mounts())
+    if mount is None:
+        return f"{host}:?", f"the file system of {path}"
+    if mount.is_network and (":" in mount.source or mount.source.startswith("//")):
+        return _export(mount.source), f"{mount.mount_point} ({mount.source})"
+    return f"{host}:{mount.device}", f"{mount.mount_point} ({mount.type})"
+
+
+def _export(source: str) -> str:
+    """Spell a server's export in one way: hosts write its name, and the end of its path, as they like."""
+    lead, colon = ("//", "/") if source.startswith("//") else ("", ":")
+    server, _, path = source.removeprefix(lead).partition(colon)
+    return f"{lead}{server.lower()}{colon}{path.rstrip('/')}"
+
+
 def _unescape(text: str) -> str:
     for code, char in _ESCAPES:
         text = text.replace(code, char)

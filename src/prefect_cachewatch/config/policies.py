@@ -65,7 +65,6 @@ class StallPolicy(InputModel):
         "unresponsive_after_s",
         "no_space_after_s",
         "attribute_cache_s",
-        "storage_patience_s",
     )
 
     stall_after_s: Annotated[float, _WINDOW] = Field(
@@ -146,13 +145,6 @@ class StallPolicy(InputModel):
         le=86400,
         description="On a network file system, how old this host's view of a file's size may be (NFS acregmax: 60 s); "
         "the stall windows are longer by as much. Default none.",
-    )
-    storage_patience_s: OptionalDuration = Field(
-        default=None,
-        ge=0,
-        le=WEEK_S,
-        description="While several runs on one storage are silent together, a stall is not judged for this long, and then by "
-        "one whole window more; default 2 windows, 0: never wait.",
     )
 
     @model_validator(mode="before")

@@ -18,7 +18,6 @@ from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy,
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.report import Report, check_report_path
 from prefect_cachewatch.run.filled_key import known_key
-from prefect_cachewatch.run.host_board import neighbours_on_host
 from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
@@ -83,10 +82,9 @@ class AttachedRun(Closing):
                 look_ahead(files, "the directory of --report or --bundle-dir, or the cache directory,", check)
             secrets = secret_values(_environment(attach.pid))
             self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
-            neighbours = neighbours_on_host(files, self._site, stall, str(attach.pid))
             self._runner = Runner(
                 files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample,
-                on_stall=self._reported, neighbours=neighbours,
+                on_stall=self._reported,
             )  # fmt: skip
         except BaseException:
             observed.close()
@@ -96,8 +94,6 @@ class AttachedRun(Closing):
             on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
             busy=self._runner.is_busy,
         )  # fmt: skip
-        if neighbours is not None:
-            self.watch.fate_of_storage = neighbours.fate
         self.problems = self._runner.problems
 
     def close(self) -> None:
@@ -176,7 +172,7 @@ def watch(
         def attempt(number: int) -> tuple[Outcome, Report]:
             runner = Runner(
                 files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir,
-                neighbours=neighbours_on_host(files, site, stall, job.name), known=known,
+                known=known,
             )  # fmt: skip
             watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, learning=learning)
             outcome = runner.run(watch)

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.metrics.exporter import MetricsExporter
     from prefect_cachewatch.run.learning import Learning
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
-    from prefect_cachewatch.watching.neighbours import Neighbours
 
 _TAIL_LINES = 50
 _END_S = 5.0
@@ -85,7 +84,6 @@ class Runner:
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
         known: what is known of the generator's cache.
-        neighbours: knows the other runs on its storage; closed by `let_go`.
     """
 
     def __init__(
@@ -104,7 +102,6 @@ class Runner:
         attempts: int | None = None,
         origin: Origin = Origin(),
         known: KnownKey = KnownKey(),  # noqa: B008 - frozen
-        neighbours: Neighbours | None = None,
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
@@ -113,8 +110,8 @@ class Runner:
         self._trace, self._metrics, self._view = trace, metrics, view
         self._recorder: TraceRecorder | None = None
         self._told = [on_sample] if on_sample is not None else []
-        self._told += [one.sampled for one in (metrics, view, neighbours) if one is not None]
-        self._tell_stall, self._neighbours = on_stall, neighbours
+        self._told += [one.sampled for one in (metrics, view) if one is not None]
+        self._tell_stall = on_stall
         self._attempts, self._origin, self._known = attempts, origin, known
         self._env: dict[str, str] | None = None
         self._examine_anew()
@@ -176,8 +173,6 @@ class Runner:
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
             learn=learning.windows if learning is not None else None,
         )  # fmt: skip
-        if self._neighbours is not None:
-            made.fate_of_storage = self._neighbours.fate
         look_ahead(self._files, made, self._secrets)
         return made
 
@@ -221,9 +216,7 @@ class Runner:
             self.let_go(watch)
 
     def let_go(self, watch: Watch) -> None:
-        """Leave the screen and the neighbours, and end the recording."""
-        if self._neighbours is not None:
-            self._neighbours.close()
+        """Leave the screen, and end the recording."""
         if self._view is not None:
             self._view.close()
         if self._recorder is not None and (problem := self._recorder.finish(watch)):

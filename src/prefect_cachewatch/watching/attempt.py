@@ -50,7 +50,6 @@ from prefect_cachewatch.watching.sections import (
 )
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
-from prefect_cachewatch.watching.suspicion import Fate
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
@@ -175,8 +174,6 @@ class Watch:
         """For a job with `progress_log`; made by `start`."""
         self.left_alone: LeftAlone | None = None
         """The stalls that are only reported, if none is to stop anything."""
-        self.fate_of_storage: Callable[[], Fate] = lambda: "never suspected"
-        """What is known of the storage in the present silence; must not block."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
@@ -490,7 +487,6 @@ class Watch:
             told=self.told,
             busy=self._busy,
             as_root=self._as_root,
-            storage=self.fate_of_storage,
         )
 
     def _prepare_serving(self) -> None:

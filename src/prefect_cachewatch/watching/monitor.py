@@ -18,7 +18,6 @@ from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
-from prefect_cachewatch.watching.suspicion import Fate
 
 SAMPLES_MAX = 500
 _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended
@@ -76,7 +75,6 @@ class GrowthMonitor:
         told: the progress that its output told of last.
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
-        storage: says whether its storage is suspected, from what is known by now; must not block.
     """
 
     def __init__(
@@ -89,10 +87,8 @@ class GrowthMonitor:
         told: Callable[[], LoggedProgress | None] = lambda: None,
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
-        storage: Callable[[], Fate] = lambda: "never suspected",
     ) -> None:
         self.site, self.rule = site, rule
-        self._storage = storage
         self._busy, self._as_root = busy, as_root
         self._space_at_start = baseline.get("space") or ()
         self.growth = Growth(**baseline["growth"])
@@ -147,18 +143,11 @@ class GrowthMonitor:
             on_sample()
             if ended():
                 break
-            verdict = self._hold_back(verdict)
             if verdict.final:
                 return verdict
         self.measure(lambda: True)
         on_sample()
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
-
-    def _hold_back(self, verdict: Verdict) -> Verdict:
-        """Let a stall wait while the storage is suspected and not the generator."""
-        if verdict.final:
-            self.verdict = self.rule.hold_back(verdict, self._storage())
-        return self.verdict
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
         """Make one scan and judge it; a partial one if full ones are expensive and no verdict depends on it.

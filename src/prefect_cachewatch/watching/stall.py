@@ -17,7 +17,6 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
 from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
 from prefect_cachewatch.watching.servers.warmup import PhaseName, Phases, Warmup
-from prefect_cachewatch.watching.suspicion import Fate, Patience
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
@@ -170,25 +169,15 @@ class StallRule:
         self._seen_all_s = started_s
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
-        self._blind_missing = False
         self._unwritten_s = 0.0  # the pause, if lines of progress did not count
         self._churn_after_s = policy.churn_after_s or 4 * policy.stall_after_s
         self._writing_s = 0.0
         self._kept: deque[_Kept] = deque([_Kept(0.0, Measurement(0, 0), (0, 0))])
         self._mark = (self._churn_after_s / 2, self._kept[0])
-        self._patience = Patience(policy.storage_patience_s)
 
     @property
     def window_s(self) -> float:
-        """The window in force (first write, stall, warm-up), longer by the attribute cache's time and what a storage is borne with."""
-        return self._own_window_s + (self._patience.extra_s if self._is_writing else 0.0)
-
-    @property
-    def _is_writing(self) -> bool:
-        return self.first_write_s is not None and self.phases.now != "warm_up"
-
-    @property
-    def _own_window_s(self) -> float:
+        """The window in force (first write, stall, warm-up), longer by the attribute cache's time."""
         # Growth on another host is seen when this host's cached attributes expire: silence begins that much later.
         unseen_s = self.policy.attribute_cache_s or 0.0
         if self.phases.now == "warm_up":
@@ -205,7 +194,7 @@ class StallRule:
         """From 8 pauses on min(0.6 W, max(4 polls, 3 x the longest pause)), before that 0.6 W; never where silence is warm-up."""
         if self.phases.silence_expected:
             return self.window_s
-        limit = 0.6 * self._own_window_s
+        limit = 0.6 * self.window_s
         if self._gaps < _GAPS_BEFORE_LEARNING:
             return limit
         return min(limit, max(4 * self.poll_s, 3 * self.longest_pause_s))
@@ -262,9 +251,6 @@ class StallRule:
         """
         self.reading = Reading(ended_s, seen, late_s)
         credit = self._credit(began_s, late_s)
-        self._patience.pass_by(credit)
-        if self._blind_s:  # the pause before it goes on, and what was borne with was the blindness
-            self._patience.see_again(self.pause_s)
         self._blind_s = 0.0
         wrote = self._has_written(seen)
         age_s = self._progress_age_s(seen, wrote)
@@ -324,8 +310,6 @@ class StallRule:
         self._tick_s = self._seen_all_s = now_s
         blind_s = min(elapsed, max(2 * self.poll_s, tick_limit_s + self.poll_s))
         self._blind_s += blind_s
-        self._patience.pass_by(blind_s)
-        self._blind_missing = missing
         if self._blind_s >= self._blind_window_s - _EPSILON_S:
             return self._verdict("stalled", "cache_directory_missing" if missing else "filesystem_unresponsive")
         return self._open_verdict(now_s)
@@ -335,35 +319,8 @@ class StallRule:
         self._tick_s = self._seen_all_s = now_s
 
     @property
-    def silence(self) -> tuple[float, float] | None:
-        """How long nothing has grown or could be measured, and the window for it; None where no run's storage is to blame."""
-        if self._blind_s:
-            return None if self._blind_missing else (self.pause_s + self._blind_s, self._own_blind_window_s)
-        return (self.pause_s, self._own_window_s) if self._is_writing else None
-
-    def hold_back(self, verdict: Verdict, fate: Fate) -> Verdict:
-        """Return a stall's verdict as it is, or an open one if its storage is suspected and is borne with.
-
-        Args:
-            verdict: the last one.
-            fate: of the storage in this silence.
-        """
-        blind = verdict.kind == "filesystem_unresponsive"
-        if verdict.kind != "no_growth" and not blind:
-            return verdict
-        silence_s = self._blind_s if blind else self.pause_s
-        window_s = self._own_blind_window_s if blind else self._own_window_s
-        if not self._patience.bears(silence_s, window_s, self.poll_s, fate):
-            return verdict
-        return self._open_verdict(self._tick_s)
-
-    @property
-    def _own_blind_window_s(self) -> float:
-        return self.policy.unresponsive_after_s or self.policy.stall_after_s
-
-    @property
     def _blind_window_s(self) -> float:
-        return self._own_blind_window_s + (0.0 if self._blind_missing else self._patience.extra_s)
+        return self.policy.unresponsive_after_s or self.policy.stall_after_s
 
     def next_delay_s(self) -> float:
         """Return the delay from the last measurement's beginning to the next measurement."""
@@ -455,7 +412,6 @@ class StallRule:
             self._gaps += 1
             self.longest_pause_s = max(self.longest_pause_s, gap_s)
         self.last_growth_s = grew_s
-        self._patience.begin_anew()
         self.phases.note_growth(grew_s - self.started_s)
         self._progress = seen
         self._clear_suspicion(grew_s)
@@ -467,7 +423,6 @@ class StallRule:
             if self.first_write_s is not None:
                 self.longest_pause_s = max(self.longest_pause_s, self.pause_s - pause_s)
             self.pause_s = pause_s
-            self._patience.begin_anew()
             self._clear_suspicion(told_s)
 
     def _churning(self, seen: Measurement) -> bool:

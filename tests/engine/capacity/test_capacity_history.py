@@ -263,13 +263,3 @@ def test_a_storage_without_a_plan_still_has_its_law_and_hours():
     assert check.bytes_per_s == 100.0
     assert check.suggested_stall_window_s == 60.0
     assert "there is no plan for this storage" in check.reason
-
-
-def test_runs_whose_storage_was_suspected_are_left_out_and_the_curve_is_called_doubtful():
-    well = [RunRecord(f"r{n}", "s", "j", 0.0, 900.0, bytes_written=10**9, longest_pause_s=20.0) for n in range(6)]
-    sick = RunRecord("sick", "s", "j", 0.0, 1900.0, bytes_written=10**9, longest_pause_s=1000.0, suspected=True)
-    assert read_run_record(run_record_json(sick)) == sick and not sick.counts
-    assert suggest_stall_window([*well, sick]) == suggest_stall_window(well) == 60.0
-    check = unplanned_history("s", [*well, sick], 0.0, 2000.0)
-    assert "the storage was suspected in this window, and 1 run is left out: its curve is doubtful" in check.reason
-    assert "suspected" not in unplanned_history("s", well, 0.0, 2000.0).reason

@@ -79,7 +79,7 @@ def test_an_end_is_a_value():
 
 def test_the_shipped_automations_are_read_and_ask_for_no_ids():
     assert list(shipped_automations()) == [
-        "follow-up", "late", "missed", "notify", "notify-reported", "notify-storage", "silent", "zombies",
+        "follow-up", "late", "missed", "notify", "notify-reported", "one-storage", "silent", "zombies",
     ]  # fmt: skip
     names = [one.name for one in for_deployments(read_automations([]))]
     assert names == [
@@ -89,7 +89,7 @@ def test_the_shipped_automations_are_read_and_ask_for_no_ids():
         "cachewatch: tell about a bad end",
         "cachewatch: tell about a generation that failed",
         "cachewatch: tell about a stall that was only reported",
-        "cachewatch: tell about a storage that is suspected",
+        "cachewatch: stalls on one storage",
         "cachewatch: a run is Running and measures nothing",
         "cachewatch: crash zombies",
     ]

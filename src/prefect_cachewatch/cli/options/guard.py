@@ -30,7 +30,6 @@ RULES = Fields(
     "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, churn_after_s, max_duration_s, "
     "no_space_after_s, attribute_cache_s, adaptive =extend",
 )
-_OF_LIVE_RUNS = Fields(StallPolicy, "storage_patience_s")
 
 
 class _Progress(click.Choice):  # type: ignore[type-arg]  # generic in click 8.2 and later only
@@ -123,7 +122,7 @@ def stall_section(*of_job: click.Option, common: str = "") -> Section:
     return Section(
         "When it is a stall",
         common,
-        [*RULES.options(), *_OF_LIVE_RUNS.options(), *of_job, counted, *_STOP.options()],
+        [*RULES.options(), *of_job, counted, *_STOP.options()],
     )
 
 
@@ -230,8 +229,7 @@ def stall_from(options: dict[str, Any]) -> StallPolicy:
     """Make the stall policy from the parsed options, with the profile's values below them; raises InputError."""
     profile = profile_from(options)
     below = profile.stall if profile is not None else {}
-    given = {**RULES.given(options), **_OF_LIVE_RUNS.given(options)}
-    return build_model(StallPolicy, **{**below, **WARMUP.given(options), **split_learned(given)})
+    return build_model(StallPolicy, **{**below, **WARMUP.given(options), **split_learned(RULES.given(options))})
 
 
 def stop_from(options: dict[str, Any]) -> StopPolicy:
