@@ -28,8 +28,6 @@ from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
-_NOT_STAGED = "deploy_cache needs staged publishing into a store: in place there is no way back"
-
 
 @flow(name="deploy-cache", flow_run_name="{job.name}", validate_parameters=True)
 def deploy_cache(
@@ -47,7 +45,7 @@ def deploy_cache(
 
     Args:
         job: What to run; its name is the cache's.
-        publish: Store, key, checks, and what is kept; staged mode only, since the cache must be able to go back.
+        publish: Store, key, checks, and what is kept.
         health: The check that the new cache works; without it the deployment ends with the activation.
         stall: When silence is a stall.
         stop: How the process tree is stopped.
@@ -58,8 +56,6 @@ def deploy_cache(
     """
     outlive_readers()
     tidy_run_logs()
-    if publish.mode != "staged" or publish.store is None:
-        return final_state(Failed(name="Refused", message=_NOT_STAGED))
     env = dict(os.environ) | job.env
     try:
         if (warning := check_exposure({"health": health}, strict=job.strict_secrets)) is not None:

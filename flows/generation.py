@@ -138,12 +138,11 @@ def generate_cache(
                         admission.record(state, logger)
                         return state
                     stack.enter_context(delivery)
-                    job, job_env = delivery.begin(clean=clean, grace_s=stop.grace_s)
+                    job, job_env = delivery.begin(clean=clean)
                     inputs = inputs.with_build_directory(job, job_env)
                 job = inputs.job
                 site = stack.enter_context(inputs.place.open_site(files=files))
                 site.to_clean = retry.may_clean and (retry.attempts > 1 or stall.learned)
-                site.to_record = delivery is not None and delivery.let_watch_record()
                 if delivery is not None:
                     site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark

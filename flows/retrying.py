@@ -136,7 +136,7 @@ class Retrying:
             return problem
         if outcome.stop is not None and outcome.stop.survivors:
             site.note_end(failed=True)  # the survivors may have written until a moment ago
-        if "clean" in changes and inputs.delivery is not None and inputs.delivery.is_staged:
+        if "clean" in changes and inputs.delivery is not None:
             inputs.delivery.discard()
         elif "clean" in changes or self.policy.on_retry == "clean":
             _log_cleaned(site.clean(), inputs.logger)
@@ -245,14 +245,13 @@ class Retrying:
 
     def _means(self, decision: RetryDecision | None = None) -> Means:
         inputs, site = self.inputs, self._site
-        staged = inputs.delivery is not None and inputs.delivery.is_staged
         return Means(
             env=inputs.env,
             cache_dirs=site.paths,
             in_container=inputs.place.plan is not None,
             before_retry=self.policy.before_retry,
             stale_locks=[lock.path for lock in self._locks],
-            can_clean=staged or site.to_clean or site.to_record,
+            can_clean=inputs.delivery is not None or site.to_clean,
             other_workers=decision is not None and self._may_leave(decision),
         )
 

@@ -110,7 +110,7 @@ def deliver_build(
         failed = replace(report, outcome="verification_failed", message=message, publication=done)
         return Failed(name="VerificationFailed", message=message), failed
     logger.info(message)
-    if done.current and delivery.store is not None:
+    if done.current:
         collect_surplus(delivery.store, delivery.name, delivery.policy)
     return Completed(message=message), replace(report, message=message, publication=done)
 

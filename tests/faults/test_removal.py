@@ -1,4 +1,4 @@
-"""Nothing that was there before, or is somebody else's, is ever removed: `on_retry: clean` and in-place generation."""
+"""Nothing that was there before, or is somebody else's, is ever removed by `on_retry: clean`."""
 
 from __future__ import annotations
 
@@ -266,84 +266,12 @@ def test_what_cannot_be_removed_ends_the_retries(run: Run, fault: Fault) -> None
     row.measured.append(("root", "refused and named"))
 
 
-# In place: as root and as somebody else
+# As root and as somebody else
 
 
 @pytest.fixture
 def user_run(sandbox: Sandbox, prefect_env: dict[str, str]) -> Run:
     return Run(sandbox, prefect_env)
-
-
-GENERATE = """
-import os, sys, time
-cache, status = sys.argv[1], int({status})
-for n in range(4):
-    path = f"{{cache}}/tensor{{n}}.bin"
-    if os.path.exists(path):
-        continue
-    with open(path, "wb") as file:
-        file.write(b"x" * 30000); file.flush(); time.sleep({pause}); file.write(b"x" * 30000)
-sys.exit(status)
-"""
-
-
-def own_files(run: Run) -> list[str]:
-    cache = run.box.cache
-    names = put(cache, "1.txt", "2.txt", "3.txt", "4.txt", "NOTES.md", "d/5.txt", "x.tmp")
-    (cache / "empty").touch()
-    (cache / "empty2").touch()
-    if run.box.uid is not None:
-        for path in (cache, *cache.rglob("*")):
-            os.chown(path, run.box.uid, run.box.uid)
-    return sorted([*names, "empty", "empty2"])
-
-
-@pytest.mark.parametrize("options", [[], ["--on-retry", "clean", "--attempts", "2", "--backoff", "0s"]])
-def test_in_place_leaves_the_users_own_files(user_run: Run, who: str, fault: Fault, options: list[str]) -> None:
-    row = fault(
-        SECTION, f"in place, {'clean' if options else 'defaults'}", "the directory holds nine files of the user's own",
-        "all of them stay, through failed attempts, another key and --force; the cache is published",
-    )  # fmt: skip
-    run, own = user_run, own_files(user_run)
-    in_place = ["--in-place", *options]
-    assert run(GENERATE.format(status=7, pause=0.1), *in_place, "--key", "a=1") == 7, run.said
-    assert set(own) <= set(found(run.box.cache))
-    assert "9 files are not known to be made by a run, and stay: " in run.said
-    for key, more in (("a=1", []), ("a=2", []), ("a=2", ["--force"])):
-        assert run(GENERATE.format(status=0, pause=0.01), *in_place, "--key", key, *more) == 0, run.said
-        assert found(run.box.cache) == sorted([*own, *(f"tensor{n}.bin" for n in range(4))])
-    assert run.said.count("was published") >= 3
-    assert "removed 4 files (" in run.said and "which had another key" in run.said
-    row.measured.append((who, "9 of 9 are there"))
-
-
-def test_in_place_after_a_run_that_was_killed(user_run: Run, who: str, fault: Fault) -> None:
-    row = fault(
-        SECTION, "in place, killed", "SIGKILL of the run in the middle of a file; then a file of the user's own is put there",
-        "a run that is not told to accept it is refused; then the cut file is written again, the user's stay, and it is published",
-    )  # fmt: skip
-    run, own = user_run, own_files(user_run)
-    process = run.start(GENERATE.format(status=0, pause=2), "--in-place")
-    record, cut = run.box.cache / ".cachewatch/created", run.box.cache / "tensor1.bin"
-
-    def recorded() -> bool:
-        return cut.exists() and '"tensor1.bin"' in record.read_text()
-
-    until(recorded, 120, "the second tensor is recorded")
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(20)
-    later = run.box.cache / "LATER.md"
-    later.write_text("precious")
-    accept = ("--in-place", "--accept", "LATER.md")
-    until(
-        lambda: run(GENERATE.format(status=0, pause=0.01), "--in-place") == 125 and str(later) in run.said,
-        100,
-        run.said,
-    )
-    until(lambda: run(GENERATE.format(status=0, pause=0.01), *accept) == 0, 100, run.said)
-    assert found(run.box.cache) == sorted([*own, "LATER.md", *(f"tensor{n}.bin" for n in range(4))])
-    assert [(run.box.cache / f"tensor{n}.bin").stat().st_size for n in range(4)] == [60000] * 4
-    row.measured.append((who, "the cut file was written again, 10 of 10 are there"))
 
 
 def test_a_run_below_another_is_refused(user_run: Run, who: str, fault: Fault) -> None:

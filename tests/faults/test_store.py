@@ -55,9 +55,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 
 @pytest.mark.parametrize("killed", ["the run", "a stall"])
-@pytest.mark.parametrize("mode", ["staged", "in place"])
 def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
-    own_sandbox: Sandbox, server: dict[str, str], fault: Fault, mode: str, killed: str
+    own_sandbox: Sandbox, server: dict[str, str], fault: Fault, killed: str
 ) -> None:
     row = fault(
         SECTION,
@@ -68,12 +67,7 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
     tag, mark = new_tag(), own_sandbox.root / "out" / "mark"
     own_sandbox.tags.append(tag)
     own_sandbox.mkdir("store")
-    where = (
-        ["--store", str(own_sandbox.root / "store")]
-        if mode == "staged"
-        else ["--in-place", "--cache-dir", str(own_sandbox.cache)]
-    )
-    target = "{cache_dir}" if mode == "staged" else str(own_sandbox.cache)
+    where = ["--store", str(own_sandbox.root / "store")]
     argv = own_sandbox.cachewatch("generate", "--quiet", "--name", "lies", *where, "--attempts", "1", "--poll", "200ms")
     argv += [
         "--stall-after",
@@ -85,7 +79,7 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
         "--report",
         str(own_sandbox.report_path),
     ]
-    argv += ["--", sys.executable, "-I", "-S", "-c", LIES, target, str(mark), tag]
+    argv += ["--", sys.executable, "-I", "-S", "-c", LIES, "{cache_dir}", str(mark), tag]
     with (own_sandbox.root / "out" / "log").open("ab") as log:
         run = own_sandbox.popen(argv, env=server, stdout=log, stderr=log)
         until(mark.exists, 200, "the seventh file is cut")
@@ -98,10 +92,10 @@ def test_a_file_that_a_killed_run_has_cut_is_written_again_whatever_its_date(
         assert again.wait(200) == 0, (own_sandbox.root / "out" / "log").read_text()[-3000:]
     kept = json.loads(mark.read_text())
     assert 6 not in kept and {0} <= set(kept), f"kept {kept}; {(own_sandbox.root / 'out' / 'log').read_text()[-3000:]}"
-    current = own_sandbox.root / "store/lies/current" if mode == "staged" else own_sandbox.cache
+    current = own_sandbox.root / "store/lies/current"
     for n in range(8):
         assert (current / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
-    row.measured.append((f"{mode}, {killed}", f"kept {len(kept)} of 7"))
+    row.measured.append((killed, f"kept {len(kept)} of 7"))
 
 
 MOUNT = """

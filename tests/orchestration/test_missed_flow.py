@@ -99,19 +99,6 @@ def test_a_store_s_build_is_no_cache_that_was_there_but_a_directory_beside_it_is
     assert str(again.message).startswith(f"The cache '{cache}' was published")
 
 
-def test_a_cache_in_place_is_used_by_its_key_and_forced_generation_is_what_was_asked_for(
-    name: str, tmp_path: Path
-) -> None:
-    policy = PublishPolicy(mode="in_place")
-    cache = name.replace(" ", "-")
-    assert run(cache, [tmp_path / "c"], publish=policy)[1]["cache_missed"] is None
-    assert run(cache, [tmp_path / "c"], publish=policy)[1]["outcome"] == "cached"
-    assert run(cache, [tmp_path / "c"], publish=policy.model_copy(update={"force": True}))[1]["cache_missed"] is None
-    # The same directory without publishing: its manifest and marker say that it was whole.
-    _, report = run(cache, [tmp_path / "c"])
-    assert (report["cache_missed"]["known_by"], report["cache_missed"]["differs"]) == ("manifest", [])
-
-
 def test_a_consumer_that_writes_into_the_current_build_is_told(name: str, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     cache = name.replace(" ", "-")

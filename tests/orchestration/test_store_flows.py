@@ -354,19 +354,6 @@ def test_the_next_run_resumes_what_a_stalled_one_left(store: CacheStore, tmp_pat
     assert {0, 1} <= set(kept) and 4 not in kept
 
 
-def test_in_place_the_marker_tells(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    code = WRITES.replace("sys.argv[1]", repr(str(cache)))
-    plain = CacheJob(name="baked", command=[sys.executable, "-c", code], cache_dirs=[cache])
-    publish = PublishPolicy(mode="in_place")
-    assert run(plain, publish).name == "Completed"
-    assert (cache / ".cachewatch/whole").exists()
-    assert run(plain, publish).name == "Cached"
-    fails = plain.model_copy(update={"command": [sys.executable, "-c", "import sys; sys.exit(3)"]})
-    assert run(fails, publish).name == "GeneratorFailed"
-    assert not (cache / ".cachewatch/whole").exists()
-
-
 def test_a_second_publisher_is_refused_and_told_who_the_first_is(store: CacheStore) -> None:
     with store.begin("llama", BuildRecipe.of(["x"], policy(store))):
         state = run(job(), policy(store))
@@ -439,11 +426,6 @@ def test_a_health_check_that_cannot_be_made_is_refused_before_the_generation(sto
     state = deploy(job(), policy(store), HealthCheck(command=["/no/such/check"]))
     assert state.name == "Refused" and "/no/such/check" in str(state.message)
     assert list(store.root.iterdir()) == []
-
-
-def test_in_place_is_refused_since_there_is_no_way_back(tmp_path: Path) -> None:
-    state = deploy(job(cache_dirs=[tmp_path / "c"]), PublishPolicy(mode="in_place"), None)
-    assert state.name == "Refused"
 
 
 @pytest.fixture

@@ -67,14 +67,12 @@ def test_published_then_cached_then_refused(server: Server, tmp_path: Path) -> N
         (["--store", "{root}", "--", "true", "{cache_dir}"], "--store needs --name NAME"),
         (["--store", "{root}", "--name", "c", "--", "true"], "is not told where to write: put {cache_dir}"),
         (["--store", "{root}", "--name", "c", "--key", "dtype", "--", "true", "{cache_dir}"], "is not K=V"),
-        (["--store", "{root}", "--name", "c", "--in-place", "--", "true"], "exclude each other"),
         (["--store", "{root}", "--name", "c", "--check", "'", "--", "true", "{cache_dir}"], "--check cannot be read"),
         (
             ["--store", "{root}", "--name", "c", "--expect", "900TB", "--", "true", "{cache_dir}"],
             "are needed (1.1 times",
         ),
         (["--cache-dir", "{root}/c", "--force", "--", "true"], "--force needs --store DIR"),
-        (["--in-place", "--name", "c", "--", "true"], "name the directory that the generator bakes in"),
     ],
 )
 def test_bad_input_is_one_sentence_and_nothing_is_touched(tmp_path: Path, words: list[str], sentence: str) -> None:

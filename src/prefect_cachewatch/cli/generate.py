@@ -121,7 +121,7 @@ def _generate(
     publish, profile = policy_from(options), profile_from(options)
     if publish is not None and profile is not None:
         publish = publish.with_key(profile.key)
-    if publish is not None and publish.mode == "staged" and name is None:
+    if publish is not None and name is None:
         raise InputError("--store needs --name NAME: the name of the cache in the store")
     job = with_ready(job_from(name, options, publish is not None), options)
     stall, stop = stall_from(options), stop_from(options)

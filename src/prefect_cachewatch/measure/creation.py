@@ -8,17 +8,13 @@ Standard library only, since it runs in the scan process; the removal itself is 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-from prefect_cachewatch.common.files import write_all
 from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.common.removal import (
     Entry,
@@ -35,18 +31,12 @@ TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; ty
 if TYPE_CHECKING:
     from typing import Any
 
-#: File in cachewatch's own directory of a cache generated in place: it identifies each file that a run made.
-RECORD = "created"
-
 # Files whose status is kept as a sample, to detect whether the file system gives them other inode numbers.
 _SAMPLED = 4096
 _NAMED = 20
 # cachewatch's own names, and the name under which an NFS client keeps a removed file that is still open.
 _OWN_DIRECTORY, _OWN_NAMES = ".cachewatch/", (".cachewatch-new-", ".cachewatch.lock", ".nfs")
 _TICK_S = 2.5
-_MANY = 10_000
-_LINES = 1000
-_BEAT_S = 1.0
 _LAYERED = ("overlay", "aufs")
 
 
@@ -135,17 +125,14 @@ class Creation:
                 names.append(hash((index, path)))
                 inodes.append(_identity(entry))
                 self._sample(index, path, entry)
-        self._names, self._inodes, self._made = sort(names), sort(inodes), array("q")
+        self._names, self._inodes, self._made = _sort(names), _sort(inodes), array("q")
         # Last of all, so that everything that came during the look is older.
         self._stamps = [make_stamp(held.fd) for held in self.held]
         for held, stamp in zip(self.held, self._stamps, strict=True):
             _wait_for_tick(held.fd, stamp)
 
-    def sight(self, told: Callable[[int, str, Entry], None] = lambda index, path, entry: None) -> dict[str, Any]:
+    def sight(self) -> dict[str, Any]:
         """Record the files that came since as the attempt's, as far as that is known; its tree must be gone.
-
-        Args:
-            told: called with the directory's index, the relative path and the entry of each.
 
         Returns:
             `made`: how many files, directories and others.
@@ -161,16 +148,15 @@ class Creation:
             for path, name, entry in self._entries(held):
                 if entry.is_file and entry.links == 1:
                     inodes.append(hash((entry.device, entry.inode)))
-                if self.is_made(index, path, name, entry, now):
+                if self._is_made(index, path, name, entry, now):
                     made.append(_as_sighted(index, path, entry))
-                    told(index, path, entry)
                     self._sample(index, path, entry)
         if self._problem is None and _has_twins(inodes):
             self._problem = "two files have one inode number on this file system"
-        self._made, self.sighted = sort(made), True
+        self._made, self.sighted = _sort(made), True
         return {"made": len(made)}
 
-    def is_made(self, index: int, path: str, name: str, entry: Entry, now: Entry | None = None) -> bool:
+    def _is_made(self, index: int, path: str, name: str, entry: Entry, now: Entry) -> bool:
         """Say whether an entry is known to have been created since `remember`.
 
         Args:
@@ -185,10 +171,10 @@ class Creation:
             return False
         if not (entry.is_file or entry.is_directory or entry.is_link):
             return False  # a pipe or a socket holds no bytes, and another process may be at its other end
-        if holds(self._names, hash((index, path))) or holds(self._inodes, _identity(entry)):
+        if _holds(self._names, hash((index, path))) or _holds(self._inodes, _identity(entry)):
             return False
         if entry.born_ns is not None:
-            return stamp.changed_ns < entry.born_ns and (now is None or entry.born_ns <= now.changed_ns)
+            return stamp.changed_ns < entry.born_ns <= now.changed_ns
         # No birth time is recorded. A file that was moved here keeps its modification time; one that was not listed may
         # have been here before.
         if not self._complete or (entry.links > 1 and not entry.is_directory):
@@ -225,13 +211,13 @@ class Creation:
 
             def may_go(path: str, name: str, entry: Entry, index: int = index, held: Held = held) -> bool:
                 entry = held.known(entry)
-                if holds(self._made, _as_sighted(index, path + name, entry)):
+                if _holds(self._made, _as_sighted(index, path + name, entry)):
                     return True
                 if not (
                     entry.is_directory
                     or _is_own(path + name, name)
-                    or holds(self._names, hash((index, path + name)))
-                    or holds(self._inodes, _identity(entry))
+                    or _holds(self._names, hash((index, path + name)))
+                    or _holds(self._inodes, _identity(entry))
                 ):
                     keep(held, path + name)
                 return False
@@ -245,41 +231,6 @@ class Creation:
             answer["failed"] += done.failed
             problems += [f"{held.path}/{problem}" for problem in done.problems]
         return answer | {"kept_paths": kept, "problems": problems[:_NAMED]}
-
-    def find_made(self, index: int, places: Iterable[tuple[str, str]]) -> Iterator[tuple[str, Entry]]:
-        """Find the files, among some, that were created since `remember`.
-
-        Args:
-            index: of the directory.
-            places: relative path of a file's directory with a trailing slash, and its name.
-
-        Yields:
-            Relative path and entry of each one that was.
-        """
-        held, here, fd = self.held[index], "/", -1  # "/" is no directory's relative path
-        try:
-            for path, name in places:
-                try:
-                    if path != here:
-                        if fd >= 0:
-                            os.close(fd)
-                        here, fd = "/", -1
-                        fd = open_below(held.fd, path)
-                        here = path
-                    entry = held.look(fd, name)
-                except OSError:
-                    continue  # removed or renamed since the scan: the next walk sees it
-                if self.is_made(index, path + name, name, entry):
-                    yield path + name, entry
-        finally:
-            if fd >= 0:
-                os.close(fd)
-
-    def list_made(self, index: int) -> Iterator[tuple[str, Entry]]:
-        """Walk a directory and yield path and entry of each file that was created in it since `remember`."""
-        for path, name, entry in self._entries(self.held[index]):
-            if self.is_made(index, path, name, entry):
-                yield path, entry
 
     def close(self) -> None:
         while self.held:
@@ -322,99 +273,6 @@ class Creation:
                 return
 
 
-class Recorder:
-    """Records the identity of each file that appears in the first directory, while the attempt runs.
-
-    The record must exist (`publish.begun` makes it). A file that could not be recorded is of unknown origin later, and
-    is kept.
-
-    Args:
-        creation: finds the files.
-
-    Raises:
-        OSError: the record cannot be opened.
-    """
-
-    def __init__(self, creation: Creation) -> None:
-        self.creation = creation
-        held = creation.held[0]
-        with Opened(open_below(held.fd, _OWN_DIRECTORY)) as directory:
-            self._fd = os.open(RECORD, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        # Files already written to the record, 8 bytes each, and the most recent of them.
-        self._known = array("q")
-        self._young: set[int] = set()
-        self._lines: list[str] = []
-        self._next_walk_s = 0.0
-
-    def note(self, moved: Sequence[tuple[str, str]]) -> None:
-        """Record the new files that a scan found.
-
-        Args:
-            moved: directory, with a trailing slash, and name of each file that grew or appeared; only some if there are
-                many.
-        """
-        top = self.creation.held[0].path.rstrip("/") + "/"
-        places = [(directory.removeprefix(top), name) for directory, name in moved if directory.startswith(top)]
-        try:
-            for path, entry in self.creation.find_made(0, places):
-                self._take(0, path, entry)
-            self._write()
-        except OSError:
-            self._lines = []
-
-    def sight(self) -> dict[str, Any]:
-        """Record all new files when an attempt has ended; see `Creation.sight`."""
-        answer = self.creation.sight(self._take)
-        self._write()
-        return answer
-
-    def beat(self) -> float:
-        """Record, between two scans, the files that have appeared, by a walk over everything.
-
-        It is used while no request is waiting. Files made after the last walk are of unknown origin if the run is
-        killed, so the walks are a second apart where that costs little, and take at most a twentieth of the time.
-
-        Returns:
-            Seconds until the next call.
-        """
-        now_s = time.monotonic()
-        with contextlib.suppress(OSError):
-            os.utime(self._fd)  # a sign of life: after a kill it shows when the run was last alive
-        if now_s < self._next_walk_s:
-            return min(self._next_walk_s - now_s, _BEAT_S)
-        with contextlib.suppress(OSError):
-            for path, entry in self.creation.list_made(0):
-                self._take(0, path, entry)
-            self._write()
-        took_s = time.monotonic() - now_s
-        pause_s = max(_BEAT_S, 20 * took_s)
-        self._next_walk_s = now_s + took_s + pause_s
-        return _BEAT_S
-
-    def _take(self, index: int, path: str, entry: Entry) -> None:
-        if index or entry.is_directory:
-            return
-        key = key_of(path, entry)
-        if key in self._young or holds(self._known, key):
-            return
-        self._young.add(key)
-        if len(self._young) > max(_MANY, len(self._known) // 8):
-            self._known = sort(self._known + array("q", self._young))
-            self._young = set()
-        self._lines.append(created_line(path, entry, self.creation.held[0].top))
-        if len(self._lines) > _LINES:
-            self._write()
-
-    def _write(self) -> None:
-        data = "".join(self._lines).encode("ascii")
-        self._lines = []
-        try:
-            write_all(self._fd, data)
-        except OSError:
-            self._young, self._known = set(), array("q")  # a full disk: write all of it again when that is possible
-            raise
-
-
 def _wait_for_tick(fd: int, stamp: Entry) -> None:
     """Wait until the file system's clock advances: it moves in steps of some milliseconds, at most two seconds."""
     pause_s, end_s = 0.001, time.monotonic() + _TICK_S
@@ -434,63 +292,23 @@ def _as_sighted(index: int, path: str, entry: Entry) -> int:
     return hash((index, path, entry.device, entry.inode, entry.mode & 0o170000, since))
 
 
-def created_line(path: str, entry: Entry, top: Entry) -> str:
-    """Format the record's line that identifies a file.
-
-    Args:
-        path: relative to the cache directory.
-        entry: the file, by `Held.look`.
-        top: the cache directory; a restart may change device numbers, but not whether the two are equal.
-    """
-    device = 0 if entry.device == top.device else entry.device
-    return json.dumps([path, device, entry.inode, entry.born_ns, entry.changed_ns]) + "\n"
-
-
-def read_line(line: bytes, top: Entry) -> int | None:
-    """Parse a line of the record; None if it is not valid, for example the last one of a killed run.
-
-    Args:
-        line: of the file.
-        top: the cache directory.
-
-    Returns:
-        The number that `key_of` gives the file if it is still the same one.
-    """
-    try:
-        path, device, inode, born_ns, changed_ns = json.loads(line)
-        if not all(isinstance(number, int) for number in (device, inode, born_ns or 0, changed_ns)):
-            return None
-    except (ValueError, TypeError):
-        return None
-    return _key(path, device or top.device, inode, born_ns, changed_ns)
-
-
-def key_of(path: str, entry: Entry) -> int:
-    """Make a number that identifies a file: by its birth, whatever its path; else by path and change time."""
-    return _key(path, entry.device, entry.inode, entry.born_ns, entry.changed_ns)
-
-
-def _key(path: object, device: int, inode: int, born_ns: int | None, changed_ns: int) -> int:
-    return hash((device, inode, born_ns) if born_ns is not None else (path, device, inode, None, changed_ns))
-
-
 def _is_own(path: str, name: str) -> bool:
     return f"{path}/".startswith(_OWN_DIRECTORY) or name.startswith(_OWN_NAMES)
 
 
-def sort(values: array[int]) -> array[int]:
-    """Sort numbers, for `holds`."""
+def _sort(values: array[int]) -> array[int]:
+    """Sort numbers, for `_holds`."""
     return array("q", sorted(values))
 
 
-def holds(values: array[int], value: int) -> bool:
+def _holds(values: array[int], value: int) -> bool:
     """Say whether sorted numbers contain a value."""
     place = bisect_left(values, value)
     return place < len(values) and values[place] == value
 
 
 def _has_twins(values: array[int]) -> bool:
-    ordered = sort(values)
+    ordered = _sort(values)
     return any(ordered[i] == ordered[i + 1] for i in range(len(ordered) - 1))
 
 

@@ -13,14 +13,13 @@ import gc
 import heapq
 import json
 import os
-import select
 import stat
 import time
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
-from prefect_cachewatch.measure.creation import Creation, Recorder, Refusal
+from prefect_cachewatch.measure.creation import Creation, Refusal
 from prefect_cachewatch.measure.folder import FileRecord
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, Ledger
@@ -47,7 +46,6 @@ class ScanServer:
         self.ignore: list[str] = []
         self.identities: dict[str, tuple[int, int]] = {}
         self.creation: Creation | None = None
-        self.recorder: Recorder | None = None
         self.ledger = Ledger(birth_ns)
         self.tree = Tree([], [], self.ledger)
         self.age_clock = AgeClock()
@@ -81,8 +79,6 @@ class ScanServer:
             self.mark.begin_scan()
         made = self.tree.full_scan(holders) if full else self.tree.partial_scan(budget_s, holders)
         answer = self._answer(made, began)
-        if self.recorder is not None:
-            self.recorder.note(self.ledger.moved)
         if space:
             answer["space"] = look_at_storage(self.roots)
         return answer
@@ -139,12 +135,8 @@ class ScanServer:
             "rest": heapq.nlargest(limit, ((d, n, b) for d, (n, b) in rest.items()), key=itemgetter(2)),
         }
 
-    def remember(self, record: bool = False) -> dict[str, Any]:
-        """Record existing files as not the attempt's, before its generator starts.
-
-        Args:
-            record: whether to record new files in the first directory while they appear.
-        """
+    def remember(self) -> dict[str, Any]:
+        """Record existing files as not the attempt's, before its generator starts."""
         began = time.perf_counter()
         if self.creation is None:
             self.creation = Creation(self.roots)
@@ -152,15 +144,13 @@ class ScanServer:
             self.creation.remember()
         except Refusal as refusal:
             return {"refused": str(refusal)}
-        if record and self.recorder is None:
-            self.recorder = Recorder(self.creation)
         return {"refused": None, "remembered_s": time.perf_counter() - began}
 
     def sight(self) -> dict[str, Any]:
         """List the files that an attempt made, after its tree is gone."""
         if self.creation is None:
             return {}
-        return self.recorder.sight() if self.recorder is not None else self.creation.sight()
+        return self.creation.sight()
 
     def clean(self) -> dict[str, Any]:
         """Remove what `sight` listed; see `Creation.clean`. If that is refused, no file was touched."""
@@ -321,17 +311,14 @@ def measure(roots: list[str], ignore: list[str]) -> dict[str, Any]:
     }
 
 
-def _requests(fd: int, server: ScanServer) -> Iterator[bytes]:
-    """Yield each incoming line; if new files are being recorded, use the time in between for that."""
-    buffer, pause_s = b"", 0.0
+def _requests(fd: int) -> Iterator[bytes]:
+    """Yield each incoming line."""
+    buffer = b""
     while True:
         line, separator, rest = buffer.partition(b"\n")
         if separator:
             buffer = rest
             yield line
-            continue
-        if server.recorder is not None and not select.select([fd], [], [], pause_s)[0]:
-            pause_s = server.recorder.beat()
             continue
         chunk = os.read(fd, 65536)
         if not chunk:
@@ -350,7 +337,7 @@ def main(fd: int, answers_fd: int | None = None) -> None:
     gc.disable()  # no cycles are made here, and traversing the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
-    for line in _requests(fd, server):
+    for line in _requests(fd):
         request = json.loads(line)
         operation = request.pop("op")
         try:
@@ -373,7 +360,7 @@ def main(fd: int, answers_fd: int | None = None) -> None:
             elif operation == "overlap":
                 answer = find_overlap(**request)
             elif operation == "remember":
-                answer = server.remember(**request)
+                answer = server.remember()
             elif operation == "sight":
                 answer = server.sight()
             elif operation == "clean":

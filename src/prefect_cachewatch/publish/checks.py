@@ -5,8 +5,8 @@ The `category` of a finding is a contract: reports and automations match on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -19,11 +19,6 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 
 _NAMED = 3
-_LEFT = {
-    "temporary_file": "a temporary file was left behind",
-    "empty_file": "an empty file was left behind",
-    "broken_content": "a file contradicts its own format",
-}
 
 
 @dataclass(frozen=True)
@@ -72,9 +67,9 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     if unreadable:
         found.append(_finding("unreadable", f"cannot be read ({unreadable[0][1]})", [path for path, _ in unreadable]))
     if temporary:
-        found.append(_finding("temporary_file", _LEFT["temporary_file"], temporary))
+        found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
     if empty:
-        found.append(_finding("empty_file", _LEFT["empty_file"], empty))
+        found.append(_finding("empty_file", "an empty file was left behind", empty))
     if not counted:
         found.append(
             Finding(
@@ -123,30 +118,6 @@ def check_content(
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
     """Keep the findings that forbid publication."""
     return [finding for finding in findings if finding.severity == "refuse"]
-
-
-def spare_others(findings: Sequence[Finding], made: Container[str]) -> list[Finding]:
-    """Downgrade refusals about temporary, empty and broken files to warnings if no run is known to have made the files.
-
-    Args:
-        findings: from `check_tree`.
-        made: paths of the files that runs have made.
-
-    Returns:
-        The findings.
-    """
-    kept: list[Finding] = []
-    for finding in findings:
-        what = _LEFT.get(finding.category)
-        if what is None or all(path in made for path in finding.paths):
-            kept.append(finding)
-            continue
-        if ours := [path for path in finding.paths if path in made]:
-            kept.append(replace(_finding(finding.category, what, ours), severity=finding.severity))
-        if theirs := [path for path in finding.paths if path not in made]:
-            told = _finding(finding.category, f"{what}, and no run is known to have made it", theirs)
-            kept.append(replace(told, severity="warn"))
-    return kept
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:

@@ -44,7 +44,6 @@ class Manifest:
 
     name: str
     build_id: str
-    mode: str
     key: str
     cache_key: Mapping[str, str]
     argv: tuple[str, ...]
@@ -76,7 +75,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         ASCII bytes, one file a line, ending in a newline.
 
     Example:
-        >>> m = Manifest("c", "b", "staged", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "0" * 64),))
+        >>> m = Manifest("c", "b", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "0" * 64),))
         >>> decode_manifest(encode_manifest(m), "m.json") == m
         True
     """
@@ -154,7 +153,6 @@ def _from_body(body: dict[str, Any]) -> Manifest:
     manifest = Manifest(
         name=str(body["name"]),
         build_id=str(body["build_id"]),
-        mode=str(body["mode"]),
         key=str(body["key"]),
         cache_key=dict(body["cache_key"]),
         argv=tuple(body["argv"]),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.config import DEFAULT_IGNORE, InputModel
@@ -35,7 +35,6 @@ class PublishPolicy(InputModel):
         "check_timeout_s",
         "verify",
         "suspects",
-        "accept",
         "suspect_window_s",
         "adopt_abandoned",
         "keep_quarantined",
@@ -43,14 +42,9 @@ class PublishPolicy(InputModel):
         "gc_grace_s",
     )
 
-    store: Path | None = Field(
-        default=None,
-        description="Root of the store to publish into; an absolute path, needed in staged mode.",
-    )
-    mode: Literal["staged", "in_place"] = Field(
-        default="staged",
-        description="staged: the generator writes into a new directory of the store, which becomes current only when "
-        "it is whole; in_place: for generators that bake in their path, a marker in the cache directory says whether it is whole.",
+    store: Path = Field(
+        description="Root of the store to publish into; an absolute path. The generator writes into a new directory there, "
+        "which becomes current only when it is whole.",
     )
     cache_dir_env: _EnvName | None = Field(
         default=None,
@@ -126,11 +120,6 @@ class PublishPolicy(InputModel):
         description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
         "the last changed, and what grew in its last window.",
     )
-    accept: _Globs = Field(
-        default_factory=list,
-        description="In place: globs of files of your own that are whole, though they were written while a generation ran "
-        "that did not finish; without it the next run is refused and names them.",
-    )
     suspect_window_s: OptionalDuration = Field(
         default=None,
         ge=0,
@@ -178,10 +167,10 @@ class PublishPolicy(InputModel):
 
     @field_validator("store")
     @classmethod
-    def _absolute(cls, store: Path | None) -> Path | None:
-        if store is not None and not store.is_absolute():
+    def _absolute(cls, store: Path) -> Path:
+        if not store.is_absolute():
             raise ValueError(f"store {str(store)!r} is not an absolute path: write it from / on")
-        if store is not None and "\0" in str(store):
+        if "\0" in str(store):
             raise ValueError("the store's path has a NUL character in it")
         return store
 
@@ -191,12 +180,6 @@ class PublishPolicy(InputModel):
         if command is not None and (not command[0] or any("\0" in word for word in command)):
             raise ValueError("the check command's first word is empty or a word has a NUL character in it")
         return command
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.mode == "staged" and self.store is None:
-            raise ValueError("staged publishing needs a store: give the absolute path of its root")
-        return self
 
 
 def _scalar_text(item: Any) -> Any:

@@ -58,13 +58,12 @@ from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import check_build_id, make_build_id
 from prefect_cachewatch.publish.staging import (
     STAGING_RECORD,
-    StagedBuild,
     note_unfinished,
     read_free_space,
     require_space,
 )
 from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
-from prefect_cachewatch.publish.target import BuildRecipe
+from prefect_cachewatch.publish.target import BuildRecipe, StagedBuild
 from prefect_cachewatch.publish.verification import Verdict
 
 _SPACE_FACTOR = 1.1

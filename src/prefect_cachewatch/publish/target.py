@@ -1,6 +1,6 @@
-"""A build that is being written, staged or in place: retries, checks, digests, manifest.
+"""A build that is being written in the store: retries, checks, digests, manifest; the writer's lock is held to the end.
 
-The shared base of staged and in-place builds. It starts no process and makes nothing current.
+It starts no process and does not switch `current` (see `activation`).
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ import platform
 import socket
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect_cachewatch import __version__
 from prefect_cachewatch.common.closing import Closing, Opened
-from prefect_cachewatch.common.removal import Entry, look, make_stamp, open_below, remove_entry
+from prefect_cachewatch.common.removal import empty_directory, look, make_stamp, open_below, remove_entry
 from prefect_cachewatch.common.secrets import redact, redact_argv
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
-from prefect_cachewatch.publish.builds import MANIFEST, PIN
+from prefect_cachewatch.publish.builds import MANIFEST, PIN, open_build, pin_build
 from prefect_cachewatch.publish.checks import Finding, Suspect, check_content, check_tree, find_suspects
 from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import (
+    discard_tree,
     entry_exists,
     holds_change_times,
+    move_entry,
     read_note,
     read_small_file,
     refusing,
@@ -38,12 +39,21 @@ from prefect_cachewatch.publish.durable import (
     sync_directory,
     write_durably,
 )
-from prefect_cachewatch.publish.layout import open_subdirectory
+from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, scan_build
+from prefect_cachewatch.publish.staging import (
+    QUARANTINE_RECORD,
+    STAGING_RECORD,
+    foreign_meta,
+    meta_directory,
+    note_finished,
+    set_aside_meta,
+    write_meta,
+)
+from prefect_cachewatch.publish.tree import BuildTree, scan_build
 from prefect_cachewatch.publish.verification import digest_build
 
 GROWTH_MARK = ".grew.json"
@@ -69,33 +79,31 @@ class BuildRecipe:
         return cache_key_digest(self.cache_key, self.argv, self.tool_versions)
 
 
-class BuildTarget(Closing, ABC):
-    """The one build of a cache that is being written; `close` releases the writer's lock."""
+class StagedBuild(Closing):
+    """The one build of a cache that is being written; its path stays the same when it is published.
 
-    mode: str
+    `close` releases the writer's lock.
+    """
 
     def __init__(
         self,
-        name: str,
-        build_id: str,
-        path: str,
-        recipe: BuildRecipe,
-        lock: HeldLock,
+        folder: CacheFolder,
         resources: contextlib.ExitStack,
+        lock: HeldLock,
+        build_id: str,
+        recipe: BuildRecipe,
         *,
         adopted: bool,
         started_s: float,
         last_bytes: int | None,
     ) -> None:
-        self.name, self.build_id, self.path, self.recipe = name, build_id, path, recipe
+        self.name, self.build_id, self.path, self.recipe = folder.name, build_id, folder.build_path(build_id), recipe
         self.adopted = adopted
-        self._lock, self._resources = lock, resources
+        self._folder, self._lock, self._resources = folder, lock, resources
         self._started_s, self._last_bytes = started_s, last_bytes
         self._checked: BuildTree | None = None
         self._content: tuple[BuildTree, PublishPolicy, list[Finding]] | None = None
         self._done = False
-        self.watched = False
-        """Whether the watch records the files made in place, as a flow's does; else they are listed here at the end."""
         self.notes: list[str] = []
         """Sentences for the user about what was found and removed."""
 
@@ -143,16 +151,16 @@ class BuildTarget(Closing, ABC):
         self._require_open()
         if policy.suspects == "keep":
             return []
-        with self._open() as fd, self._probe_directory() as record_fd:
-            files, entries = self._own_files(fd)
-            known = self._read_growth(record_fd, fd)
+        with self._open() as fd:
+            files = scan_build(fd).files
+            known = self._read_growth(fd)
             suspects = find_suspects(
                 files,
                 temporary=policy.temporary,
                 allow_empty=policy.allow_empty,
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
-                reported={*reported, *self._read_reported(record_fd)},
+                reported={*reported, *self._read_reported()},
                 broken=broken,
             )
             if suspects and isinstance(known, str):
@@ -161,19 +169,19 @@ class BuildTarget(Closing, ABC):
                     f"{shown or 'none'} of the {len(files):,} files of an earlier attempt can be shown to be whole: {known}"
                 )
             for suspect in suspects:
-                remove_below(fd, suspect.path, entries[suspect.path] if entries is not None else None)
+                remove_below(fd, suspect.path)
         self.note_growth()
         return suspects
 
     @property
     def growth_mark(self) -> str:
         """Path of the mark that the scan process renews while the build is written; see `measure.growth_mark`."""
-        return f"{self._record_path}{GROWTH_MARK}"
+        return f"{self._folder.path}/{GROWTH_MARK}"
 
     @property
     def reported_record(self) -> str:
         """Path of the record of files that a run saw open or growing at its end: JSON, from `reported_json`."""
-        return f"{self._record_path}{REPORTED}"
+        return f"{self._folder.path}/{REPORTED}"
 
     def reported_json(self, paths: Collection[str]) -> str:
         """Make the contents of `reported_record`.
@@ -192,7 +200,8 @@ class BuildTarget(Closing, ABC):
             StoreError: it cannot be written.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with refusing("write", self.growth_mark), self._probe_directory() as record_fd:
+        record_fd = self._folder.fd
+        with refusing("write", self.growth_mark):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(REPORTED, dir_fd=record_fd)
             with Opened(os.open(GROWTH_MARK, flags, 0o644, dir_fd=record_fd)) as fd:
@@ -200,8 +209,9 @@ class BuildTarget(Closing, ABC):
                 os.fsync(fd)
             sync_directory(record_fd)
 
-    def _read_growth(self, record_fd: int, build_fd: int) -> int | str:
+    def _read_growth(self, build_fd: int) -> int | str:
         """Return the moment after which an earlier attempt's last growth came, or why it is unknown."""
+        record_fd = self._folder.fd
         try:
             if not holds_change_times(record_fd):
                 return "on its file system any program may set a file's change time"
@@ -213,8 +223,8 @@ class BuildTarget(Closing, ABC):
             why = error.message if isinstance(error, StoreError) else os.strerror(error.errno or 0)
             return f"{GROWTH_MARK} cannot be read: {why}"
 
-    def _read_reported(self, record_fd: int) -> list[str]:
-        return read_note(record_fd, REPORTED, 1 << 24, lambda found: [str(path) for path in found["paths"]]) or []
+    def _read_reported(self) -> list[str]:
+        return read_note(self._folder.fd, REPORTED, 1 << 24, lambda found: [str(path) for path in found["paths"]]) or []
 
     def check(self, policy: PublishPolicy, extra: Sequence[Finding] = ()) -> list[Finding]:
         """Check the generator's output: names, sizes, and whether each file can be what its format demands.
@@ -284,58 +294,88 @@ class BuildTarget(Closing, ABC):
         self._done = True
         return manifest
 
-    @abstractmethod
     def quarantine(self, findings: Sequence[Finding], message: str) -> str:
-        """Put a refused build aside, with the reasons beside it; return its path."""
-
-    @abstractmethod
-    def clean(self) -> None:
-        """Begin again without any file of earlier attempts."""
-
-    def require_certain(self, policy: PublishPolicy, *, window_s: float, reported: Collection[str] = ()) -> None:
-        """Refuse to continue beside files that may be cut and must not be removed; a build in the store has none.
+        """Move a refused build into quarantine, with the reasons beside it.
 
         Args:
-            policy: the rules.
-            window_s: the stall window.
-            reported: paths that the watch saw growing, or open for writing, at the end.
+            findings: the reasons.
+            message: the reasons in one sentence.
+
+        Returns:
+            Its new path.
 
         Raises:
-            StoreError: there are such files; it names them.
+            StoreError: it cannot be moved; it stays a staging build then.
         """
+        self._require_open()
+        with refusing("move", self.path, named=f"{for_terminal(self.path, 1000)} into quarantine"):
+            with hold_switch(self._folder, "put a build into quarantine"):
+                # First: if anything fails after this, the next run of the key begins with a new build and does not meet
+                # the same failure.
+                self._forget()
+                with self._open() as fd:
+                    set_aside_meta(fd)
+                    write_meta(fd, self.path, QUARANTINE_RECORD, refusal_record(self, findings, message))
+                move_entry(self._folder.builds_fd, self.build_id, self._folder.quarantine_fd, self.build_id)
+            self._finished()
+        self._done = True
+        return self._folder.quarantine_path(self.build_id)
 
-    def _own_files(self, build_fd: int) -> tuple[list[ScannedFile], dict[str, Entry] | None]:
-        """Return the files that may be removed, and their identities; None for these if all is the store's."""
-        return scan_build(build_fd).files, None
+    def clean(self) -> None:
+        """Empty the directory but keep it, since the watch holds it open."""
+        self._require_open()
+        with self._open() as fd:
+            done = empty_directory(fd)
+            sync_directory(fd)
+        if done.failed:
+            raise StoreError(
+                f"cannot remove {for_terminal(f'{self.path}/{done.problems[0]}', 1000)}: see to it by hand"
+            )
 
-    @abstractmethod
-    def _open(self) -> contextlib.AbstractContextManager[int]: ...
+    def discard(self) -> None:
+        """Remove the staging build."""
+        self._require_open()
+        discard_tree(self._folder.builds_fd, self.build_id)
+        self._finished()
+        self._done = True
 
-    @abstractmethod
-    def _probe_directory(self) -> contextlib.AbstractContextManager[int]:
-        """Open the directory of our own records on the build's file system."""
-
-    @property
-    @abstractmethod
-    def _record_path(self) -> str:
-        """Return that directory's path, with a slash at the end."""
+    def _open(self) -> contextlib.AbstractContextManager[int]:
+        return open_build(self._folder, self.build_id)
 
     def _check_meta(self, build_fd: int) -> list[Finding]:
-        """Report what is in the place of cachewatch's own directory in the build."""
-        return []
+        found = foreign_meta(build_fd)
+        if found is None:
+            return []
+        message = (
+            f"{META_DIRECTORY} is cachewatch's own name in a build, and here it is {found}: have it written elsewhere"
+        )
+        return [Finding("reserved_name", message, paths=(META_DIRECTORY,))]
 
     def _before_manifest(self, build_fd: int) -> None:
-        """Make room for cachewatch's own directory."""
+        # Nothing of ours is there yet: a directory of that name was copied from another build.
+        if entry_exists(build_fd, META_DIRECTORY):
+            # Into the store's trash: after a kill, remains in the build would pass for the generator's files.
+            discard_tree(build_fd, META_DIRECTORY, self._folder.builds_fd)
 
     def _write_manifest(self, build_fd: int, meta_fd: int, data: bytes) -> None:
+        sync_directory(self._folder.builds_fd)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(PIN, flags, 0o644, dir_fd=meta_fd))
         sync_directory(build_fd)
         # Last of all, and in one step: the manifest makes the build whole.
         write_durably(meta_fd, MANIFEST, data)
+        # Held until this object is closed, which is after the activation: a clean-up in between would take the build
+        # for unused.
+        self._resources.callback(pin_build(build_fd).release)
 
     def _finished(self) -> None:
-        """Forget the records that only an unfinished build needs."""
+        self._forget()
+        note_finished(self._folder, self.build_id)
+
+    def _forget(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(STAGING_RECORD, dir_fd=self._folder.fd)
+            sync_directory(self._folder.fd)
 
     def close(self) -> None:
         """Release the writer's lock; an unfinished build stays, for a retry to resume."""
@@ -359,7 +399,6 @@ class BuildTarget(Closing, ABC):
         return Manifest(
             name=self.name,
             build_id=self.build_id,
-            mode=self.mode,
             key=self.key,
             cache_key=self.recipe.cache_key,
             argv=tuple(redact_argv(self.recipe.argv)),
@@ -379,7 +418,7 @@ class BuildTarget(Closing, ABC):
         )
 
 
-def refusal_record(target: BuildTarget, findings: Sequence[Finding], message: str) -> dict[str, Any]:
+def refusal_record(target: StagedBuild, findings: Sequence[Finding], message: str) -> dict[str, Any]:
     """Return the record beside a refused build: the reason in one sentence and in detail."""
     return {
         "schema_version": 1,
@@ -391,36 +430,12 @@ def refusal_record(target: BuildTarget, findings: Sequence[Finding], message: st
     }
 
 
-def write_meta(build_fd: int, path: str, name: str, record: Mapping[str, Any]) -> None:
-    """Write a small JSON file of cachewatch's own into a build.
-
-    Args:
-        build_fd: descriptor of the build's directory.
-        path: of the build, for messages.
-        name: the file's name.
-        record: its contents.
-    """
-    with meta_directory(build_fd, path) as meta_fd:
-        write_durably(meta_fd, name, json.dumps(record, indent=1).encode("ascii") + b"\n")
-
-
-@contextlib.contextmanager
-def meta_directory(build_fd: int, path: str) -> Iterator[int]:
-    """Open cachewatch's own directory in a build; create it if missing."""
-    if not entry_exists(build_fd, META_DIRECTORY):
-        os.mkdir(META_DIRECTORY, 0o755, dir_fd=build_fd)
-        sync_directory(build_fd)
-    with open_subdirectory(build_fd, META_DIRECTORY, f"{path}/{META_DIRECTORY}") as fd:
-        yield fd
-
-
-def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
+def remove_below(build_fd: int, path: str) -> None:
     """Remove a file of a build by its relative path, without following a link on the way.
 
     Args:
         build_fd: descriptor of the build's directory.
         path: relative to it.
-        entry: the entry it must be; default the one that is there now.
 
     Raises:
         StoreError: it cannot be removed; a missing file is no error.
@@ -431,7 +446,7 @@ def remove_below(build_fd: int, path: str, entry: Entry | None = None) -> None:
         contextlib.suppress(FileNotFoundError),
         Opened(open_below(build_fd, parent)) as fd,
     ):
-        remove_entry(fd, name, look(fd, name) if entry is None else entry)
+        remove_entry(fd, name, look(fd, name))
 
 
 def _iso(wall_s: float) -> str:

@@ -24,12 +24,11 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
 from prefect_cachewatch.publish.contents import find_broken
-from prefect_cachewatch.publish.in_place import begin_in_place, find_whole_in_place
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
-from prefect_cachewatch.publish.target import BuildRecipe, BuildTarget
+from prefect_cachewatch.publish.target import BuildRecipe, StagedBuild
 from prefect_cachewatch.run.filled_key import fill_key
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
@@ -46,7 +45,7 @@ class PublishSession(Closing):
     """One run's publication, from the check whether the cache exists to its activation.
 
     Args:
-        job: with `{cache_dir}` in its command or environment, in staged mode.
+        job: with `{cache_dir}` in its command or environment.
         policy: the publish policy.
         logger: the run's logger.
         files: the helper process that checks whether the store's file system answers; default this process.
@@ -76,12 +75,12 @@ class PublishSession(Closing):
             logger.info("%s", filled.sentence())
         if job.container is not None:
             self._add_tool("container image", job.container.image)
-        self.store = CacheStore(policy.store) if policy.mode == "staged" and policy.store else None
+        self.store = CacheStore(policy.store)
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
         self.cut_files: set[str] = set()
         """Files that the last attempt may have cut, as its watch saw them: absolute paths."""
-        self._target: BuildTarget | None = None
+        self._target: StagedBuild | None = None
         self._resources = contextlib.ExitStack()
 
     def know_image(self, image_id: str) -> None:
@@ -99,12 +98,10 @@ class PublishSession(Closing):
     @property
     def current(self) -> str:
         """The path that consumers open."""
-        return self.store.current_path(self.name) if self.store else str(self._source.cache_dirs[0])
+        return self.store.current_path(self.name)
 
     def last_bytes(self) -> int | None:
         """Return the size of the last published build, by its manifest; None if none is known."""
-        if self.store is None:
-            return None
         try:
             self._require_answer()
             builds = [
@@ -115,13 +112,12 @@ class PublishSession(Closing):
         return max(builds, key=lambda build: build.finished_at or "").total_bytes if builds else None
 
     def require_space(self) -> None:
-        """Refuse a generation if there is no room for it; the site checks directories in place.
+        """Refuse a generation if there is no room for it.
 
         Raises:
             NotEnoughSpace: the store has less than 1.1 times the expected size, or the size of the last build.
         """
-        if self.store is not None:
-            self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
+        self.store.require_space(self.name, expected_bytes=self._source.expected_bytes)
 
     def find_cached(self) -> Publication | None:
         """Check whether the cache exists already: of the same key, and whole by the policy's measure.
@@ -132,22 +128,17 @@ class PublishSession(Closing):
         """
         if self.policy.force:
             return None
-        if self.store is not None:
-            found = self.store.find_whole(self.name, self.recipe.key, verify=self.policy.verify)
-            if found is None:
-                return None
-            done = self._describe("cached", found[1], found[0].path)
-            return replace(done, current=self.current) if found[0].state == "active" else done
-        path = str(self._source.cache_dirs[0])
-        manifest = find_whole_in_place(path, self.recipe.key, verify=self.policy.verify)
-        return replace(self._describe("cached", manifest, path), current=path) if manifest else None
+        found = self.store.find_whole(self.name, self.recipe.key, verify=self.policy.verify)
+        if found is None:
+            return None
+        done = self._describe("cached", found[1], found[0].path)
+        return replace(done, current=self.current) if found[0].state == "active" else done
 
-    def begin(self, *, clean: bool, grace_s: float = 10.0) -> tuple[CacheJob, dict[str, str]]:
+    def begin(self, *, clean: bool) -> tuple[CacheJob, dict[str, str]]:
         """Choose the directory to write to, and take the writer's lock.
 
         Args:
             clean: whether the build of a killed run is discarded rather than resumed.
-            grace_s: how long the generator may go on writing when this run is killed.
 
         Returns:
             The job with its directory, and the variables to add to its environment.
@@ -158,13 +149,7 @@ class PublishSession(Closing):
         """
         self._require_answer()
         adopt = self.policy.adopt_abandoned and not clean and not self.policy.force
-        if self.store is not None:
-            self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
-        else:
-            # Checked before the marker is removed.
-            CacheDirectories(self._source.cache_dirs, expected_bytes=self._source.expected_bytes).close()
-            path = self._source.cache_dirs[0]
-            self._target = begin_in_place(path, self.name, self.recipe, fresh=self.policy.force, grace_s=grace_s)
+        self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         self._resources.enter_context(self._target)
         if not self._target.adopted:
             self._target.note_growth()
@@ -182,7 +167,6 @@ class PublishSession(Closing):
             window_s: the stall window, to find the files that that run may have cut.
         """
         if self.target.adopted:
-            self.target.require_certain(self.policy, window_s=window_s)
             if clean:
                 self.target.clean()
                 self.target.note_growth()
@@ -190,13 +174,8 @@ class PublishSession(Closing):
                 self._remove_suspects(window_s, ())
         self._log_notes()
 
-    def let_watch_record(self) -> bool:
-        """Let the watch record the files that are made, if that has to be known; return whether it has."""
-        self.target.watched = self.store is None
-        return self.target.watched
-
     @property
-    def target(self) -> BuildTarget:
+    def target(self) -> StagedBuild:
         """The build that is being written, after `begin`."""
         assert self._target is not None, "begin() comes first"
         return self._target
@@ -234,14 +213,8 @@ class PublishSession(Closing):
         self._require_answer()
         prefix = self.target.path + "/"
         below = {path.removeprefix(prefix) for path in self.cut_files if path.startswith(prefix)}
-        self.target.require_certain(self.policy, window_s=window_s, reported=below)
         self._remove_suspects(window_s, below)
         self._log_notes()
-
-    @property
-    def is_staged(self) -> bool:
-        """Whether the build has a directory of its own, in which all files are the run's."""
-        return self.store is not None
 
     def discard(self) -> None:
         """Begin the build again without any file of the attempts so far; raises StoreError."""
@@ -310,14 +283,13 @@ class PublishSession(Closing):
         return self._describe("published", manifest, self.target.path)
 
     def activate(self, publication: Publication) -> Publication:
-        """Make the published build current; a cache in place is made current by its marker.
+        """Make the published build current.
 
         Returns:
             The publication with the build that it replaced.
         """
-        switched = self.store.activate(self.name, publication.build_id) if self.store else None
-        previous = switched.previous if switched else None
-        self.publication = replace(publication, current=self.current, previous=previous)
+        switched = self.store.activate(self.name, publication.build_id)
+        self.publication = replace(publication, current=self.current, previous=switched.previous)
         return self.publication
 
     def unfinished(self) -> Publication:
@@ -330,7 +302,7 @@ class PublishSession(Closing):
 
     def _require_answer(self) -> None:
         """Stop here if the file system hangs: a read or write in this process could not be interrupted."""
-        path = self.policy.store if self.policy.mode == "staged" else self._source.cache_dirs[0]
+        path = self.policy.store
         try:
             with contextlib.suppress(OSError):  # reported in another place
                 look_ahead(self._files, f"cache store {path}", os.statvfs, str(path))
@@ -365,8 +337,6 @@ class PublishSession(Closing):
             self._logger.warning("%s", self.target.notes.pop(0))
 
     def _prune_quarantine(self) -> None:
-        if self.store is None:
-            return
         keep, most = self.policy.keep_quarantined, self.policy.quarantine_max_bytes
         try:
             problems = self.store.prune_quarantine(self.name, keep=keep, max_bytes=most)
@@ -398,7 +368,6 @@ class PublishSession(Closing):
         total_files = manifest.total_files if manifest else len(tree.files) if tree else 0
         self.publication = Publication(
             status=status,
-            mode=self.policy.mode,
             key=self.recipe.key,
             build_id=manifest.build_id if manifest else self.target.build_id,
             path=path,
@@ -439,11 +408,7 @@ def check_delivery(job: CacheJob, policy: PublishPolicy) -> None:
             raise InputError(
                 f"cache directory {path} is in a container's volume, which is not published: publish from a host directory"
             )
-    if policy.mode == "in_place" and any(PLACEHOLDER in str(path) for path in job.cache_dirs):
-        raise InputError(
-            "in_place publishing needs the job's cache_dirs: name the directory that the generator bakes in"
-        )
-    if policy.mode == "staged" and policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
+    if policy.cache_dir_env is None and not any(PLACEHOLDER in word for word in told):
         raise InputError(
             f"the generator is not told where to write: put {PLACEHOLDER} where its command or environment names the "
             "cache directory, or set cache_dir_env (--cache-dir-env) to the variable that it reads, such as TT_CACHE_PATH"
@@ -464,7 +429,7 @@ def describe_publication(name: str, done: Publication) -> str:
     """Describe in one sentence the publication of a good build.
 
     Example:
-        >>> describe_publication("c", Publication("cached", "staged", "k", "b", "/s/c/builds/b", total_bytes=5, total_files=1))
+        >>> describe_publication("c", Publication("cached", "k", "b", "/s/c/builds/b", total_bytes=5, total_files=1))
         "The cache 'c' is whole already: build b, 5 B in 1 file."
     """
     size = f"build {done.build_id}, {describe_growth(done.total_bytes, done.total_files)}"

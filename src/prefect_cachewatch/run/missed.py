@@ -389,11 +389,11 @@ def _is_typed(facts: RunFacts) -> bool:
 
 
 def _manifest_facts(cache_dirs: list[str]) -> RunFacts | None:
-    """What the manifest of a published build says, if the only directory is one; in place its marker must be there."""
+    """What the manifest of a published build says, if the only directory is one."""
     try:
         with Opened(os.open(f"{cache_dirs[0]}/.cachewatch", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as meta:
             found = _read_json(meta, "manifest.json", _MANIFEST_BYTES)
-            if len(cache_dirs) > 1 or (found["mode"] == "in_place" and "whole" not in os.listdir(meta)):
+            if len(cache_dirs) > 1:
                 return None
         totals, argv = found["totals"], redact_argv([str(word) for word in found["argv"]])
         return RunFacts(str(found["finished_at"]), cache_dirs, int(totals["bytes"]), int(totals["files"]), argv)

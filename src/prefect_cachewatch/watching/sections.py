@@ -179,8 +179,6 @@ class Publication:
 
     #: published, cached, verification_failed, or unfinished.
     status: str
-    #: staged or in_place.
-    mode: str
     #: The digest of everything that the cache depends on.
     key: str
     build_id: str
@@ -190,7 +188,7 @@ class Publication:
     manifest: str | None = None
     #: Directory of a refused build.
     quarantine: str | None = None
-    #: The path that consumers open: the link, or the cache directory in place; null if it does not lead to this build.
+    #: The link that consumers open; null if it does not lead to this build.
     current: str | None = None
     #: The build that was current before.
     previous: str | None = None

@@ -145,10 +145,8 @@ class CacheDirectories(Closing):
         self._closed = False
         self.to_clean = False
         """Whether to record what each attempt makes, so that `clean` may remove it; set it before `begin`."""
-        self.to_record = False
-        """Whether to record files made in the first directory there (`publish.begun`); set it before `begin`."""
         self.own_build: str | None = None
-        """Directory that a store has made for the run, or keeps whole in place: nothing in it was there to be used."""
+        """Directory that a store has made for the run: nothing in it was there to be used."""
         self.growth_mark: str | None = None
         """File for the next run after a kill: when the first directory grew last; set it before `begin`."""
         self._remembered_s: float | None = None
@@ -195,20 +193,18 @@ class CacheDirectories(Closing):
                 raise CacheDirectoryError(
                     f"cache directory {shown} cannot be measured: {root['error']}", path=root["path"]
                 )
-        if self.to_clean or self.to_record:
+        if self.to_clean:
             self._remember()
         return answer
 
     def _remember(self) -> None:
         self._remembered_s = None
         try:
-            answer = self.scanner.request(
-                "remember", max(self.scanner.deadline_s, 120.0, self._walk_s), record=self.to_record
-            )
+            answer = self.scanner.request("remember", max(self.scanner.deadline_s, 120.0, self._walk_s))
         except ScanError as error:
             raise CacheDirectoryError(
                 f"what an attempt makes in {self._names()} cannot be told from what is there: {error.message}; "
-                "use on_retry resume, and a store instead of in-place publishing"
+                "use on_retry resume"
             ) from error
         if answer["refused"]:
             raise CacheDirectoryError(f"{for_terminal(answer['refused'], 2000)}: nothing was started")
@@ -232,7 +228,7 @@ class CacheDirectories(Closing):
         Args:
             failed: whether they may have to be removed for another attempt.
         """
-        if self._remembered_s is not None and (self.to_record or (self.to_clean and failed)):
+        if self._remembered_s is not None and self.to_clean and failed:
             with contextlib.suppress(ScanError):  # without a list the files are unknown, and `clean` then refuses
                 self.scanner.request("sight", self._walk_s)
 

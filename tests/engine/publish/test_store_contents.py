@@ -9,7 +9,7 @@ import pytest
 from tests.written import write_safetensors
 
 from prefect_cachewatch.publish import target
-from prefect_cachewatch.publish.checks import Finding, refusals, spare_others
+from prefect_cachewatch.publish.checks import refusals
 from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
@@ -54,13 +54,6 @@ def test_ignored_files_are_not_read_and_a_suspicious_one_is_a_warning(tmp_path):
         ("suspicious_content", "warn", ("b.npy",))
     ]
     assert "has 1 bytes behind its elements" in manifest.warnings[0]
-
-
-def test_a_broken_file_that_no_run_made_is_a_warning():
-    broken = Finding("broken_content", "a is cut off; b is cut off", paths=("a", "b"))
-    [ours, theirs] = spare_others([broken], {"a"})
-    assert (ours.severity, ours.paths, theirs.severity, theirs.paths) == ("refuse", ("a",), "warn", ("b",))
-    assert spare_others([broken], {"a", "b"}) == [broken]
 
 
 def marker(*files, **more):

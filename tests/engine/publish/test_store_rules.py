@@ -127,10 +127,6 @@ def test_every_field_of_the_policy_explains_itself_in_the_form():
     assert all(field.description for field in PublishPolicy.model_fields.values())
 
 
-def test_in_place_needs_no_store():
-    assert PublishPolicy(mode="in_place").store is None
-
-
 # -- manifest
 
 PATHS = st.text(st.characters(exclude_characters="/\0"), min_size=1, max_size=20).filter(lambda p: p not in (".", ".."))
@@ -141,7 +137,7 @@ ENTRIES = st.lists(
 
 def manifest(files=(), **fields):
     base = {
-        "name": "c", "build_id": "b", "mode": "staged", "key": "k", "cache_key": {"x": "1"}, "argv": ("gen",),
+        "name": "c", "build_id": "b", "key": "k", "cache_key": {"x": "1"}, "argv": ("gen",),
         "tool_versions": {}, "host": {"hostname": "h"}, "started_at": "s", "finished_at": "f",
     }  # fmt: skip
     return Manifest(files=tuple(files), **{**base, **fields})

@@ -175,20 +175,6 @@ def test_records_are_bounded_in_number(records: Path, monkeypatch: pytest.Monkey
     assert len(list(records.iterdir())) == 3
 
 
-def test_a_manifest_stands_for_the_record_and_in_place_only_with_its_marker(records: Path, tmp_path: Path) -> None:
-    meta = tmp_path / "c/.cachewatch"
-    meta.mkdir(parents=True)
-    facts = replace(LAST, cache_dirs=[str(tmp_path / "c")])
-    told = {"mode": "in_place", "finished_at": "then", "argv": ["build"], "totals": {"bytes": 7, "files": 1}}
-    (meta / "manifest.json").write_text(json.dumps(told))
-    assert exchange_facts(facts, [], "/")[0] is None
-    next(records.iterdir()).unlink()
-    (meta / "whole").write_text("")
-    before, _ = exchange_facts(facts, [], "/")
-    assert before is not None
-    assert (before.bytes_present, before.command, before.identity, before.ended_at) == (7, ["build"], None, "then")
-
-
 def test_a_manifest_with_an_endless_size_counts_as_none(records: Path, tmp_path: Path) -> None:
     meta = tmp_path / "c/.cachewatch"
     meta.mkdir(parents=True)

@@ -12,11 +12,10 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 
 _FIELDS = Fields(
     PublishPolicy,
-    "store DIR, mode --in-place =in_place, cache_key --key K=V, tool_versions --tool K=V, "
+    "store DIR, cache_key --key K=V, tool_versions --tool K=V, "
     "cache_dir_env NAME, force, verify, check_command --check COMMAND, expected_files --expect-file GLOB, "
-    "accept GLOB, min_bytes --min-bytes, on_size_change --size-change, keep, activate --no-activate =false",
+    "min_bytes --min-bytes, on_size_change --size-change, keep, activate --no-activate =false",
     store={"type": str},
-    mode={"help": "Publish where it is written: --cache-dir gets a manifest and a marker."},
     check_command={"multiple": False},
     expected_files={"multiple": True, "type": str, "help": "Must be there; repeatable."},
     activate={"help": "Publish, and leave the current build as it is."},
@@ -34,22 +33,17 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
         The policy, or None if nothing is to be published.
 
     Raises:
-        InputError: an option is malformed, or given without --store or --in-place.
+        InputError: an option is malformed, or given without --store.
     """
     given = _FIELDS.given(options)
-    if "store" not in given and "mode" not in given:
+    if "store" not in given:
         for field in ("cache_key", "force", "check_command", "cache_dir_env"):
             if field in given:
-                raise InputError(
-                    f"{_FIELDS[field].opts[0]} needs --store DIR (or --in-place): nothing is published without one"
-                )
+                raise InputError(f"{_FIELDS[field].opts[0]} needs --store DIR: nothing is published without one")
         return None
-    if "store" in given and "mode" in given:
-        raise InputError("--store and --in-place exclude each other: a cache in place has no staging")
-    if given.get("store") == "":
+    if given["store"] == "":
         raise InputError("--store is empty: name the store's directory, such as /mnt/caches")
-    if "store" in given:
-        given["store"] = os.path.abspath(os.path.expanduser(given["store"]))
+    given["store"] = os.path.abspath(os.path.expanduser(given["store"]))
     if "check_command" in given:
         given["check_command"] = split_command("--check", given["check_command"], "python3 check.py {cache_dir}")
     return build_model(PublishPolicy, **given)

@@ -1,8 +1,7 @@
 """Nothing that was there before, or is somebody else's, is ever gone: random trees, writers, replacements and mounts.
 
-It drives what `on_retry: clean` does (`measure.creation.Creation`) and what in-place generation does (`begin_in_place`,
-`clean`, `prepare_resume`). Every file that is not the run's has a text of its own, which must be found somewhere
-afterwards, unless the run itself has destroyed it.
+It drives what `on_retry: clean` does (`measure.creation.Creation`). Every file that is not the run's has a text of its
+own, which must be found somewhere afterwards, unless the run itself has destroyed it.
 """
 
 from __future__ import annotations
@@ -23,15 +22,7 @@ from hypothesis import strategies as st
 from tests.support import unavailable
 
 from prefect_cachewatch.common.removal import remove_path
-from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.creation import Creation, Refusal
-from prefect_cachewatch.publish.in_place import begin_in_place
-from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.publish.target import BuildRecipe
-
-POLICY = PublishPolicy(mode="in_place")
-RECIPE = BuildRecipe.of(["gen"], POLICY)
-OTHER = BuildRecipe.of(["gen"], PublishPolicy(mode="in_place", cache_key={"k": "2"}))
 
 PLACES = st.sampled_from(["a", "b", "c", "d/a", "d/b", "d/e/a", "f/a", "x.tmp", "y.log"])
 SPOTS = st.sampled_from(["", "d", "d/e", "f"])
@@ -271,25 +262,6 @@ def _is_new(path: str, start: list[str], it: World) -> bool:
     return os.path.relpath(path, it.cache) not in start
 
 
-def in_place(start: list[str], first: list[tuple[str, ...]], later: list[tuple[str, ...]], how: str) -> None:
-    with world(start) as it:
-        with begin_in_place(it.cache, "c", RECIPE):
-            for words in first:
-                it.do(words)
-        for words in later:
-            it.do(words)
-        with contextlib.suppress(
-            StoreError
-        ):  # the directory is another one, a mount, or has what has no place in a build
-            recipe = OTHER if how == "key" else RECIPE
-            with begin_in_place(it.cache, "c", recipe, fresh=how == "force") as build:
-                if how == "clean":
-                    build.clean()
-                elif how == "resume":
-                    build.prepare_resume(POLICY, window_s=3600)
-        it.assert_nothing_is_lost()
-
-
 many = settings(
     max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate],
     derandomize=False,
@@ -303,21 +275,10 @@ def test_clean_takes_only_what_the_run_made(start, first, later):
     clean(start, first, later)
 
 
-@many
-@given(
-    starts, st.lists(st.one_of(RUN, MEANWHILE), max_size=10), st.lists(LATER, max_size=4),
-    st.sampled_from(["clean", "resume", "key", "force"]),
-)  # fmt: skip
-def test_in_place_takes_only_what_runs_made(start, first, later, how):
-    in_place(start, first, later, how)
-
-
 def with_mounts() -> None:
     """The same in a mount namespace of its own, with directories and files of others bound into the tree."""
     both = st.lists(st.one_of(RUN, RUN, MEANWHILE, MOUNTS), max_size=10), st.lists(st.one_of(LATER, MOUNTS), max_size=4)
-    few = settings(many, max_examples=30)
-    few(given(starts, *both)(clean))()
-    few(given(starts, *both, st.sampled_from(["clean", "resume", "key", "force"]))(in_place))()
+    settings(many, max_examples=30)(given(starts, *both)(clean))()
     with world(["a", "d/a", "d/e/a"]) as it:  # a tree of ours that goes as a whole, with somebody else's bound into it
         it.mount(it.cache / "d/e")
         it.mount_file(it.cache / "a")
@@ -332,7 +293,7 @@ def with_mounts() -> None:
 def test_mounts_are_never_crossed():
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         unavailable("needs root and unshare, to mount in a namespace of its own")
-    code = "from tests.engine.publish.test_removal_properties import with_mounts; with_mounts()"
+    code = "from tests.engine.measure.test_removal_properties import with_mounts; with_mounts()"
     argv = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", code]
     done = subprocess.run(argv, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
