@@ -257,10 +257,6 @@ http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler).ser
 """
 
 
-def served(tag: str) -> list[int]:
-    return [pid for pid in alive(tag) if b"keeper" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def test_a_server_that_a_worker_has_started_outlives_its_run_and_is_stopped_by_its_record(
     deployed: Server, tmp_path: Path
 ) -> None:
@@ -271,8 +267,8 @@ def test_a_server_that_a_worker_has_started_outlives_its_run_and_is_stopped_by_i
     run = deployed.wait_for_state(run_id, "FAILED", "COMPLETED", "CRASHED")
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Ready")
     # The flow's process and its guards end by themselves.
-    assert eventually(lambda: len(served(tag)) == 1)
-    (server,) = served(tag)
+    assert eventually(lambda: len(alive(tag)) == 1)
+    (server,) = alive(tag)
     assert f"left running as pid {server}" in run["state"]["message"]
     done = subprocess.run(
         [BIN / "cachewatch", "stop", tag], env=deployed.env, capture_output=True, text=True, timeout=60, check=False

@@ -62,12 +62,13 @@ def test_a_server_that_writes_warms_up_in_silence_and_gets_ready_is_handed_over(
     assert bench.records() == []
 
 
-def test_what_a_server_prints_after_the_hand_over_goes_to_its_own_log_and_never_blocks_it(bench: Bench):
+def test_what_a_server_prints_goes_to_its_own_log_and_never_blocks_it(bench: Bench):
     ran = bench.exec(print_bytes=300_000)
     for _ in range(4):
         assert bench.healthy()  # a pipe that nobody reads would hold it up at the first of these
     log = Path(ran.report["ready"]["log"])
     assert eventually(lambda: log.stat().st_size >= 4 * 300_000)
+    assert log.read_text().startswith("loading the model\n") and ran.stdout.startswith("loading the model\n")
     assert log.stat().st_mode & 0o777 == 0o600
     assert tagged(bench.tag) == [ran.report["ready"]["pid"]]
 
@@ -79,6 +80,7 @@ def test_a_server_that_is_stopped_when_ready_completes(bench: Bench):
     assert (ran.report["ready"]["left_running"], ran.report["ready"]["how_to_stop"]) == (False, None)
     assert "when its server was ready" in ran.last_line
     assert read_trace(trace).ending == "ready"
+    assert not (bench.state / "servers").exists()
     assert_none_left(bench.tag, 0)
     assert bench.records() == []
 
@@ -114,6 +116,7 @@ def test_a_server_that_ends_before_it_is_ready_fails_at_once_with_its_code_and_i
     assert (ran.status, ran.report["outcome"], ran.report["exit_code"]) == (status, "failed", code)
     assert f"the generator ended with exit code {code} before it was ready" in ran.report["message"]
     assert ran.report["log_tail"][-1] == "RuntimeError: device 3 does not answer"
+    assert list((bench.state / "servers").iterdir()) == []  # its output has been read
     probably = "" if code else ", probably"
     assert ran.report["message"].startswith(
         f"cache failed{probably}: an exception ended it: RuntimeError: device 3 does not answer. Exit code {code}. "

@@ -6,6 +6,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,6 @@ def record_of(server: RunningServer, run_token: str, **more: object):
         "name": "llama",
         "cache_dirs": ("/mnt/x",),
         "ready": "a test",
-        "started_at": 1.0,
         "stop_grace_s": 0.3,
         "log": None,
     }
@@ -209,7 +209,7 @@ def test_a_directory_that_others_may_write_into_holds_no_records(state: Path):
 
 def test_a_record_of_another_machine_is_not_this_ones_to_judge(monkeypatch: pytest.MonkeyPatch):
     record = record_of(RunningServer("process", 4711, 5, ((4711, 5),)), uuid.uuid4().hex)
-    write_record(record.model_copy(update={"machine": "another"}))
+    write_record(replace(record, machine="another"))
     assert [one.state for one in list_servers()] == ["elsewhere"]
 
 

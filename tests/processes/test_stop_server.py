@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
-from prefect_cachewatch.supervise.filelocks import find_holders
 from prefect_cachewatch.supervise.janitor import living_processes
-from prefect_cachewatch.supervise.proc import read_stat
-from support import assert_none_left, eventually, run_exec, tagged
+from support import assert_none_left, run_exec, tagged
 
 
 @pytest.fixture
@@ -84,23 +82,11 @@ def test_a_record_that_others_could_have_written_is_left_alone(bench: Bench):
     assert path.exists()
 
 
-@pytest.mark.campaign
-def test_the_keeper_holds_the_lock_and_ends_with_the_server(bench: Bench):
+def test_the_server_holds_the_lock_of_its_cache_until_it_ends(bench: Bench):
     ran = bench.exec()
     assert run_exec(bench.cache, command=["true"], env=bench.env).status == 125
     (record,) = bench.records()
-    assert living_processes(record["run_id"], set()).keys() == {ran.report["ready"]["pid"]}, "the keeper is none of it"
-    bench.cachewatch("stop", "--all")
-    assert eventually(lambda: run_exec(bench.cache, command=["true"], env=bench.env).status == 0, 10)
-
-
-@pytest.mark.campaign
-def test_a_keeper_that_was_stopped_does_not_keep_the_directory_locked(bench: Bench):
-    bench.exec()
-    (keeper,) = [holder.pid for holder in find_holders(os.stat(bench.cache))]
-    os.kill(keeper, signal.SIGSTOP)
-    assert bench.cachewatch("stop", "cache").status == 0
+    assert living_processes(record["run_id"], set()).keys() == {ran.report["ready"]["pid"]}
+    os.kill(ran.report["ready"]["pid"], signal.SIGKILL)
     assert_none_left(bench.tag)
-    ran = run_exec(bench.cache, command=["true"], env=bench.env)
-    assert "is in use by" not in ran.stderr
-    assert eventually(lambda: read_stat(keeper) is None, 10)
+    assert run_exec(bench.cache, "--allow-empty", command=["true"], env=bench.env).status == 0

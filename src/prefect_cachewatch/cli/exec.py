@@ -68,7 +68,6 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
     place = place_job(job, env, files)
     if job.ready.kind != "exit":
         importlib.import_module("prefect_cachewatch.watching.servers.serving")
-        importlib.import_module("prefect_cachewatch.watching.servers.handover")
     watches: list[Watch] = []
     relay = SignalRelay(
         lambda: _clients(watches),

@@ -132,5 +132,6 @@ def _list(as_json: bool) -> int:
 def _described(one: FoundServer) -> dict[str, Any]:
     data: dict[str, Any] = {"state": one.state, "record": str(one.path), "reason": one.reason or None}
     if one.record is not None:
-        data |= one.record.model_dump(exclude={"tree", "boot_id", "machine", "pid_namespace"})
+        left_out = {"tree", "boot_id", "machine", "pid_namespace"}
+        data |= {field: value for field, value in asdict(one.record).items() if field not in left_out}
     return data

@@ -452,7 +452,10 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
                 os.setsid()
             else:
                 _join_group(configuration["foreground"])
-            if not configuration["may_release"]:  # it could not be undone when the guard releases the tree and ends
+            if configuration["may_release"]:  # a server that is released holds the locks of its directories itself
+                for fd in configuration["hold"]:
+                    os.set_inheritable(fd, True)
+            else:  # it could not be undone when the guard releases the tree and ends
                 _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(98)

@@ -12,6 +12,7 @@ import mmap
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from prefect_cachewatch.common.aside import AsideFile, Files, InPlace
 from prefect_cachewatch.common.files import is_special, open_for_writing, write_within
 from prefect_cachewatch.common.secrets import whole_lines
 from prefect_cachewatch.errors import InputError
+from prefect_cachewatch.supervise.helper_client import spawn_helper
 
 _CHUNK = 1 << 20
 _LINE_MAX = 2000
@@ -91,6 +93,8 @@ class OutputPump:
         self._reads: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._stop_read, self._stop_write = -1, -1
+        self._follow = -1
+        self._follower: subprocess.Popen[bytes] | None = None
         self._log: AsideFile | _Log | None = None
         if log_path is not None:
             files = files or InPlace()
@@ -121,19 +125,37 @@ class OutputPump:
         self._thread = threading.Thread(target=self._drain, name="cachewatch-output", daemon=True)
         self._thread.start()
 
-    def detach(self, timeout_s: float = 2.0) -> tuple[int, ...]:
-        """Stop reading, so that another process can continue where this pump stopped; `finish` closes its own ends.
+    def open_file(self, path: Path) -> int:
+        """Make a file that the generator writes both streams into, in place of the pipes, and follow it.
 
         Args:
-            timeout_s: the longest wait for a reader that does not take its copy of the output.
+            path: there must be no such file yet.
 
         Returns:
-            The read ends.
+            The descriptor for the generator's standard output and error, which appends.
+
+        Raises:
+            OSError: the file cannot be made.
         """
-        if self._thread is not None:
-            os.write(self._stop_write, b"x")
-            self._thread.join(timeout_s)
-        return tuple(self._reads)
+        with contextlib.ExitStack() as stack:
+
+            def to_close(fd: int) -> int:
+                stack.callback(os.close, fd)
+                return fd
+
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            writing = os.open(path, flags, 0o600)
+            file = to_close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            read, write = os.pipe2(os.O_CLOEXEC)
+            control, self._follow = os.pipe2(os.O_CLOEXEC)
+            inherited = [to_close(control), file, to_close(write)]
+            os.set_blocking(read, False)
+            self._reads[read] = 1
+            os.write(self._follow, f"{file} {write}".encode())
+            self._follower = spawn_helper(
+                "prefect_cachewatch.supervise.follow", control, inherited, "cachewatch-follow"
+            )
+        return writing
 
     def finish(self, timeout_s: float = 2.0) -> None:
         """Read the rest and close; a foreign process that still holds the pipe is waited for no longer than this.
@@ -141,6 +163,9 @@ class OutputPump:
         Args:
             timeout_s: the longest wait for the end of the streams.
         """
+        if self._follow >= 0:  # to the end of the file, and no further
+            os.close(self._follow)
+            self._follow = -1
         if self._thread is not None:
             self._thread.join(timeout_s)
             if self._thread.is_alive():
@@ -154,6 +179,11 @@ class OutputPump:
         for fd in self._reads:
             os.close(fd)
         self._reads = {}
+        if self._follower is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._follower.wait(1.0)
+            self._follower.returncode = self._follower.returncode or 0  # left behind, if its file system hangs
+            self._follower = None
         if self._log is not None:
             if self._cut_bytes:
                 kept = self.tail()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 GUARD_NAME = "[cachewatch-guar]"  # as the kernel truncates it
-_HELPERS = (GUARD_NAME, "[cachewatch-ward]", "[cachewatch-keep]")
+_HELPERS = (GUARD_NAME, "[cachewatch-ward]")
 _HELD = "Tt"  # stopped by a signal, or by a tracer
 
 
@@ -68,7 +68,7 @@ class Tended:
 
 
 def wake(pids: Iterable[int]) -> bool:
-    """Continue those of the given processes that are stopped helpers of ours: guards, wardens, keepers.
+    """Continue those of the given processes that are stopped helpers of ours: guards and wardens.
 
     Args:
         pids: for example the holders of a lock that the caller wants.

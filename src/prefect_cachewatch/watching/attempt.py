@@ -7,14 +7,17 @@ that have no tasks of their own. It knows no Prefect and prints nothing.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
+from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
@@ -48,12 +51,13 @@ from prefect_cachewatch.watching.sections import (
     Readiness,
     ReportedStall,
 )
+from prefect_cachewatch.watching.servers.handover import HandedOver, hand_over
+from prefect_cachewatch.watching.servers.records import make_log_path
 from prefect_cachewatch.watching.site import CacheDirectories
 from prefect_cachewatch.watching.stall import StallRule, Suspicion, Verdict
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import CacheJob, StallPolicy, StopPolicy
-    from prefect_cachewatch.watching.servers.handover import HandedOver
     from prefect_cachewatch.watching.servers.serving import ServerReadiness
 
 _LISTING_TIMEOUT_S = 10.0
@@ -185,6 +189,7 @@ class Watch:
         self._cancel_grace_s: float | None = None
         self._emptiness: Emptiness | None = None
         self._began_files: int | None = None
+        self._server_log: Path | None = None
 
     @property
     def state(self) -> GrowthMonitor:
@@ -213,7 +218,8 @@ class Watch:
         self._prepare_logged()
         if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
             self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
-        out_fd, error_fd = self.output.open_pipes()
+        may_release = self.serving is not None and self.serving.ready.then == "leave_running"
+        out_fd, error_fd = self._open_server_log() if may_release and not self._as_root else self.output.open_pipes()
         # Its own number for it: the guard's descriptor 0 is /dev/null, whatever ours is.
         stdin_fd = (
             os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -229,7 +235,7 @@ class Watch:
             run_token=self.run_id,
             wait_for=self.job.wait_for,
             hold=self.site.lock_fds,
-            may_release=self.serving is not None and self.serving.ready.then == "leave_running",
+            may_release=may_release,
             files=self.files,
             has_state=self._state_answers,
         )
@@ -249,6 +255,7 @@ class Watch:
                     self.serving.watcher.close()
                 if self.logged is not None:
                     self.logged.close()
+                self._remove_server_log()
         if self.cancelled_by is not None:  # while it was being started
             self.cancel(self.cancelled_by, self._cancel_grace_s)
         self.started_at, self.started_s = time.time(), self._clock()
@@ -344,6 +351,7 @@ class Watch:
         supervisor = self._running()
         self._settle()
         supervisor.close()
+        self._remove_server_log()
         self.state.notes += [note for note in supervisor.notes if note not in self.state.notes]
         outcome = self._describe(supervisor.report, listing_limit)
         # Noted now, not when it is asked for: later files are not the attempt's.
@@ -504,7 +512,7 @@ class Watch:
             self.output.listeners.append(self.logged.feed)
 
     def _settle(self) -> None:
-        """Read the last of the output and search it for readiness, unless a hand-over under way needs its pipes."""
+        """Read the last of the output and search it for readiness, once a hand-over under way has ended."""
         if self.serving is not None:
             self.serving.settle()
         self.output.finish()
@@ -518,19 +526,37 @@ class Watch:
                 self.state.note(problem)
 
     def _hand_over(self, ready: str) -> HandedOver | None:
-        from prefect_cachewatch.watching.servers.handover import hand_over  # noqa: PLC0415 - as above
-
         return hand_over(
             self._running(),
-            self.output,
             name=self.job.name,
             run_id=self.run_id,
             cache_dirs=tuple(self.site.paths),
-            locks=tuple(self.site.lock_fds),
+            log=self._server_log,
             ready=ready,
-            started_at=self.started_at,
             stop_grace_s=self.stop_policy.grace_s,
         )
+
+    def _open_server_log(self) -> tuple[int, int]:
+        # Its own file from the start: nobody has to read its output once it is left running.
+        if not self._state_answers:
+            raise InputError(
+                f"the file system of {state_home()} does not answer, and a server that may be left running writes its output "
+                "there: check the mount, set CACHEWATCH_STATE to a directory on another one, or use --then stop"
+            )
+        self._server_log = make_log_path(self.job.name, self.run_id)
+        try:
+            out_fd = self.output.open_file(self._server_log)
+        except OSError as error:
+            raise InputError(
+                f"{self._server_log} for the server's output cannot be written: {error.strerror}"
+            ) from error
+        return out_fd, fcntl.fcntl(out_fd, fcntl.F_DUPFD_CLOEXEC, 3)
+
+    def _remove_server_log(self) -> None:
+        """Remove the output of a server that was not left running: this run has read it."""
+        if self._server_log is not None and (self.serving is None or self.serving.handed_over is None):
+            with contextlib.suppress(OSError):
+                self.files.run(os.unlink, str(self._server_log), timeout_s=_LISTING_TIMEOUT_S)
 
     def _clear_leftovers(self) -> list[str]:
         # Survivors of a dead run may be writing into these very directories.

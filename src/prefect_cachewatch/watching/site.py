@@ -42,6 +42,7 @@ from prefect_cachewatch.supervise.filelocks import (
 )
 from prefect_cachewatch.supervise.tending import wake
 from prefect_cachewatch.watching.learned import PAUSES
+from prefect_cachewatch.watching.servers.records import find_server_on
 
 _CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
 _BELOW_S = 20.0
@@ -420,8 +421,6 @@ def _lock(path: str, until_s: float | None = None) -> list[int]:
     if until_s is not None and time.monotonic() < until_s:
         time.sleep(0.1)
         return _lock(path, until_s)
-    from prefect_cachewatch.watching.servers.records import find_server_on  # noqa: PLC0415 - seldom, and it brings pydantic along
-
     if (server := find_server_on(path)) is not None:
         raise CacheDirectoryBusy(
             f"cache directory {for_terminal(path)} is in use by server {for_terminal(server.name, 100)} ({server.who}), "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ def record(name: str, server: RunningServer | None = None) -> ServerRecord:
     mine = RunningServer("process", os.getpid(), me.start_ticks, ((os.getpid(), me.start_ticks),))
     return make_record(
         server or mine, name=name, run_id=uuid.uuid4().hex, cache_dirs=("/mnt/x",), ready="http://h/health",
-        started_at=time.time() - 60, stop_grace_s=0, log=None,
+        stop_grace_s=0, log=None,
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_a_container_whose_engine_is_not_there_is_not_stopped_and_its_record_sta
 
 
 def test_one_that_runs_on_another_machine_is_left_to_it():
-    write_record(record("llama").model_copy(update={"machine": "another"}))
+    write_record(replace(record("llama"), machine="another"))
     result = stop("llama")
     assert isinstance(result.exception, InputError)
     assert "runs on another machine or in another container" in result.exception.message

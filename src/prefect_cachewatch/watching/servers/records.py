@@ -1,18 +1,19 @@
 """Records of servers that were handed over: their identity, and what is needed to stop them later.
 
 One JSON file per server in `$XDG_STATE_HOME/cachewatch/servers`, mode 0600, written before the guard's release and
-removed when the server has been stopped. This module sends no signals: see `handover` and `stopping`.
+removed when the server has been stopped; the file that the server writes its output into is beside it. This module
+sends no signals: see `handover` and `stopping`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, Literal
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import make_own_directory
@@ -30,7 +31,6 @@ from prefect_cachewatch.supervise.run_files import (
 )
 from prefect_cachewatch.supervise.supervisor import RunningServer
 
-LOG_MAX_BYTES = 64 << 20
 _SUFFIX = ".json"
 _TREE_MAX = 2000
 _LOGS_MAX = 50
@@ -38,28 +38,23 @@ _LOGS_MAX = 50
 State = Literal["running", "ended", "elsewhere", "refused"]
 
 
-class ServerRecord(BaseModel):
-    """A server that was handed over; times are seconds since the epoch."""
+@dataclass(frozen=True)
+class ServerRecord:
+    """A server that was handed over; `run_id` is the value of CACHEWATCH_ID in the environment of its processes."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    schema_version: Literal[1] = 1
-    name: str = Field(min_length=1, max_length=200)
+    name: str
     kind: Literal["process", "container"]
-    run_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """Also the value of CACHEWATCH_ID in the environment of its processes."""
-    pid: int | None = Field(default=None, gt=1)
-    start_ticks: int | None = Field(default=None, ge=0)
-    tree: tuple[tuple[int, int], ...] = Field(default=(), max_length=_TREE_MAX)
-    container_id: str | None = None
-    engine_url: str | None = None
+    run_id: str
+    pid: int | None
+    start_ticks: int | None
+    tree: tuple[tuple[int, int], ...]
+    container_id: str | None
+    engine_url: str | None
     cache_dirs: tuple[str, ...]
-    log: str | None = None
+    log: str | None
     ready: str
-    """The sign of its readiness."""
-    started_at: float
     ready_at: float
-    stop_grace_s: float = Field(ge=0, le=3600)
+    stop_grace_s: float
     boot_id: str
     machine: str
     pid_namespace: str
@@ -107,32 +102,31 @@ def record_path(name: str, run_id: str) -> Path:
     return servers_directory() / f"{slugify(name)[:60]}-{run_id[:12]}{_SUFFIX}"
 
 
+def make_log_path(name: str, run_id: str) -> Path:
+    """Return the path of the file for a server's output, in a directory that exists then.
+
+    Raises:
+        InputError: the directory cannot be made, or is not this user's own.
+    """
+    path = record_path(name, run_id).with_suffix(".log")
+    try:
+        with Opened(make_own_directory(path.parent)):
+            return path
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def make_record(
     server: RunningServer,
     *,
     name: str,
     run_id: str,
     cache_dirs: tuple[str, ...],
-    ready: str,
-    started_at: float,
-    stop_grace_s: float,
     log: str | None,
+    ready: str,
+    stop_grace_s: float,
 ) -> ServerRecord:
-    """Make the record of a server that is about to be handed over.
-
-    Args:
-        server: the server.
-        name: name of the job.
-        run_id: id of the run.
-        cache_dirs: resolved.
-        ready: the sign of its readiness.
-        started_at: wall time of its start.
-        stop_grace_s: seconds between SIGTERM and SIGKILL when it is stopped.
-        log: file for its output.
-
-    Returns:
-        The record, of this machine and boot.
-    """
+    """Make the record of a server that is about to be handed over, of this machine and boot; see `hand_over`."""
     return ServerRecord(
         name=name,
         kind=server.kind,
@@ -145,7 +139,6 @@ def make_record(
         cache_dirs=cache_dirs,
         log=log,
         ready=ready,
-        started_at=started_at,
         ready_at=time.time(),
         stop_grace_s=stop_grace_s,
         boot_id=boot_id(),
@@ -169,12 +162,10 @@ def write_record(record: ServerRecord) -> Path:
     path = record_path(record.name, record.run_id)
     try:
         with Opened(make_own_directory(path.parent)) as here:
-            write_entry(here, path.name, record.model_dump_json(indent=1).encode() + b"\n", sync=True)
+            write_entry(here, path.name, json.dumps(asdict(record), indent=1).encode() + b"\n", sync=True)
             _prune_logs(path.parent)
     except OSError as error:
-        raise InputError(
-            f"the record {path} of the running server cannot be written: {error.strerror}; set CACHEWATCH_STATE to a directory of yours"
-        ) from error
+        raise _unwritable(path, error) from error
     return path
 
 
@@ -214,11 +205,48 @@ def remove_record(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{path} of a server that may be left running cannot be written: {error.strerror}; set CACHEWATCH_STATE to a "
+        "directory of yours"
+    )
+
+
 def _read(name: str, data: bytes, fd: int, here: int) -> tuple[str, ServerRecord]:
     try:
-        return name, ServerRecord.model_validate_json(data)
-    except ValidationError:
-        raise RunFileRefused("it is not the record of a server") from None
+        found = json.loads(data)
+        tuples = {
+            "tree": tuple((pid, ticks) for pid, ticks in found["tree"]),
+            "cache_dirs": tuple(found["cache_dirs"]),
+        }
+        record = ServerRecord(**{**found, **tuples})
+        if _is_sound(record):
+            return name, record
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise RunFileRefused("it is not the record of a server")
+
+
+def _is_sound(record: ServerRecord) -> bool:
+    texts = (record.name, record.run_id, record.ready, record.boot_id, record.machine, record.pid_namespace)
+    return (
+        all(isinstance(text, str) for text in (*texts, *record.cache_dirs))
+        and all(_is_text_or_none(text) for text in (record.container_id, record.engine_url, record.log))
+        and record.kind in ("process", "container")
+        and re.fullmatch("[0-9a-f]{32}", record.run_id) is not None  # its processes are looked for by it
+        and (record.pid is None or record.kind == "container" or _is_pid(record.pid))
+        and all(_is_pid(pid) and type(ticks) is int for pid, ticks in record.tree)
+        and all(type(number) in (int, float) for number in (record.ready_at, record.stop_grace_s))
+        and 0 <= record.stop_grace_s <= 3600
+    )
+
+
+def _is_pid(value: Any) -> bool:
+    return type(value) is int and value > 1
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
 
 
 def _state_of(record: ServerRecord) -> State:
@@ -239,5 +267,4 @@ def _prune_logs(directory: Path) -> None:
     kept = {path.stem for path in directory.glob(f"*{_SUFFIX}")}
     logs = [path for path in directory.glob("*.log") if path.stem not in kept]
     for path in sorted(logs, key=lambda one: one.stat().st_mtime)[: max(0, len(logs) - _LOGS_MAX)]:
-        for each in (path, path.with_name(path.name + ".1")):
-            each.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

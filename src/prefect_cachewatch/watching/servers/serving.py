@@ -305,7 +305,7 @@ class ServerReadiness:
         self.watcher.stop(0)
 
     def settle(self) -> None:
-        """Stop looking, and wait for a hand-over that is under way: it needs the output's pipes."""
+        """Stop looking, and wait for a hand-over that is under way."""
         self.watcher.stop(_HAND_OVER_S if self.ready_s is not None else 2.0)
 
     def finish(self, report: TreeEnd | None) -> None:
