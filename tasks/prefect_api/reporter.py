@@ -86,7 +86,7 @@ class Reporter:
         self._log_every_s = log_every_s
         self._stop = threading.Event()
         self._output, self._storage = output, storage
-        self._suspicions_seen = self._phases_seen = 0
+        self._suspicions_seen = self._phases_seen = self._warnings_seen = 0
         self._sampled_s = -1.0
         self._artifact: UUID | None = None
         # A plain thread has no run logger and no run context: it gets those of the calling thread.
@@ -123,6 +123,7 @@ class Reporter:
             now_s = time.monotonic()
             try:
                 self._suspicions()
+                self._warnings()
                 self._phases()
                 self._tell_stalls()
                 if now_s >= next_event_s and not ended:
@@ -156,6 +157,11 @@ class Reporter:
             self._suspicions_seen += 1
             self._logger.warning("suspected stall: %s", suspicion.message)
             self._emit("suspected", {**self._numbers(), "message": suspicion.message})
+
+    def _warnings(self) -> None:
+        for text in self._watch.state.warnings[self._warnings_seen :]:
+            self._warnings_seen += 1
+            self._logger.warning("%s", text)
 
     def _tell_stalls(self) -> None:
         while not self._stalls.empty():

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -54,7 +55,7 @@ class ProgressLine(View):
         self._lock = threading.Lock()
         self._points: deque[tuple[float, int]] = deque()
         self._last_plain_s = time.monotonic()
-        self._suspected = self._phases = 0
+        self._suspected = self._phases = self._warned = 0
         self._watch: Watch | None = None
         self._attempt: tuple[int, int] | None = None
         self._next_s: float | None = None
@@ -75,7 +76,7 @@ class ProgressLine(View):
         self._attempt, self._next_s, self._watch = (number, attempts), None, None
         self._points.clear()
         self._rates.clear()
-        self._suspected = self._phases = 0
+        self._suspected = self._phases = self._warned = 0
 
     def attempt_waits(self, pause_s: float) -> None:
         """Count down to the next attempt."""
@@ -92,6 +93,8 @@ class ProgressLine(View):
         while len(self._points) > 2 and self._points[1][0] < now_s - _RATE_OVER_S:
             self._points.popleft()
         self._watch = watch
+        if self.mode in ("live", "plain"):
+            self._warn(watch.state.warnings)
         if self.mode == "live":
             self._show()
         elif self.mode == "json":
@@ -105,6 +108,12 @@ class ProgressLine(View):
                 self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
                 scan = f"; scan {1000 * watch.state.scan_s:.1f} ms" if self._with_scan else ""
                 self._say(f"cachewatch: {render_plain(self._state(watch))}{scan}")
+
+    def _warn(self, warnings: Sequence[str]) -> None:
+        for text in warnings[self._warned :]:
+            self._warned += 1
+            self.clear()
+            say(for_terminal(text, 1000), flush=True)
 
     def clear(self) -> None:
         """Take the view off the screen before a line is written there; a stopped screen is not waited for."""

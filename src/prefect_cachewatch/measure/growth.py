@@ -18,7 +18,7 @@ class Growth(NamedTuple):
     `bytes_written` and `allocated_written` count growth since the start and never fall; `bytes_kept` and
     `allocated_kept` are their part in files that still exist. `newest_changed_ns` is the change time of the file that
     grew last in this scan, None if none grew. `overwriting_ns` is the change time of the last file that existed at the
-    start and is being overwritten; each file counts once.
+    start and is being overwritten, each file once, or that has its size and is being filled.
     """
 
     bytes_written: int = 0

@@ -30,6 +30,7 @@ _RETIRED_MAX = 50_000
 _OVERWRITE_BYTES_PER_S = 1 << 18
 _OVERWRITTEN_MAX = 1000
 _MOVED_MAX = 10_000
+_IN_PLACE_MAX = 64
 _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 # A directory's path; with a number, a later part of a large directory.
@@ -79,6 +80,8 @@ class Ledger:
         self.scans = 0
         self.moved: list[tuple[str, str]] = []
         """Directory and name of each file that grew or was written to in the last scan."""
+        self.in_place: list[FileRecord] = []
+        """Files that changed in the last scan without growing, some of them if there are many."""
         self.doubtful: set[str] = set()
         """Directories of which two named the same file in the last scan: it was moved meanwhile, or has two names."""
         self._birth_ns = birth_ns
@@ -259,7 +262,7 @@ class Ledger:
             The totals. The first scan is the start: nothing that it saw counts as growth.
         """
         self._newest, self._touched_ns, self._overwriting_ns = None, None, None
-        self.moved, self.doubtful = [], set()
+        self.moved, self.in_place, self.doubtful = [], [], set()
         self._grown_bytes = self._grown_blocks = 0
         if self.scans == 0:
             self._take_the_start()
@@ -603,6 +606,9 @@ class Ledger:
             self._grown_blocks += grown_blocks
             if self._newest is None or after.changed_ns >= self._newest.changed_ns:
                 self._newest = after
+        if self.scans and record.changed_ns and not has_grown and 0 < size == record.size_bytes:
+            del self.in_place[_IN_PLACE_MAX - 1 :]
+            self.in_place.append(after)
         if self.scans and (after.modified_ns != record.modified_ns or record.changed_ns == 0 or has_grown):
             if after.modified_ns != record.modified_ns or record.changed_ns == 0:
                 self._touched_ns = max(self._touched_ns or 0, after.changed_ns)

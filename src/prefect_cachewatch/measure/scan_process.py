@@ -20,6 +20,7 @@ from operator import attrgetter, itemgetter
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
 from prefect_cachewatch.measure.creation import Creation, Refusal
+from prefect_cachewatch.measure.filling import Filling
 from prefect_cachewatch.measure.folder import FileRecord
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, Ledger
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
 _AT_STATX_DONT_SYNC = 0x4000
+_NAMED = 5  # files that change in place
 _links_of, _size_of, _blocks_of = attrgetter("st_nlink"), attrgetter("st_size"), attrgetter("st_blocks")
 
 
@@ -48,6 +50,7 @@ class ScanServer:
         self.creation: Creation | None = None
         self.ledger = Ledger(birth_ns)
         self.tree = Tree([], [], self.ledger)
+        self.filling = Filling()
         self.age_clock = AgeClock()
         self.mark: GrowthMark | None = None
 
@@ -68,7 +71,7 @@ class ScanServer:
             with contextlib.suppress(OSError):
                 self.mark = GrowthMark(mark, roots[0])
         self.ledger = Ledger(birth_ns)
-        self.tree = Tree(roots, ignore, self.ledger)
+        self.tree, self.filling = Tree(roots, ignore, self.ledger), Filling()
         return self.scan(space=True)
 
     def scan(
@@ -94,11 +97,14 @@ class ScanServer:
             "by_path": self.ledger.by_path,
         }
         if growth is not None:
+            if (filled_ns := self.filling.look(self.ledger.in_place)) is not None:
+                growth = growth._replace(overwriting_ns=max(growth.overwriting_ns or filled_ns, filled_ns))
             if self.mark is not None:
                 numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns
                 self.mark.end_scan((*numbers, growth.overwriting_ns, growth.files_present), made.full)
             answer["scan"] = self.ledger.scans - 1  # the initial scan is scan 0
             answer["growth"] = growth._asdict()
+            answer["in_place"] = [record.path for record in self.ledger.in_place[:_NAMED]]
             # Ages are computed here, at the end of the walk, so that they contain no transport delay.
             began_ns = monotonic_ns - int((time.perf_counter() - began) * 1e9)
             ages_s = self.age_clock.ages_s(

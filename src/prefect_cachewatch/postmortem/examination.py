@@ -21,6 +21,7 @@ from prefect_cachewatch.postmortem.diagnosis import diagnose
 from prefect_cachewatch.postmortem.evidence import collect_evidence, log_text
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.postmortem.proctree import sample_processes
+from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.postmortem.report import Report, suspected_paths
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
@@ -116,6 +117,45 @@ class PostMortem:
                 return True
             read_bytes += now.io.read_chars - (then.io.read_chars if then is not None and known and then.io else 0)
         return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
+
+    def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
+        """Look whether a silent tree is certain to be writing into the watched files, which it fills without growth.
+
+        Args:
+            watch: the attempt.
+            verdict: why it would be stopped.
+
+        Returns:
+            What it does; None if it is not seen to do so, which costs no look at the tree if it writes little.
+        """
+        supervisor = watch.supervisor
+        assert supervisor is not None
+        if not watch.state.in_place or not self._writes_much(verdict.pause_s):
+            return None
+        self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, None)
+        found, self.evidence = self.evidence, None
+        try:
+            diagnosis = diagnose(found) if found is not None else None
+        except Exception as error:  # noqa: BLE001 - a rule's defect must not keep the tree from being stopped
+            self._note(f"whether it writes into the watched files is not known: {type(error).__name__}: {error}")
+            return None
+        sure = diagnosis is not None and (diagnosis.category, diagnosis.confidence) == ("in_place_writes", "high")
+        return diagnosis.summary if diagnosis is not None and sure else None
+
+    def _writes_much(self, pause_s: float) -> bool:
+        """Whether the processes that live now have written at the rate of a file that is being filled."""
+        before, _ = self._reference(pause_s)
+        if before is None:
+            return False
+        after = self._samples[-1][0]
+        written = 0
+        for pid, now in after.readings.items():
+            then = before.readings.get(pid)
+            known = then is not None and then.start_ticks == now.start_ticks
+            if now.io is not None:
+                since = now.io.since(then.io) if then is not None and known and then.io is not None else now.io
+                written += max(since.write_chars, since.write_bytes)
+        return written >= FILLING_BYTES_PER_S * (after.monotonic_s - before.monotonic_s) > 0
 
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
         """Collect the evidence while the tree is still there, frozen if it will be stopped; at most `budget_s` seconds.
@@ -291,6 +331,7 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
         files_present=growth.files_present,
         first_write_s=None if rule.first_write_s is None else rule.first_write_s - started,
         last_growth_s=None if rule.last_growth_s is None else rule.last_growth_s - started,
+        touched=state.in_place,
         changed_in_place=state.touched_in_pause,
         discarded_bytes=_discarded_bytes(watch),
         min_growth_bytes=watch.stall.min_growth_bytes,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: A tree that writes at least this much into files of a fixed size fills them; a heartbeat or a log writes less.
+FILLING_BYTES_PER_S = 1 << 17
+
 
 @dataclass(frozen=True)
 class IoCounters:

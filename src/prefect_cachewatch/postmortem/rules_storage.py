@@ -12,6 +12,7 @@ from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
+from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, cause, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.supervise.open_files import OpenFile
@@ -172,9 +173,11 @@ def in_place_writes(view: View) -> Diagnosis | None:
     names += [
         file.target for file in _written_lately(view, in_cache=True) if _is_lasting(file) and file.target not in names
     ]
-    # It needs a name, or more written bytes than a log's lines: a file that was only closed late has a new time too.
-    least = view.evidence.growth.min_growth_bytes if names else _MUCH_WRITTEN_BYTES
-    if not (names or view.evidence.growth.changed_in_place) or (view.written_bytes or 0) < least:
+    # A heartbeat file changes too, and a log is written beside it: filling takes more bytes than these.
+    filled = (view.written_bytes or 0) >= FILLING_BYTES_PER_S * max(1.0, view.window_s)
+    if not (names or view.evidence.growth.changed_in_place):
+        return None
+    if not filled and (names or (view.written_bytes or 0) < _MUCH_WRITTEN_BYTES):
         return None
     example = f", for example {shown(names[0])}" if names else ""
     return cause(
@@ -217,6 +220,8 @@ def writing_elsewhere(view: View) -> Diagnosis | None:
     device = sum(p.io_in_window.write_bytes for p in view.alive if p.io_in_window)
     if not files and device < _MUCH_WRITTEN_BYTES:
         return None  # what went to pipes and sockets is counted as written too
+    if not files and (view.evidence.growth.touched or view.evidence.growth.changed_in_place):
+        return None  # it may have gone into watched files that do not grow
     names = [f"{shown(f.target)} ({format_bytes(f.size_bytes or 0)})" for f in files[:5]]
     return cause(
         f"it writes to {shown(files[0].target)}, which is not in a watched directory"

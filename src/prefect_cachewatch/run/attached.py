@@ -94,6 +94,7 @@ class AttachedRun(Closing):
             on_sample=self._runner.sampled, before_stop=self._runner.before_stop, on_stall=self._runner.left_alone,
             busy=self._runner.is_busy,
         )  # fmt: skip
+        self.watch.contradict = self._runner.contradict
         self.problems = self._runner.problems
 
     def close(self) -> None:

@@ -173,6 +173,7 @@ class Runner:
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
             learn=learning.windows if learning is not None else None,
         )  # fmt: skip
+        made.contradict = self.contradict
         look_ahead(self._files, made, self._secrets)
         return made
 
@@ -185,6 +186,10 @@ class Runner:
     def before_stop(self, watch: Watch, verdict: Verdict) -> None:
         """Collect the evidence."""
         self.examiner.before_stop(watch, verdict)
+
+    def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
+        """Say what speaks against a silence that the tree would be stopped for."""
+        return self.examiner.contradict(watch, verdict)
 
     def is_busy(self) -> bool:
         """Say whether the tree has computed or read of late, or that is not known."""

@@ -178,6 +178,8 @@ class Watch:
         """For a job with `progress_log`; made by `start`."""
         self.left_alone: LeftAlone | None = None
         """The stalls that are only reported, if none is to stop anything."""
+        self.contradict: Callable[[Watch, Verdict], str | None] = lambda watch, verdict: None
+        """Says what speaks against a silence that the tree would be stopped for; bounded by the caller."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
@@ -495,6 +497,7 @@ class Watch:
             told=self.told,
             busy=self._busy,
             as_root=self._as_root,
+            contradicts=lambda verdict: self.contradict(self, verdict),
         )
 
     def _prepare_serving(self) -> None:
@@ -595,6 +598,7 @@ class Watch:
                 growth,
                 problem=state.problem,
                 touched=state.touched_in_pause,
+                rewritten=state.rewritten,
                 unready=self.serving.unready if self.serving is not None else "",
                 told=self.describe_told(),
                 stopped=report is not None,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
@@ -24,6 +25,8 @@ _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator ha
 _LAST_SCAN_S = 5.0
 _SHORTEST_DEADLINE_S = 3.0
 _DEATHS_MAX = 3
+_RENEWALS_MAX = 4
+_SILENT_KINDS = ("no_growth", "never_started", "never_ready")
 # If a full scan takes more than this share of the poll interval, only each tenth poll makes one, or fewer, so that
 # full scans take at most a tenth of the time. The other scans stop when they would take more than this share.
 _FULL_SHARE = 0.05
@@ -75,6 +78,8 @@ class GrowthMonitor:
         told: the progress that its output told of last.
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
+        contradicts: says what speaks against a silence that the tree would be stopped for: that it writes where no growth
+            shows. None: nothing does.
     """
 
     def __init__(
@@ -87,15 +92,23 @@ class GrowthMonitor:
         told: Callable[[], LoggedProgress | None] = lambda: None,
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
+        contradicts: Callable[[Verdict], str | None] = lambda _: None,
     ) -> None:
         self.site, self.rule = site, rule
+        self._contradicts = contradicts
+        self._renewed: tuple[float | None, int] = (None, 0)
+        """When growth was seen last, and how often the window has begun anew since then."""
         self._busy, self._as_root = busy, as_root
         self._space_at_start = baseline.get("space") or ()
         self.growth = Growth(**baseline["growth"])
         self.last_path: str | None = None
         self.problem: str | None = None
         self.touched_in_pause = False
+        self.in_place: tuple[str, ...] = ()
+        """Files that changed last in the pause without growing."""
         self.notes: list[str] = []
+        self.warnings: list[str] = []
+        """The notes that are told while the work runs."""
         self.verdict = Verdict("growing")
         self.scan_s = float(baseline["scan_s"])
         """How long the last full scan took."""
@@ -143,11 +156,32 @@ class GrowthMonitor:
             on_sample()
             if ended():
                 break
-            if verdict.final:
+            if verdict.final and not self._begins_anew(verdict):
                 return verdict
         self.measure(lambda: True)
         on_sample()
         return Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the tree was seen writing into watched files in this silence."""
+        growth_s, times = self._renewed
+        return times > 0 and growth_s == self.rule.last_growth_s
+
+    def _begins_anew(self, verdict: Verdict) -> bool:
+        """Begin the window anew if the tree is seen writing into the watched files though none grows; a few times at most."""
+        times = self._renewed[1] if self.rewritten else 0
+        if verdict.kind not in _SILENT_KINDS or times >= _RENEWALS_MAX:
+            return False
+        why = self._contradicts(verdict)
+        if why is None:
+            return False
+        self._renewed = self.rule.last_growth_s, times + 1
+        self.rule.begin_anew(self._clock())
+        self.verdict = Verdict("growing", None, self.rule.pause_s, self.rule.window_s)
+        pause = format_duration(round(verdict.pause_s, 1))
+        self.warn(f"nothing grew for {pause}, and it was not stopped ({times + 1} of {_RENEWALS_MAX}): {why}")
+        return True
 
     def measure(self, ended: Callable[[], bool], late_s: float = 0.0) -> Verdict:
         """Make one scan and judge it; a partial one if full ones are expensive and no verdict depends on it.
@@ -209,6 +243,7 @@ class GrowthMonitor:
         self.problem = None
         touched = self.growth.touched_ns is not None
         self.touched_in_pause = (touched and not grown) or (self.touched_in_pause and not grown)
+        self.in_place = () if grown else tuple(answer.get("in_place") or self.in_place)
         self.verdict = self.rule.observe(began_s, ended_s, self._measurement(answer, ended_s), late_s, full=full)
         self._add_sample(ended_s)
         return self.verdict
@@ -216,6 +251,12 @@ class GrowthMonitor:
     def note(self, text: str) -> None:
         """Add a sentence to the report's notes, once."""
         if text not in self.notes:
+            self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        """Add a sentence to the notes that a person should see at once."""
+        if text not in self.notes:
+            self.warnings.append(text)
             self.notes.append(text)
 
     def window_scan(self, window_s: float) -> int:

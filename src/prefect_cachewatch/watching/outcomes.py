@@ -176,6 +176,7 @@ def describe_stall(
     *,
     problem: str | None = None,
     touched: bool = False,
+    rewritten: bool = False,
     unready: str = "it was not ready",
     told: str = "",
     stopped: bool = True,
@@ -188,6 +189,7 @@ def describe_stall(
         growth: from `describe_growth`.
         problem: what the last failed scan said, for a directory that cannot be measured.
         touched: whether files changed in place during the pause, without growing.
+        rewritten: whether the tree was seen writing into them.
         unready: for a server that was never ready, the missing sign of readiness, as the end of a sentence.
         told: from `describe_told`; for a silence.
         stopped: whether the attempt is over by it.
@@ -224,7 +226,8 @@ def describe_stall(
             f"succeed: {verdict.refusal.text}."
         )
     hint = " Files change in place without growing: consider progress=any." if touched else ""
-    return f"Tensor cache generation stalled: no disk write activity detected for {window}{tail}{hint}{told}"
+    seen = "nothing grew" if rewritten else "no disk write activity detected"
+    return f"Tensor cache generation stalled: {seen} for {window}{tail}{hint}{told}"
 
 
 def describe_told(told: LoggedProgress | None, at_s: float) -> str:

@@ -318,6 +318,12 @@ class StallRule:
         """Let time pass that was not observed, by no fault of the file system: neither silence nor blindness."""
         self._tick_s = self._seen_all_s = now_s
 
+    def begin_anew(self, now_s: float) -> None:
+        """Begin the silence anew: the tree was seen writing where no growth shows."""
+        self._note_silence(self.pause_s)
+        self.pause_s = self._unwritten_s = 0.0
+        self._clear_suspicion(now_s)
+
     @property
     def _blind_window_s(self) -> float:
         return self.policy.unresponsive_after_s or self.policy.stall_after_s
