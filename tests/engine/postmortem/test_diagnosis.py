@@ -75,7 +75,7 @@ CASES = {
     "blocked_on_output_pipe": evidence(process(call="write", waits_on=(1,), files=(PIPE,))),
     "churning": evidence(process(), growth=replace(GROWN, kind="churning")),
     "in_place_writes": evidence(
-        process(io_in_window=IoCounters(write_bytes=10**7)), growth=replace(GROWN, touched=("/c/a.npy",))
+        process(io_in_window=IoCounters(write_bytes=10**9)), growth=replace(GROWN, touched=("/c/a.npy",))
     ),
     "writing_elsewhere": evidence(
         process(
