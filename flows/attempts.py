@@ -28,7 +28,6 @@ from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolic
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
-from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.filled_key import known_key
@@ -40,7 +39,6 @@ from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.past import JobRun, last_runs
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
 from prefect_cachewatch.run.regression import slower_than_before
-from prefect_cachewatch.run.remedies import check_causes
 from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
@@ -64,7 +62,7 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
 _HISTORY_S = 5.0
-Decide = Callable[[Outcome, Watch, PostMortem], NextAttempt | None]
+Decide = Callable[[Outcome, Watch], NextAttempt | None]
 _TASKS_END_S = 20.0
 AWAKE_S = 1.0
 # A cancelled run is killed 30 s after SIGTERM; by then its grace period is over.
@@ -112,11 +110,6 @@ class Inputs:
         """
         place = self.place.relocated(job)
         return replace(self, job=place.job, place=place, env=self.env | env)
-
-    def with_variables(self, env: dict[str, str]) -> Inputs:
-        """Return the same inputs with further variables in the generator's environment."""
-        job = self.job.model_copy(update={"env": self.job.env | env})
-        return replace(self, job=job, place=replace(self.place, job=job), env=self.env | env)
 
 
 def is_output_shown() -> bool:
@@ -214,9 +207,8 @@ def learning_for(inputs: Inputs, site: CacheDirectories) -> Inputs:
 
 
 def check_retry(inputs: Inputs, retry: RetryPolicy) -> None:
-    """Check before the start what will be needed for a further attempt: its command, and the causes; raises InputError."""
-    check_causes(retry)
-    if retry.may_clean:
+    """Check before the start what will be needed for a further attempt; raises InputError."""
+    if retry.on_retry == "clean":
         inputs.place.require_cleaning()
     if retry.before_retry and (retry.attempts > 1 or inputs.stall.learned):
         cwd = str(inputs.job.cwd) if inputs.job.cwd else None
@@ -322,7 +314,7 @@ def run_attempt(
     output.end(failed=outcome.name != "completed")
     if inputs.learning is not None:
         inputs.learning.note(outcome)
-    section = decide(outcome, watch, runner.examiner)
+    section = decide(outcome, watch)
     return outcome, _report(inputs, watch, outcome, runner, number, resource, retry=section)
 
 

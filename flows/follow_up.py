@@ -1,7 +1,7 @@
 """`follow_up_stall`: the flow that an automation starts when a generation has stalled or failed.
 
 It looks at the cause and at the job's last runs. A single failure whose cause may end is run again after a pause, on any
-free worker of the pool. The attempts within one run are made on one worker, unless `retry.another_worker` is on.
+free worker of the pool. The attempts within one run are made on one worker.
 """
 
 # No `from __future__ import annotations` here: flow.serve pickles the flow by value into each run's process. There,

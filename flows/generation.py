@@ -47,7 +47,6 @@ from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
-from prefect_cachewatch.tasks.prefect_api.handover import earlier_attempts
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, say_end, tidy_run_logs
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
@@ -142,7 +141,7 @@ def generate_cache(
                     inputs = inputs.with_build_directory(job, job_env)
                 job = inputs.job
                 site = stack.enter_context(inputs.place.open_site(files=files))
-                site.to_clean = retry.may_clean and (retry.attempts > 1 or stall.learned)
+                site.to_clean = clean and (retry.attempts > 1 or stall.learned)
                 if delivery is not None:
                     site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark
@@ -190,8 +189,7 @@ def final_state(state: State[Any]) -> State[Any]:
 
 
 def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, admission: StorageSlots) -> State[Any]:
-    logger, retrying = inputs.logger, Retrying(retry, inputs, site, earlier_attempts())
-    admission.earlier = retrying.earlier.made
+    logger, retrying = inputs.logger, Retrying(retry, inputs, site)
     while True:
         number = retrying.made + 1
         # A learned window may still stop one attempt, which then is one more.
@@ -199,7 +197,7 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
         note_work(attempts_left=retrying.most - number + (1 if extra else 0))
         live_view.get().attempt_begins(number, retrying.most)
         with admission.slots(logger):  # given back during the backoff
-            outcome, report = run_attempt(retrying.inputs, site, number, retrying.decide, retrying.most, admission)
+            outcome, report = run_attempt(inputs, site, number, retrying.decide, retrying.most, admission)
         note_work()  # from here on the flow decides, waits and publishes by itself
         admission.outcomes.append(outcome)
         admission.report = report

@@ -17,7 +17,6 @@ __all__ = [
     "CacheJob",
     "CacheStore",
     "CachewatchError",
-    "CauseRetry",
     "ContainerMount",
     "ContainerSpec",
     "GenerationSummary",
@@ -56,7 +55,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from prefect_cachewatch.config import (
         CacheJob,
-        CauseRetry,
         ContainerMount,
         ContainerSpec,
         MarkerFiles,
@@ -99,7 +97,7 @@ if TYPE_CHECKING:
 else:
     _PLACES = {
         "config": (
-            "CacheJob CauseRetry ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
+            "CacheJob ContainerMount ContainerSpec MarkerFiles Outputs ReadyOnFile ReadyOnHttp ReadyOnLog "
             "ReadyOnTcp RetryPolicy StallPolicy StopPolicy Storage"
         ),
         "config.profiles": "Profile ProfileSettings make_profile",

@@ -38,7 +38,6 @@ class StorageSlots:
         self._slots = storage.slots if storage is not None else None
         self.job = job
         self.outcomes: list[Outcome] = []
-        self.earlier = 0  # attempts of other processes
         self.report: Report | None = None
         self.waited_s = 0.0
         self.metrics: MetricsExporter | None = None
@@ -114,7 +113,7 @@ class StorageSlots:
             first_write_s=self.outcomes[0].first_write_s if self.outcomes else None,
             state=state.name or (last.name if last else "Unknown"),
             slots=self.weight,
-            attempts=self.earlier + len(self.outcomes),
+            attempts=len(self.outcomes),
             bytes_present=bytes_present,
             rate_bytes_per_s=_rate(last) if last is not None else None,
             cause=None if state.is_completed() else state.message,

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("prefect_harness")
 QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
 STOP = StopPolicy(grace_s=1)
 ONCE = RetryPolicy(attempts=1)
-AGAIN = RetryPolicy(attempts=3, backoff_s=0.05, jitter=0)
+AGAIN = RetryPolicy(attempts=3, backoff_s=0.05)
 
 
 def python(code: str, *args: str) -> list[str]:
@@ -221,7 +221,7 @@ os.makedirs(new)  # fails unless the attempt before was cleaned up
 open(os.path.join(new, "layer.bin"), "wb").write(os.urandom(20_000))
 sys.exit(1)
 """
-    state = run(job(cache, code), retry=AGAIN.model_copy(update={"on_retry": "clean", "no_progress_attempts": 9}))
+    state = run(job(cache, code), retry=AGAIN.model_copy(update={"on_retry": "clean"}))
     assert state.name == "GeneratorFailed"
     assert len(task_states(state)) == 6
     assert "exit code 1" in str(state.message)

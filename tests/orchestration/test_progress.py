@@ -183,7 +183,7 @@ def test_the_view_is_told_of_each_attempt_and_of_the_wait_between(tmp_path: Path
     token = live_view.set(view)
     job = CacheJob(name="twice", command=["false"], cache_dirs=[tmp_path / "cache"])
     try:
-        generate_cache(job, retry=RetryPolicy(attempts=2, backoff_s=0.5, jitter=0), return_state=True)
+        generate_cache(job, retry=RetryPolicy(attempts=2, backoff_s=0.5), return_state=True)
     finally:
         live_view.reset(token)
     assert view.told == ["attempt 1 of 2", "waits", "attempt 2 of 2"]

@@ -65,7 +65,7 @@ def test_a_server_that_is_stopped_when_ready_ends_the_run_completed(bench: Bench
 
 @pytest.mark.campaign
 def test_a_server_that_ends_before_it_is_ready_fails_the_run_at_once_and_is_tried_again(bench: Bench):
-    retry = RetryPolicy(attempts=2, backoff_s=0.05, jitter=0)
+    retry = RetryPolicy(attempts=2, backoff_s=0.05)
     state = bench.run(bench.job(exit_in_warmup=0), stall={"warmup_within_s": 3600}, retry=retry)
     assert (state.type.value, state.name) == ("FAILED", "GeneratorFailed")
     assert "ended with exit code 0 before it was ready" in str(state.message)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("prefect_harness")
 QUICK = StallPolicy(stall_after_s=1.5, first_write_within_s=3, poll_s=0.3)
 STOP = StopPolicy(grace_s=1)
 ONCE = RetryPolicy(attempts=1)
-AGAIN = RetryPolicy(attempts=2, backoff_s=0.05, jitter=0)
+AGAIN = RetryPolicy(attempts=2, backoff_s=0.05)
 
 WRITES = """
 import os, sys

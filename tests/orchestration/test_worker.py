@@ -193,7 +193,7 @@ def test_cancel_from_the_api_ends_cancelled_with_the_tree_gone(deployed: Server,
 def test_a_run_that_is_cancelled_between_two_attempts_says_so(deployed: Server, tmp_path: Path) -> None:
     tag = f"between-{uuid.uuid4().hex[:8]}"
     asked = parameters(tmp_path / "cache", "raise SystemExit('no such layer')", tag) | {
-        "retry": {"attempts": 3, "backoff_s": 300, "jitter": 0}
+        "retry": {"attempts": 3, "backoff_s": 300}
     }
     run_id = deployed.start_run(NIGHTLY, asked)
     deployed.log_lines(run_id, "attempt 1 of 3 ended failed", timeout_s=60)

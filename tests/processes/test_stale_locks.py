@@ -1,4 +1,4 @@
-"""Stale lock files are removed, and no other: by the file itself, by its holder, by its place."""
+"""Which lock file is stale: by the file itself, by its holder, by its place."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.common.aside import Aside
-from prefect_cachewatch.run.preparation import remove_locks
-from prefect_cachewatch.supervise.lockfiles import LockFile, look_at_lock, remove_stale_lock
+from prefect_cachewatch.supervise.lockfiles import LockFile, look_at_lock
 from support import ended_pid, leave_behind
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -48,34 +45,18 @@ def holder(cache: Path) -> Iterator[subprocess.Popen[str]]:
     process.stdout.close()
 
 
-def test_a_lock_without_a_holder_is_removed_and_nothing_beside_it(cache: Path) -> None:
-    path = cache / ".locks" / "a.lock"
-    (cache / ".locks" / "b.lock").write_text("")
-    lock = found(path)
-    assert lock.stale
-    assert remove_stale_lock(lock, [str(cache)]) == ""
-    assert sorted(each.name for each in (cache / ".locks").iterdir()) == ["b.lock"]
-    assert remove_stale_lock(lock, [str(cache)]) == ""  # gone is gone
-
-
-def test_the_helper_process_removes_it_too(cache: Path) -> None:
-    aside = Aside.spawn()
-    try:
-        assert remove_locks([found(cache / ".locks" / "a.lock")], [str(cache)], aside) == []
-    finally:
-        aside.close()
-    assert list((cache / ".locks").iterdir()) == []
+def test_a_lock_without_a_holder_is_stale(cache: Path) -> None:
+    assert found(cache / ".locks" / "a.lock").stale
 
 
 def test_a_holder_that_comes_after_the_diagnosis_keeps_its_lock(cache: Path, request: pytest.FixtureRequest) -> None:
     lock = found(cache / ".locks" / "a.lock")
     assert lock.stale
     holder = request.getfixturevalue("holder")
-    assert remove_stale_lock(lock, [str(cache)]) == "a process has it open"
     assert found(Path(lock.path)).why_held == "a process has it open"
     holder.kill()
     holder.wait()
-    assert remove_stale_lock(lock, [str(cache)]) == ""
+    assert found(Path(lock.path)).stale
 
 
 @root_only
@@ -136,28 +117,10 @@ def test_what_the_file_says_of_its_holder_counts(cache: Path) -> None:
     assert found(path).why_held == "it was written a moment ago"
 
 
-def test_another_file_in_its_place_stays(cache: Path) -> None:
-    path = cache / ".locks" / "a.lock"
-    lock = found(path)
-    leave_behind(path.with_name("new"))
-    os.replace(path.with_name("new"), path)
-    assert remove_stale_lock(lock, [str(cache)]) == "another file has taken its place"
-    os.link(path, path.with_name("second name"))
-    assert remove_stale_lock(found(path), [str(cache)]) == "another file has taken its place"
-    assert path.exists()
-
-
-def test_no_link_is_followed(cache: Path, tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    lock = found(leave_behind(outside / "a.lock"))
-    os.symlink(outside, cache / "link")
-    os.symlink(outside / "a.lock", cache / "b.lock")
+def test_a_link_is_no_lock(cache: Path, tmp_path: Path) -> None:
+    leave_behind(tmp_path / "outside.lock")
+    os.symlink(tmp_path / "outside.lock", cache / "b.lock")
     assert look_at_lock(str(cache / "b.lock")) is None
-    for path in (cache / "link" / "a.lock", cache / "b.lock", cache / ".locks" / ".." / ".." / "outside" / "a.lock"):
-        assert remove_stale_lock(replace(lock, path=str(path)), [str(cache)]) != ""
-    assert remove_stale_lock(lock, [str(cache)]) == "it lies in no cache directory of the job"
-    assert (outside / "a.lock").exists()
 
 
 def test_what_is_no_regular_file_is_no_lock(cache: Path) -> None:

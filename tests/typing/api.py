@@ -34,7 +34,7 @@ from prefect_cachewatch.flows import generate_cache as the_same
 job = CacheJob(name="llama", command=["python3", "generate.py"], cache_dirs=[Path("/mnt/cache")], env={"A": "b"})
 stall: StallPolicy = StallPolicy(stall_after_s=300, first_write_within_s=1200, poll_s=15, progress="any")
 stop: StopPolicy = StopPolicy(grace_s=10)
-retry: RetryPolicy = RetryPolicy(attempts=3, backoff_s=30, factor=2, on_retry="clean")
+retry: RetryPolicy = RetryPolicy(attempts=3, backoff_s=30, on_retry="clean")
 
 server = CacheJob(
     name="llama",

@@ -27,7 +27,6 @@ from prefect_cachewatch.cli.options.guard import (
 from prefect_cachewatch.cli.options.profile_choice import profile_from
 from prefect_cachewatch.cli.options.publish import PUBLISH_SECTION, policy_from
 from prefect_cachewatch.cli.options.ready import with_ready
-from prefect_cachewatch.cli.options.retry_cause import read_causes
 from prefect_cachewatch.cli.options.sections import Section, SectionedCommand, option, verbose_option
 from prefect_cachewatch.cli.places import require_places
 from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
@@ -58,12 +57,8 @@ _NAME = option("--name", help="Name of the job; default the cache directory's.")
 _STORAGE = option("--storage", metavar="NAME", help="Wait for a slot of the concurrency limit of this storage.")
 _RETRY = Fields(
     RetryPolicy,
-    "attempts N, backoff_s, on_retry, before_retry COMMAND, before_retry_within_s, by_cause --retry-cause CATEGORY=WHAT",
+    "attempts N, backoff_s, on_retry, before_retry COMMAND",
     before_retry={"multiple": False},
-    by_cause={
-        "help": "By category of the cause, what is to be different from the table of docs/retries.md; disk_full=again,10m or "
-        "python_error=never. Repeatable."
-    },
 )
 _ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options())
 _VERBOSE = verbose_option("Show Prefect's log from DEBUG on (-vv: measurements too).")
@@ -156,8 +151,6 @@ def _retry_from(options: dict[str, Any]) -> RetryPolicy:
     given = _RETRY.given(options)
     if "before_retry" in given:
         given["before_retry"] = split_command("--before-retry", given["before_retry"], "tt-smi -r")
-    if "by_cause" in given:
-        given["by_cause"] = read_causes(given["by_cause"])
     return build_model(RetryPolicy, **given)
 
 

@@ -13,7 +13,7 @@ _EXAMPLES = {
     "--metrics": ":9464", "--missing-limit": "create:4", "--name": "llama", "--network": "host",
     "--output": "nfs-a.yaml", "--pid": "4711", "--poll": "15s", "--profile": "openvino,cache_dir=/mnt/ov",
     "--ready": "tcp=8000", "--ready-body": "'\"status\": *\"ok\"'", "--ready-every": "5s", "--record": "run.csv",
-    "--report": "report.json", "--retry-cause": "disk_full=again,10m", "--state-dir": "/var/lib/cachewatch/runs",
+    "--report": "report.json", "--state-dir": "/var/lib/cachewatch/runs",
     "--storage": "nfs-a", "--store": "/mnt/caches", "--tool": "ttnn=0.72.0", "--ulimit": "memlock=-1",
     "--volume": "caches:/cache", "--warmup-begins": "'log=weights loaded'", "--why": "'wrong dtype'",
     "--workdir": "/opt", "COMMAND": "'tt-smi -r'", "DEV[:DST]": "/dev/tenstorrent", "DIR": "/mnt/cache",

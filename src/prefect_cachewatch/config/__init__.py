@@ -10,7 +10,7 @@ from prefect_cachewatch.config.attach import AttachJob
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
 from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
 from prefect_cachewatch.config.outputs import Outputs, Storage
-from prefect_cachewatch.config.policies import CauseRetry, Change, RetryPolicy, StallPolicy, StopPolicy
+from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.quantities import InputModel
 from prefect_cachewatch.config.ready import (
     ReadyOnExit,
@@ -28,8 +28,6 @@ __all__ = [
     "DEFAULT_IGNORE",
     "AttachJob",
     "CacheJob",
-    "CauseRetry",
-    "Change",
     "ContainerMount",
     "ContainerSpec",
     "InputModel",

@@ -17,10 +17,9 @@ from prefect_cachewatch.config.quantities import (
     Size,
 )
 
-# What may be changed before the next attempt; docs/retries.md has what each does.
-Change = Literal["another_worker", "kernel_cache", "no_xet", "unlock", "clean", "reset"]
-
 _LEARNED, _MOST = "learned", "learned:"
+# Of a retry: the longest pause, unless the first one is longer, and the share by which a pause varies.
+_LONGEST_PAUSE_S, _JITTER = 600.0, 0.2
 
 
 def _parse_window(text: str) -> Any:
@@ -164,44 +163,17 @@ class StopPolicy(InputModel):
     )
 
 
-class CauseRetry(InputModel):
-    """What follows an attempt that ended by one cause; what is left out stays as in the table of docs/retries.md."""
-
-    again: bool | None = Field(
-        default=None, description="Whether it is tried again; before every other rule but attempts."
-    )
-    pause_s: OptionalDuration = Field(default=None, ge=0, le=86400, description="The pause before the next attempt.")
-    change: list[Change] | None = Field(
-        default=None,
-        description="What is changed before it: another_worker, kernel_cache, no_xet, unlock, clean, reset; [] for nothing.",
-    )
-
-
 class RetryPolicy(InputModel):
     """Whether and when a failed attempt is made again; bad input never is."""
 
-    ADVANCED = (
-        "before_retry_within_s",
-        "by_cause",
-        "factor",
-        "max_backoff_s",
-        "jitter",
-        "no_progress_attempts",
-        "retry_exit_codes",
-    )
+    ADVANCED = ("retry_exit_codes",)
 
     attempts: int = Field(default=3, ge=1, le=100, description="Attempts in all, the first included.")
-    backoff_s: Duration = Field(default=30, ge=0, le=86400, description="Pause before the second attempt.")
-    factor: float = Field(default=2, ge=1, le=10, description="Each further pause is this many times longer.")
-    max_backoff_s: Duration = Field(default=600, ge=0, le=86400, description="The longest pause between attempts.")
-    jitter: float = Field(
-        default=0.2, ge=0, le=1, description="Random share by which a pause is lengthened or shortened."
-    )
-    no_progress_attempts: int = Field(
-        default=2,
-        ge=1,
-        le=100,
-        description="Give up early when this many attempts in a row did not take the cache beyond its largest size so far.",
+    backoff_s: Duration = Field(
+        default=30,
+        ge=0,
+        le=86400,
+        description="Pause before the second attempt; each further one is twice as long, at most 10 minutes.",
     )
     on_retry: Literal["resume", "clean"] = Field(
         default="resume",
@@ -212,35 +184,16 @@ class RetryPolicy(InputModel):
         default=None,
         description="Exit codes of the generator that are tried again; default: all of a failure but 126 and 127.",
     )
-
     before_retry: list[Annotated[str, Field(max_length=4000)]] | None = Field(
         default=None,
         min_length=1,
         max_length=1000,
-        description="Command that resets a device, such as tt-smi -r, before an attempt after a cause that a reset may mend; "
+        description="Command that runs before each further attempt, at most 5 minutes, such as tt-smi -r to reset a device; "
         "if it fails, there is no further attempt.",
     )
-    before_retry_within_s: Duration = Field(
-        default=300, ge=0.1, le=86400, description="The longest time of before_retry; then its whole tree is stopped."
-    )
-    another_worker: bool = Field(
-        default=False,
-        description="Whether an attempt is made again by any free worker of the pool if its cause may lie in the machine; "
-        "other workers must see the same cache directories.",
-    )
-    by_cause: dict[Annotated[str, Field(pattern=r"^[a-z_]{1,64}$")], CauseRetry] = Field(
-        default={},
-        max_length=100,
-        description="By category of the cause, what is to be different from the table of docs/retries.md.",
-    )
-
-    @property
-    def may_clean(self) -> bool:
-        """Whether files of an attempt may be removed before the next, which therefore have to be recorded."""
-        return self.on_retry == "clean" or any("clean" in (own.change or ()) for own in self.by_cause.values())
 
     def backoff_before(self, attempt: int, random: float) -> float:
-        """Return how long to wait before an attempt: backoff_s x factor^(attempt - 2), capped, jittered.
+        """Return how long to wait before an attempt: doubled for each one, capped, a fifth longer or shorter by chance.
 
         Args:
             attempt: the next attempt, 2 or more.
@@ -250,9 +203,9 @@ class RetryPolicy(InputModel):
             Seconds.
 
         Example:
-            >>> RetryPolicy(backoff_s=30, jitter=0).backoff_before(4, 0.5)
+            >>> RetryPolicy(backoff_s=30).backoff_before(4, 0.5)
             120.0
         """
-        # The exponent is capped: 10^98 fits a float, 10^400 does not.
-        raw = min(self.max_backoff_s, self.backoff_s * self.factor ** min(attempt - 2, 200))
-        return float(raw * (1 + self.jitter * (2 * random - 1)))
+        longest_s = max(_LONGEST_PAUSE_S, self.backoff_s)
+        raw = min(longest_s, self.backoff_s * 2.0 ** min(attempt - 2, 200))  # a float holds no 2^10000
+        return float(raw * (1 + _JITTER * (2 * random - 1)))

@@ -32,7 +32,6 @@ from prefect_cachewatch.watching.stall import Verdict
 
 if TYPE_CHECKING:
     from prefect_cachewatch.postmortem.readings import ProcessSample
-    from prefect_cachewatch.supervise.lockfiles import LockFile
     from prefect_cachewatch.watching.sections import Diagnosis
 
 EVIDENCE_BUDGET_S = 2.0
@@ -221,11 +220,6 @@ class PostMortem:
             return set()
         files = [file for process in self.evidence.processes for file in process.files]
         return {file.target for file in files if file.in_cache and file.kind == "file" and "w" in file.access}
-
-    @property
-    def stale_locks(self) -> tuple[LockFile, ...]:
-        """Lock files without a living holder, as they were found when the evidence was collected."""
-        return tuple(lock for lock in self.evidence.lock_files if lock.stale) if self.evidence is not None else ()
 
     def write_bundle(self, report: Report, output: OutputPump) -> Report:
         """Write the bundle of an attempt that stalled, ran out of time, failed or was cancelled, and remove old ones.

@@ -216,13 +216,6 @@ class PublishSession(Closing):
         self._remove_suspects(window_s, below)
         self._log_notes()
 
-    def discard(self) -> None:
-        """Begin the build again without any file of the attempts so far; raises StoreError."""
-        self._require_answer()
-        self.target.clean()
-        self.target.note_growth()
-        self._log_notes()
-
     def leave(self, site: CacheDirectories) -> None:
         """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch.
 

@@ -29,7 +29,7 @@ class PastEnd:
     again: bool = False  # the run was itself started by a follow-up
     part_of: str | None = None  # the run that it is a part of, which is responsible for it
     category: str = ""  # of the cause
-    lasting: str = ""  # why a later run would end in the same way; by the table of `remedies` and `retry.by_cause`
+    lasting: str = ""  # why a later run would end in the same way; by the table of `run.causes`
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config import Change, RetryPolicy
-from prefect_cachewatch.run.handover import LEAST_PAUSE_S, Earlier
-from prefect_cachewatch.run.remedies import Remedy, Step, find_remedy
+from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.run.causes import Following, find_following
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.sections import NextAttempt
 
+#: So many attempts in a row that do not take the cache beyond its largest size so far are the last ones.
+BARREN_MOST = 2
+_SHOWN = 200
 _NEVER = frozenset({126, 127})  # a command that cannot be executed now cannot be executed in a minute
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ +File "[^"]*", line \d+', re.MULTILINE)
@@ -29,7 +32,6 @@ class RetryDecision:
         again: whether there is one.
         reason: why, or why not.
         category: of the cause; empty where the cause was not asked.
-        change: what is to be changed before it.
         pause_s: the pause that the cause asks for; None for the policy's back-off.
         lasting: why a later run would end in the same way; empty if it may end otherwise.
     """
@@ -37,10 +39,14 @@ class RetryDecision:
     again: bool
     reason: str
     category: str = ""
-    change: tuple[Change, ...] = ()
     pause_s: float | None = None
     extra: bool = False
     lasting: str = ""
+
+
+def count_attempts(outcomes: Sequence[Outcome]) -> int:
+    """Count the attempts that use up one of the policy's: all but one that a learned window has stopped."""
+    return sum(outcome.learned_stop is None for outcome in outcomes)
 
 
 def decide_retry(
@@ -49,35 +55,30 @@ def decide_retry(
     start_bytes: int,
     min_growth_bytes: int,
     tracebacks: Sequence[str] = (),
-    earlier: Earlier = Earlier(),  # noqa: B008 - frozen
 ) -> RetryDecision:
     """Decide after an attempt whether to make another.
 
     Args:
         policy: the user's policy.
-        outcomes: outcomes of this process's attempts so far, the last one included.
+        outcomes: outcomes of the attempts so far, the last one included.
         start_bytes: bytes that were in the directories before the first of them.
         min_growth_bytes: smaller growth of the high-water mark counts as none.
         tracebacks: the last traceback of each attempt, by `last_traceback`; default none.
-        earlier: the attempts that other processes have made.
 
     Returns:
         The decision.
     """
-    tally = earlier.plus(outcomes, start_bytes, min_growth_bytes)
-    last, attempt, barren = outcomes[-1], tally.counted, tally.barren
+    last, attempt = outcomes[-1], count_attempts(outcomes)
     if last.learned_stop is not None:
         return RetryDecision(True, "the window was learned: once more with the configured one", extra=True)
     if last.name in ("completed", "cancelled"):
         return RetryDecision(False, f"the attempt was {last.name}")
     if last.name == "nothing_written":
         return RetryDecision(False, "a directory that is not the one it writes to stays so")
-    category, remedy = find_remedy(last.diagnosis, policy.by_cause)
-    own = policy.by_cause.get(category)
-    wanted = own is not None and own.again is True
-
-    lasting = None if wanted else _refusal(policy, last, remedy)
-    if not (lasting or wanted or remedy.outside) and barren and _repeats(tracebacks):
+    barren = _count_barren(outcomes, start_bytes, min_growth_bytes)
+    category, following = find_following(last.diagnosis)
+    lasting = _refusal(policy, last, following)
+    if not (lasting or following.outside) and barren and _repeats(tracebacks):
         lasting = "it failed with the same traceback as before, and the cache did not grow"
 
     def no(reason: str) -> RetryDecision:
@@ -87,15 +88,29 @@ def decide_retry(
         return no(f"attempt {attempt} of {policy.attempts} was the last")
     if lasting:
         return no(lasting)
-    if is_verdict(last.name) and not (policy.retry_stalls or wanted):
+    if is_verdict(last.name) and not policy.retry_stalls:
         return no("stalls are not retried (retry_stalls)")
-    if barren >= policy.no_progress_attempts:
+    if barren >= BARREN_MOST:
         return no(f"{barren} attempts in a row did not take the cache beyond its largest size so far")
     reason = f"attempt {attempt} of {policy.attempts} ended {last.name}"
-    return RetryDecision(True, reason, category, remedy.change, remedy.pause_s)
+    return RetryDecision(True, reason, category, following.pause_s)
 
 
-def _refusal(policy: RetryPolicy, last: Outcome, remedy: Remedy) -> str | None:
+def _count_barren(outcomes: Sequence[Outcome], start_bytes: int, least: int) -> int:
+    """Count the last attempts in a row that did not take the cache beyond its largest size, apparent or on disk."""
+    size_mark, disk_mark, barren = start_bytes, 0, 0
+    for outcome in outcomes:
+        growth = outcome.growth
+        if growth.bytes_present >= size_mark + least or growth.allocated_present >= disk_mark + least:
+            barren = 0
+        else:
+            barren += outcome.learned_stop is None
+        size_mark = max(size_mark, growth.bytes_present)
+        disk_mark = max(disk_mark, growth.allocated_present)
+    return barren
+
+
+def _refusal(policy: RetryPolicy, last: Outcome, following: Following) -> str | None:
     if last.kind == "filesystem_unresponsive":
         return "the file system does not answer"
     if last.name == "failed" and last.exit_code is not None:
@@ -104,37 +119,31 @@ def _refusal(policy: RetryPolicy, last: Outcome, remedy: Remedy) -> str | None:
             return f"exit code {last.exit_code} is not retried"
         if codes is not None:
             return None  # named by the user
-    return None if remedy.again else remedy.why
+    return None if following.again else following.why
 
 
-def describe_next(
-    decision: RetryDecision, policy: RetryPolicy, attempt: int, why: str, steps: Sequence[Step], random: float
-) -> NextAttempt:
+def describe_next(decision: RetryDecision, policy: RetryPolicy, attempt: int, why: str, random: float) -> NextAttempt:
     """Say in one sentence what follows an attempt.
 
     Args:
         decision: from `decide_retry`.
-        policy: the user's policy, for the pause.
-        attempt: how many of the policy's attempts are used up, in all processes.
-        why: the remedy's reason.
-        steps: the changes that can be made.
+        policy: the user's policy, for the pause and the command before the attempt.
+        attempt: how many of the policy's attempts are used up.
+        why: the reason by the cause.
         random: uniform in [0, 1), for the jitter.
 
     Returns:
         The report's section.
     """
-    if decision.extra:
-        return NextAttempt(True, None, f"again at once, because {decision.reason}", 0.0)
     if not decision.again:
         return NextAttempt(False, decision.category or None, f"no further attempt: {decision.reason}")
+    command = f", after {for_terminal(' '.join(policy.before_retry), _SHOWN)}" if policy.before_retry else ""
+    if decision.extra:
+        return NextAttempt(True, None, f"again at once{command}, because {decision.reason}", 0.0)
     pause_s = policy.backoff_before(attempt + 1, random) if decision.pause_s is None else decision.pause_s
-    if any(step.change == "another_worker" for step in steps):
-        pause_s = max(pause_s, LEAST_PAUSE_S)
     wait = format_duration(pause_s)
     when = "again at once" if wait == "0 s" else f"again after {wait}"
-    changes = ", ".join(step.words for step in steps)
-    sentence = f"{when}{', ' + changes if changes else ''}, because {why}"
-    return NextAttempt(True, decision.category, sentence, round(pause_s, 3), tuple(step.change for step in steps))
+    return NextAttempt(True, decision.category, f"{when}{command}, because {why}", round(pause_s, 3))
 
 
 def last_traceback(log_tail: str) -> str:

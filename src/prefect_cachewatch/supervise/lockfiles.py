@@ -1,7 +1,7 @@
 """Lock files that lock by being there, as filelock's SoftFileLock makes them: whether one still has a living holder.
 
 A run that was killed leaves such a file behind, and every later run waits for it without end. A file without a holder is
-*stale*; whatever leaves a doubt is not. Removing one is the caller's decision.
+*stale*; whatever leaves a doubt is not.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
-from prefect_cachewatch.common.removal import look, open_below, remove_entry
 from prefect_cachewatch.supervise.filelocks import has_exclusive_holder
 from prefect_cachewatch.supervise.proc import read_stat
 from prefect_cachewatch.supervise.run_files import pid_namespace
@@ -115,39 +112,6 @@ def look_at_lock(path: str) -> LockFile | None:
         return LockFile(path, status.st_dev, status.st_ino, age_s, pid, why or _why_open(fd))
     finally:
         os.close(fd)
-
-
-def remove_stale_lock(lock: LockFile, tops: Sequence[str]) -> str:
-    """Remove a lock file if it is still the one that was found and still has no living holder.
-
-    Args:
-        lock: as it was found.
-        tops: directories in which it may be removed.
-
-    Returns:
-        Why it was not removed; empty if it is gone.
-    """
-    top = next((each for each in tops if lock.path.startswith(each.rstrip("/") + "/")), None)
-    if top is None:
-        return "it lies in no cache directory of the job"
-    directory, name = os.path.split(lock.path.removeprefix(top.rstrip("/") + "/"))
-    try:
-        with (
-            Opened(os.open(top, OPEN_DIRECTORY)) as top_fd,
-            Opened(open_below(top_fd, directory)) as directory_fd,
-            Opened(os.open(name, _OPEN, dir_fd=directory_fd)) as fd,
-        ):
-            entry, status = look(fd), os.fstat(fd)
-            if (entry.device, entry.inode) != (lock.device, lock.inode) or not entry.is_file or entry.links != 1:
-                return "another file has taken its place"
-            # The lease is held until the descriptor is closed: a process that opens the file meanwhile waits for that.
-            if why := _read_holder(fd, lock.path, status)[1] or _why_open(fd):
-                return why
-            return "" if remove_entry(directory_fd, name, entry) else "another file has taken its place"
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return error.strerror or "it cannot be removed"
 
 
 def _read_holder(fd: int, path: str, status: os.stat_result) -> tuple[int | None, str]:

@@ -61,12 +61,10 @@ class NextAttempt:
     again: bool
     #: The category of the cause by which it was decided; null if the cause was not asked.
     category: str | None
-    #: Both in one sentence, such as `again after 30 s, with HF_HUB_DISABLE_XET=1, because its peer may answer`.
+    #: Both in one sentence, such as `again after 30 s, because its peer may answer`.
     sentence: str
     #: The pause before it; null if there is none.
     pause_s: float | None = None
-    #: What is changed before it: another_worker, unlock, clean, kernel_cache, no_xet, reset.
-    change: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ def test_the_documented_defaults_stand():
     assert (stall.min_growth_bytes, stall.progress, stall.adaptive) == (4096, "bytes", "off")
     assert (stall.churn_after_s, stall.max_duration_s) == (None, None)
     assert StopPolicy().grace_s == 10
-    assert (retry.attempts, retry.backoff_s, retry.factor, retry.max_backoff_s) == (3, 30, 2, 600)
-    assert (retry.jitter, retry.no_progress_attempts, retry.on_retry) == (0.2, 2, "resume")
+    assert (retry.attempts, retry.backoff_s, retry.on_retry, retry.retry_stalls) == (3, 30, "resume", True)
     assert CacheJob(**JOB).ignore == list(config.DEFAULT_IGNORE)
 
 
@@ -54,7 +53,7 @@ def test_the_documented_defaults_stand():
         (StallPolicy, {"progress": "hope"}),
         (StopPolicy, {"grace_s": -1}),
         (RetryPolicy, {"attempts": 0}),
-        (RetryPolicy, {"jitter": 1.1}),
+        (RetryPolicy, {"backoff_s": -1}),
     ],
 )
 def test_input_out_of_bounds_is_refused(model, values):
@@ -74,9 +73,8 @@ def test_a_job_survives_the_way_through_json():
 
 
 def test_the_pauses_between_attempts_double_up_to_the_cap():
-    policy = RetryPolicy(backoff_s=30, factor=2, max_backoff_s=100, jitter=0)
-    assert [policy.backoff_before(n, 0.3) for n in (2, 3, 4, 5)] == [30, 60, 100, 100]
-    assert RetryPolicy(factor=10, max_backoff_s=600, jitter=0).backoff_before(10**9, 0.5) == 600
+    assert [RetryPolicy(backoff_s=200).backoff_before(n, 0.5) for n in (2, 3, 4, 10**9)] == [200, 400, 600, 600]
+    assert [RetryPolicy(backoff_s=900).backoff_before(n, 0.5) for n in (2, 3)] == [900, 900]
 
 
 @given(st.integers(2, 10**6), st.floats(0, 1, exclude_max=True))

@@ -8,8 +8,7 @@ import pytest
 
 from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.measure.growth import Growth
-from prefect_cachewatch.run.handover import Earlier
-from prefect_cachewatch.run.retry import RetryDecision, decide_retry
+from prefect_cachewatch.run.retry import RetryDecision, count_attempts, decide_retry
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows
 
@@ -26,20 +25,18 @@ def decide(*outcomes: Outcome, **policy: Any) -> RetryDecision:
     return decide_retry(RetryPolicy(**policy), outcomes, 0, 4096)
 
 
-@pytest.mark.parametrize(
-    "policy", [{"attempts": 1}, {"attempts": 3}, {"retry_stalls": False}, {"no_progress_attempts": 1}]
-)
+@pytest.mark.parametrize("policy", [{"attempts": 1}, {"attempts": 3}, {"retry_stalls": False}])
 def test_a_stop_by_a_learned_window_is_no_failure_yet_whatever_the_policy(policy: dict[str, Any]):
     assert decide(attempt(), **policy) == ONCE_MORE
 
 
 def test_it_uses_up_no_attempt_and_counts_as_no_barren_one():
     configured = attempt(learned=LearnedWindows())
-    assert Earlier().plus([attempt(), configured], 0, 4096).counted == 1
+    assert count_attempts([attempt(), configured]) == 1
     assert not decide(attempt(), configured, attempts=1).again
     assert decide(attempt(), configured, attempts=2).reason == "attempt 1 of 2 ended stalled"
-    assert decide(attempt(), configured, attempts=3, no_progress_attempts=2).again
-    assert not decide(attempt(), configured, configured, attempts=9, no_progress_attempts=2).again
+    assert decide(attempt(), configured, attempts=3).again
+    assert not decide(attempt(), configured, configured, attempts=9).again
 
 
 @pytest.mark.parametrize(
