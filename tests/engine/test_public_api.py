@@ -27,7 +27,6 @@ def test_the_public_names_are_these():
         "CacheJob",
         "CacheStore",
         "CachewatchError",
-        "CauseRetry",
         "ContainerMount",
         "ContainerSpec",
         "GenerationSummary",
