@@ -19,7 +19,7 @@ from prefect_cachewatch.supervise.proc import read_stat
 
 pytestmark = pytest.mark.usefixtures("prefect_harness")
 
-AGAIN: dict[str, Any] = {"attempts": 3, "backoff_s": 0.05}
+AGAIN: dict[str, Any] = {"attempts": 3, "backoff_s": 0}
 WRITES = "import os, sys; open(os.path.join(sys.argv[1], 'a.bin'), 'ab').write(bytes(50_000))\n"
 
 
