@@ -112,29 +112,24 @@ def _list(path: str) -> dict[str, Any]:
 
 
 def _try_file(path: str) -> dict[str, Any]:
-    """Make an empty file, rename it and remove it: which clock dates it, and whether its inode number stays."""
+    """Make an empty file and remove it: which clock dates it."""
     before_s = time.time()
     try:
         fd, name = tempfile.mkstemp(prefix=PREFIX, dir=path)
     except OSError as error:
         return {"refused": error.strerror}
-    names = [name, f"{name}-renamed"]
     try:
         first = os.fstat(fd)
         after_s = time.time()
         os.close(fd)
-        numbers = {first.st_ino, os.stat(name).st_ino}
-        os.rename(*names)
-        numbers.add(os.stat(names[1]).st_ino)
     except OSError as error:
         return {"refused": error.strerror}
     finally:
-        for each in names:
-            with contextlib.suppress(OSError):
-                os.unlink(each)
+        with contextlib.suppress(OSError):
+            os.unlink(name)
     # A file's date is that of the last tick, so up to 10 ms old.
     late_s, early_s = first.st_ctime - after_s, first.st_ctime - before_s + 0.02
-    return {"inodes_stay": len(numbers) == 1, "clock_ahead_s": round(max(0.0, late_s) + min(0.0, early_s), 3)}
+    return {"clock_ahead_s": round(max(0.0, late_s) + min(0.0, early_s), 3)}
 
 
 def judge(path: str, facts: Mapping[str, Any]) -> list[Check]:
@@ -170,10 +165,6 @@ def _behaviour(facts: Mapping[str, Any]) -> list[Check]:
     if facts.get("list_s", 0.0) > _SLOW_S:
         said = f"{facts['listed']:,} names took {format_duration(facts['list_s'])} to list and stat"
         found.append(Check("scans", "warning", said, "stalls are seen late", "take a longer --poll and --stall-after"))
-    if not facts.get("inodes_stay", True):
-        said = "inode numbers change under a file"
-        costs = "a rename is known by size and date alone, and --on-retry clean refuses"
-        found.append(Check("inodes", "warning", said, costs, "generate on a local disk, or keep to --on-retry resume"))
     if abs(ahead_s := facts.get("clock_ahead_s", 0.0)) > _SKEW_S:
         how = f"{format_duration(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
         said = f"the file system's clock is {how}"

@@ -135,7 +135,7 @@ class StallPolicy(InputModel):
         default=30,
         ge=0.2,
         le=WEEK_S,
-        description="Silence for this long is a stall where no write can succeed (disk full, no inode, quota used up, "
+        description="Silence for this long is a stall where no write can succeed (disk full, no inode, "
         "read-only) and the tree neither computes nor reads; looked at three times.",
     )
     attribute_cache_s: OptionalDuration = Field(

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect_cachewatch.common.mounts import Mount, mount_of, read_mounts
-from prefect_cachewatch.measure.space import quota_source
 from prefect_cachewatch.postmortem.fsprobe import BEGUN, answer_questions
 from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
@@ -48,11 +47,9 @@ class FilesystemProbe:
 
     Args:
         cache_dirs: absolute directories, not resolved: resolving would touch them.
-        uid: the user whose quota is asked for.
     """
 
     cache_dirs: Sequence[str]
-    uid: int = field(default_factory=os.geteuid)
     _children: dict[str, _Child] = field(default_factory=dict)
     _facts: dict[str, FilesystemFacts] = field(default_factory=dict)
     _late: set[str] = field(default_factory=set)
@@ -71,8 +68,7 @@ class FilesystemProbe:
     def start(self, files: Mapping[str, str]) -> None:
         """Start to ask; `files` are key -> path, and have a child of their own."""
         for point, child in self._children.items():
-            here = [facts for facts in self._facts.values() if point and facts.mount_point == point]
-            dirs = [[facts.path, quota_source(facts.options, facts.source), self.uid] for facts in here]
+            dirs = [facts.path for facts in self._facts.values() if point and facts.mount_point == point]
             _ask(child, {"dirs": dirs, "files": [] if point else list(files.items())})
 
     def wait(self, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,6 +1,6 @@
 """The child that asks file systems and may hang doing so; a fork, or a new interpreter; standard library only.
 
-Reads one JSON object on stdin: `dirs` [[path, quota source or "", uid]], `files` [[key, path]].
+Reads one JSON object on stdin: `dirs` [path], `files` [[key, path]].
 Writes one JSON line for each answer as it comes, so that a hang costs only what follows it.
 """
 
@@ -18,15 +18,15 @@ from prefect_cachewatch.measure.space import read_space
 BEGUN = ""
 
 
-def probe_directory(path: str, quota_source: str, uid: int) -> dict[str, Any]:
-    """Ask statvfs, stat and, where quotas are on, quotactl(2) about a directory.
+def probe_directory(path: str) -> dict[str, Any]:
+    """Ask statvfs and stat about a directory.
 
     Example:
-        >>> probe_directory("/", "", 0)["total_bytes"] > 0
+        >>> probe_directory("/")["total_bytes"] > 0
         True
     """
     try:
-        space, facts = read_space(path, quota_source, uid), os.stat(path)
+        space, facts = read_space(path), os.stat(path)
     except OSError as error:
         return {"error": error.strerror or str(error), "errno": error.errno}
     return {
@@ -74,7 +74,7 @@ def answer_questions(data: bytes, target: int) -> None:
         os.write(target, json.dumps([key, answer]).encode() + b"\n")
 
     say(BEGUN, {})
-    for path, quota_source, uid in asked["dirs"]:
-        say(path, probe_directory(path, quota_source, uid))
+    for path in asked["dirs"]:
+        say(path, probe_directory(path))
     for key, path in asked["files"]:
         say(key, probe_file(path))

@@ -77,8 +77,6 @@ class FilesystemFacts:
     owner_gid: int | None = None
     mode: int | None = None
     changed_age_s: float | None = None
-    quota_limit_bytes: int | None = None
-    quota_used_bytes: int | None = None
 
     @property
     def read_only(self) -> bool:

@@ -45,7 +45,7 @@ class StallReport:
     """Why cachewatch stopped the generator; all null when it did not."""
 
     #: no_growth, never_started, never_ready, churning, filesystem_unresponsive, cache_directory_missing,
-    #: disk_full, inodes_exhausted, quota_exceeded, read_only_filesystem, or null.
+    #: disk_full, inodes_exhausted, read_only_filesystem, or null.
     kind: str | None = None
     #: The window that had passed.
     window_s: float | None = None

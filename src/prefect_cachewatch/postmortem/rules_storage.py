@@ -116,16 +116,7 @@ def disk_full(view: View) -> Diagnosis | None:
 
 
 def quota_exceeded(view: View) -> Diagnosis | None:
-    """The user's quota is used up, by the quota itself or by the generator's message."""
-    least = view.evidence.growth.min_growth_bytes
-    for facts in view.evidence.filesystems:
-        limit, used = facts.quota_limit_bytes, facts.quota_used_bytes
-        if limit and used is not None and limit - used < least:
-            return cause(
-                f"the disk quota under {shown(facts.path)} is used up ({format_bytes(limit)})",
-                (f"{_mount(facts)}: {format_bytes(used)} of {format_bytes(limit)} used by uid {facts.owner_uid}",),
-                "Remove old files of this user or have the quota raised (quota -s shows it).",
-            )
+    """The user's quota is used up, by the generator's message."""
     line = view.log_line(QUOTA)
     if not line:
         return None

@@ -45,7 +45,6 @@ _STALLS = {
     "churning": "The generator writes temporary files and deletes them: see whether it retries a step that fails.",
     "disk_full": "Free space on the cache's file system (old caches first), or put the cache on a larger one.",
     "inodes_exhausted": "Remove directories of many small files (df -i), or put the cache on a file system with more inodes.",
-    "quota_exceeded": "Remove old files of this user, or have the quota raised (quota -s shows it).",
     "read_only_filesystem": "A file system that turns read-only by itself has met an error: read dmesg, check the disk, "
     "remount it rw.",
     "cache_directory_missing": "Find out who removed the cache directory; the generator's files went with it.",

@@ -1,4 +1,4 @@
-"""Whether storage refuses every write: full, without inodes, over a quota, read-only. Pure; values in, a fault out.
+"""Whether storage refuses every write: full, without inodes, read-only. Pure; values in, a fault out.
 
 A silent tree on such storage cannot go on, whatever it waits for. The kinds are categories of the post-mortem, too.
 """
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 
-RefusalKind = Literal["disk_full", "inodes_exhausted", "quota_exceeded", "read_only_filesystem"]
+RefusalKind = Literal["disk_full", "inodes_exhausted", "read_only_filesystem"]
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,6 @@ def _refusal(
     if free_bytes < max(least_bytes, now["block_bytes"]):
         size = f"{format_bytes(free_bytes)} of {format_bytes(now['total_bytes'])} free"
         return Refusal("disk_full", f"the file system under {shown} is full ({size})")
-    limit, used = now.get("quota_limit_bytes"), now.get("quota_used_bytes")
-    if limit and used is not None and limit - used < least_bytes and not (as_root or now.get("is_root")):
-        return Refusal("quota_exceeded", f"the disk quota under {shown} is used up ({format_bytes(limit)})")
     if now.get("total_inodes") and now["free_inodes"] is not None and now["free_inodes"] < 1:
         return Refusal("inodes_exhausted", f"no inode is free under {shown}")
     return None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.measure.space import limit_of
 from prefect_cachewatch.watching.outcomes import describe_stall
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.stall import Measurement, StallRule
@@ -31,9 +28,6 @@ FAULT = Refusal("disk_full", "the file system under /c is full (0 B of 4.00 GiB 
         (GOOD | {"free_bytes": 4096, "root_bytes": 4096}, None),
         (GOOD | {"free_inodes": 0}, "inodes_exhausted"),
         (GOOD | {"free_inodes": 0, "total_inodes": None}, None),  # btrfs counts none
-        (GOOD | {"quota_limit_bytes": 1 << 20, "quota_used_bytes": 1 << 20}, "quota_exceeded"),
-        (GOOD | {"quota_limit_bytes": 1 << 20, "quota_used_bytes": 1 << 20, "is_root": True}, None),
-        (GOOD | {"quota_limit_bytes": 1 << 20, "quota_used_bytes": 1 << 19}, None),
         (GOOD | {"read_only": True}, "read_only_filesystem"),
         ({"error": "Input/output error"}, None),
     ],
@@ -132,13 +126,3 @@ def test_growth_on_full_storage_is_growth():
     for now in range(15, 600, 15):
         seen = Measurement(8192 * now, 8192 * now, newest_age_s=0.0, refusal=FAULT)
         assert rule.observe(now, now, seen).status == "growing"
-
-
-@pytest.mark.parametrize(
-    ("hard_kib", "soft_kib", "grace_ends_at", "limit_kib"),
-    [(0, 0, 0, None), (8, 0, 0, 8), (8, 4, 0, 8), (8, 4, 101, 8), (8, 4, 100, 4), (0, 4, 101, None), (0, 4, 99, 4)],
-)
-def test_a_soft_limit_refuses_writes_when_its_time_of_grace_is_over(hard_kib, soft_kib, grace_ends_at, limit_kib):
-    block = struct.pack("=8QI", hard_kib, soft_kib, 5000, 0, 0, 0, grace_ends_at, 0, 0)
-    found = limit_of(block, 100.0)
-    assert found == ({} if limit_kib is None else {"quota_limit_bytes": limit_kib * 1024, "quota_used_bytes": 5000})
