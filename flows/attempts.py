@@ -208,8 +208,6 @@ def learning_for(inputs: Inputs, site: CacheDirectories) -> Inputs:
 
 def check_retry(inputs: Inputs, retry: RetryPolicy) -> None:
     """Check before the start what will be needed for a further attempt; raises InputError."""
-    if retry.on_retry == "clean":
-        inputs.place.require_cleaning()
     if retry.before_retry and (retry.attempts > 1 or inputs.stall.learned):
         cwd = str(inputs.job.cwd) if inputs.job.cwd else None
         look_ahead(inputs.files, "before_retry", check_command, retry.before_retry, inputs.env, cwd)

@@ -52,13 +52,13 @@ def test_the_container_is_made_as_it_was_asked_for(contain, cache, tmp_path):
     ran = contain(
         "cat /weights/w; echo; touch /weights/x 2>/dev/null || echo read-only; id -u; id -G; pwd; echo $WORD; "
         "df /dev/shm | while read a b c; do echo shm $b; done; ls /dev/fuse; ulimit -n; ls /sys/class/net",
-        "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001", "--group-add", "44", "--workdir", "/tmp",
+        "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001", "--workdir", "/tmp",
         "--env", "WORD=said", "--shm-size", "8m", "--device", "/dev/null:/dev/fuse", "--ulimit", "nofile=99:100", "--ulimit", "nproc=100",
-        "--network", "none", "--label", "team=ml", "--allow-empty",
+        "--network", "none", "--allow-empty",
     )  # fmt: skip
     assert ran.status == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert lines[:5] == ["weights", "read-only", "1000", "1001 44", "/tmp"], lines
+    assert lines[:5] == ["weights", "read-only", "1000", "1001", "/tmp"], lines
     assert lines[5] == "said"
     assert "shm 8192" in lines
     assert lines[-3:] == ["/dev/fuse", "99", "lo"]
@@ -133,7 +133,7 @@ def test_ctrl_c_stops_the_container(engine, cache):
     assert eventually(lambda: not engine.containers())
 
 
-def test_usr1_reaches_the_containers_first_process_and_ctrl_z_suspends_it(cache):
+def test_usr1_reaches_the_containers_first_process_and_ctrl_z_suspends_the_watch(cache):
     script = f"trap 'echo got-usr1' USR1; echo up; while [ ! -e {cache}/end ]; do sleep 0.1; done; exit 5"
     with running(exec_argv(cache, "--image", SHELL_IMAGE, "--quiet", command=["sh", "-c", script])) as process:
         assert process.stdout.readline() == "up\n"

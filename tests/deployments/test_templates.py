@@ -340,7 +340,7 @@ def test_the_zombie_window_is_more_than_three_heartbeats() -> None:
 
 
 def test_paths_of_this_page_exist() -> None:
-    for page in ("deploy.md", "containers-storage.md"):
+    for page in ("deploy.md", "containers.md"):
         text = (ROOT / "docs" / page).read_text()
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (Path(ROOT / "docs") / target).exists(), (page, target)

@@ -217,7 +217,7 @@ def check_leftovers(files: Files) -> Check:
     }
     said = [*describe_leftovers(processes), *describe_containers(containers)]
     found = "; ".join([f"{format_count(facts['running'], 'guarded run')}, {facts['left_over']} left over", *said])
-    if facts["survivors"] or processes.refusals or containers.problems:
+    if facts["survivors"] or processes.refusals:
         return Check("leftover", "warning", found, "room and devices that it holds", "look what it waits for", facts)
     return Check("leftover", "ok", found, facts=facts)
 

@@ -9,7 +9,7 @@ _EXAMPLES = {
     "--build": "20261120T151010123Z-7cff96ab", "--bundle-dir": "/srv/bundles",
     "--check": "'python3 check.py {cache_dir}'", "--config": "cachewatch.toml", "--container": "my-server",
     "--cwd": "/opt/generator", "--env": "TT_CACHE_PATH=/mnt/cache", "--gpus": "all", "--grace": "30s",
-    "--group-add": "video", "--html": "plan.html", "--key": "revision=a1b2c3", "--log": "run.log",
+    "--html": "plan.html", "--key": "revision=a1b2c3", "--log": "run.log",
     "--metrics": ":9464", "--missing-limit": "create:4", "--name": "llama", "--network": "host",
     "--output": "nfs-a.yaml", "--pid": "4711", "--poll": "15s", "--profile": "openvino,cache_dir=/mnt/ov",
     "--ready": "tcp=8000", "--ready-body": "'\"status\": *\"ok\"'", "--ready-every": "5s", "--record": "run.csv",

@@ -10,18 +10,15 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from prefect_cachewatch.common.units import SIZE_PATTERN, parse_bytes
-from prefect_cachewatch.config.quantities import Duration, InputModel, Quantity, Shorthand
+from prefect_cachewatch.config.quantities import InputModel, Quantity, Shorthand
 
 # A cache directory in a named volume is written volume:NAME or volume:NAME/below.
 VOLUME_PREFIX = "volume:"
-LABEL_PREFIX = "cachewatch."
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _LIMIT = re.compile(r"-1|\d+(?::(?:-1|\d+))?")
-_IMAGE = (r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "is not the name of an image: write it like registry/name:tag")
 # The pattern of each field of the container, and the message for any other value.
 _FORMS = {
-    "image": _IMAGE,
-    "measure_image": _IMAGE,
+    "image": (r"[A-Za-z0-9][A-Za-z0-9._/:@+-]*", "is not the name of an image: write it like registry/name:tag"),
     "gpus": (r"all|[1-9]\d{0,3}|device=[\w,.:-]+", "is not all, a number, or device=0,1"),
     "workdir": (r"(?s)/.*", "is not an absolute path in the container"),
     "engine": (
@@ -110,15 +107,7 @@ class DeviceMapping(_InSchema):
 class ContainerSpec(InputModel):
     """The container that a job's generator runs in; `privileged` and the host's pid namespace are not offered."""
 
-    ADVANCED = (
-        "ulimits",
-        "group_add",
-        "labels",
-        "init",
-        "pull_idle_s",
-        "engine",
-        "measure_image",
-    )
+    ADVANCED = ("ulimits", "init", "engine")
 
     # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
     stays_a_model: ClassVar[bool] = True
@@ -149,38 +138,25 @@ class ContainerSpec(InputModel):
         default_factory=dict, description="Limit name to LIMIT or SOFT:HARD, for example memlock: -1; -1 is unlimited."
     )
     user: str | None = Field(default=None, min_length=1, description="USER or UID, with :GROUP or :GID if wanted.")
-    group_add: list[str] = Field(default_factory=list, description="Further groups of the user, by name or number.")
     network: str | None = Field(default=None, min_length=1, description="Network: bridge, none, host, or one's name.")
     ports: list[str] = Field(
         default_factory=list,
         max_length=64,
         description="Ports of the container on this host, as [ADDRESS:]HOST:CONTAINER; without an address, loopback only.",
     )
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the container, beside cachewatch's own."
-    )
     workdir: str | None = Field(default=None, description="Working directory in the container; default the image's.")
     memory_bytes: _Memory = Field(
         default=None, ge=6 << 20, le=2**50, description="Memory limit; beyond it the kernel kills the generator."
     )
-    cpus: float | None = Field(default=None, gt=0, le=4096, description="Limit of CPU time, in cores.")
     init: bool = Field(
         default=False,
         description="Run the engine's small init as process 1, which passes SIGTERM on; a shell as process 1 ignores it.",
     )
     pull: Literal["missing", "always", "never"] = Field(default="missing", description="When the image is pulled.")
-    pull_idle_s: Duration = Field(
-        default=300, ge=1, le=86400, description="A pull that says nothing for this many seconds is given up."
-    )
     engine: str | None = Field(
         default=None,
         description="URL of the engine's API: unix:///path or tcp://host:port; default DOCKER_HOST, else Docker's or "
         "podman's usual socket.",
-    )
-    measure_image: str | None = Field(
-        default=None,
-        description="Image with python3 (3.11 or newer) that a volume is measured in where this user may not read it; "
-        "default the job's own image.",
     )
 
     @field_validator(*_FORMS)
@@ -207,14 +183,6 @@ class ContainerSpec(InputModel):
             if not found or not all(0 < int(number) < 65536 for number in found.groups()):
                 raise ValueError(f"{port!r} is not [ADDRESS:]HOST:CONTAINER, as in 8000:8000")
         return ports
-
-    @field_validator("labels")
-    @classmethod
-    def _foreign_labels(cls, labels: dict[str, str]) -> dict[str, str]:
-        for name in labels:
-            if name.startswith(LABEL_PREFIX) or not name:
-                raise ValueError(f"label {name!r} is cachewatch's own: choose another name")
-        return labels
 
     @model_validator(mode="after")
     def _fits_together(self) -> ContainerSpec:

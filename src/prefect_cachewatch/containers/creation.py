@@ -24,7 +24,7 @@ def container_request(
         spec: the job's specification.
         command: arguments; empty for the image's own.
         env: environment variables, all of them.
-        labels: cachewatch's own; they override the job's.
+        labels: of its run.
         extra_mounts: in addition to those of `spec`.
 
     Returns:
@@ -51,22 +51,18 @@ def container_request(
         host["ShmSize"] = spec.shm_size_bytes
     if spec.ulimits:
         host["Ulimits"] = [_ulimit(name, str(limit)) for name, limit in spec.ulimits.items()]
-    if spec.group_add:
-        host["GroupAdd"] = list(spec.group_add)
     if spec.network is not None:
         host["NetworkMode"] = spec.network
     if spec.ports:
         host["PortBindings"] = dict(map(_port, spec.ports))
     if spec.memory_bytes is not None:
         host["Memory"] = host["MemorySwap"] = spec.memory_bytes
-    if spec.cpus is not None:
-        host["NanoCpus"] = round(spec.cpus * 1e9)
     if spec.init:
         host["Init"] = True
     request: dict[str, Any] = {
         "Image": spec.image,
         "Env": [f"{name}={value}" for name, value in env.items()],
-        "Labels": {**spec.labels, **labels},
+        "Labels": dict(labels),
         "AttachStdin": False,
         "AttachStdout": True,
         "AttachStderr": True,

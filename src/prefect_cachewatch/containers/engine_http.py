@@ -139,13 +139,9 @@ class EngineHttp:
         except EngineRefused:
             return
 
-    def pause(self, container: str, timeout_s: float) -> bool:
-        """Freeze a container; return whether that worked."""
-        try:
-            self.call("POST", f"/containers/{container}/pause", timeout_s)
-        except EngineRefused:
-            return False
-        return True
+    def rename(self, container: str, name: str, timeout_s: float) -> None:
+        """Give a container another name."""
+        self.call("POST", f"/containers/{container}/rename", timeout_s, name=name)
 
     def remove(self, container: str, timeout_s: float) -> None:
         """Remove a container with its anonymous volumes; a missing one is no error."""

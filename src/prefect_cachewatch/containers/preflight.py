@@ -17,8 +17,9 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerMount, C
 from prefect_cachewatch.containers.creation import covering_mount
 from prefect_cachewatch.containers.engine import EngineAddress, engine_errors, find_engine, open_client, sdk
 from prefect_cachewatch.errors import CacheDirectoryBusy, CacheDirectoryError, InputError
-from prefect_cachewatch.measure.scanner import DirectoryScanner
 
+# A pull that says nothing for so long is given up.
+_PULL_IDLE_S = 300.0
 _BUILT_IN_NETWORKS = frozenset({"bridge", "none", "host", "default", "podman"})
 
 
@@ -32,8 +33,6 @@ class ContainerPlan:
         engine: the one that will run it.
         image_id: identifier of the image that was found or pulled.
         volume_paths: named volume to its directory on the engine's host.
-        measured: volumes that contain a cache directory and that this user cannot read; a read-only helper container
-            measures them.
     """
 
     name: str
@@ -41,14 +40,6 @@ class ContainerPlan:
     engine: EngineAddress
     image_id: str
     volume_paths: dict[str, str]
-    measured: tuple[str, ...] = ()
-
-    def scanner(self, deadline_s: float) -> DirectoryScanner:
-        """Make the scanner for the cache directories in the `measured` volumes."""
-        from prefect_cachewatch.containers.volume_scanner import VolumeScanner  # noqa: PLC0415 - for few jobs
-
-        image = self.spec.measure_image or self.spec.image
-        return VolumeScanner(self.engine, image, {name: self.volume_paths[name] for name in self.measured}, deadline_s)
 
     def locate(self, job: CacheJob) -> CacheJob:
         """Replace the job's cache directories by paths of this host.
@@ -136,13 +127,11 @@ def plan_container(job: CacheJob) -> ContainerPlan:
     try:
         volumes = _find_volumes(client, engine, job, spec)
         _check_network(client, engine, spec)
-        measured = _unreadable_volumes(job, engine, volumes)
+        _refuse_unreadable(job, engine, volumes)
         image = _find_image(client, engine, spec)
-        if measured and spec.measure_image:
-            _find_image(client, engine, spec.model_copy(update={"image": spec.measure_image}))
     finally:
         client.close()
-    plan = ContainerPlan(job.name, spec, engine, str(image["Id"]), volumes, measured)
+    plan = ContainerPlan(job.name, spec, engine, str(image["Id"]), volumes)
     config = image.get("Config") or {}
     if not (job.command or spec.entrypoint or config.get("Cmd") or config.get("Entrypoint")):
         raise InputError(
@@ -188,29 +177,23 @@ def _find_volumes(client: Any, engine: EngineAddress, job: CacheJob, spec: Conta
     return paths
 
 
-def _unreadable_volumes(job: CacheJob, engine: EngineAddress, volumes: dict[str, str]) -> tuple[str, ...]:
-    """Return the volumes that must be measured from a container: on another host, or not readable for this user."""
-    in_volumes = [str(path) for path in job.cache_dirs if str(path).startswith(VOLUME_PREFIX)]
-    on_host = [str(path) for path in job.cache_dirs if not str(path).startswith(VOLUME_PREFIX)]
-    if on_host and not engine.is_local:
+def _refuse_unreadable(job: CacheJob, engine: EngineAddress, volumes: dict[str, str]) -> None:
+    """Refuse a cache directory that cannot be measured from here."""
+    if job.cache_dirs and not engine.is_local:
+        path = str(job.cache_dirs[0])
         raise CacheDirectoryError(
-            f"cache directory {for_terminal(on_host[0])} would be on the host of the engine at {engine}, where it cannot be "
-            "measured: put the cache into a named volume, as in --cache-dir volume:NAME",
-            path=on_host[0],
+            f"cache directory {for_terminal(path)} is on the host of the engine at {engine}, where it cannot be measured: run "
+            "cachewatch on that host, or forward its socket where the same storage is mounted at the same path",
+            path=path,
         )
-    names = dict.fromkeys(path.removeprefix(VOLUME_PREFIX).partition("/")[0] for path in in_volumes)
-    measured = tuple(
-        name
-        for name in names
-        if name in volumes and not (engine.is_local and os.access(volumes[name], os.R_OK | os.X_OK))
-    )
-    if measured and (on_host or len(measured) < len(names)):
-        raise CacheDirectoryError(
-            f"volume {measured[0]} can only be measured from a container (this user may not read {volumes[measured[0]]}), and "
-            "the job has other cache directories too: put them all into such volumes, or run as a user who may read it",
-            path=volumes[measured[0]],
-        )
-    return measured
+    for path in map(str, job.cache_dirs):
+        name = path.removeprefix(VOLUME_PREFIX).partition("/")[0] if path.startswith(VOLUME_PREFIX) else ""
+        if name in volumes and not os.access(volumes[name], os.R_OK | os.X_OK):
+            raise CacheDirectoryError(
+                f"volume {name} lies in {for_terminal(volumes[name])}, which this user may not read: run as a user who may, or "
+                "mount a directory of this host in its place, as in --volume /mnt/cache:/cache --cache-dir /mnt/cache",
+                path=path,
+            )
 
 
 def _refuse_busy(client: Any, engine: EngineAddress, volume: str) -> None:
@@ -245,7 +228,7 @@ def _find_image(client: Any, engine: EngineAddress, spec: ContainerSpec) -> dict
     shown = for_terminal(spec.image)
     if spec.pull == "never":
         raise InputError(f"image {shown} is not on the engine at {engine}: pull it first, or leave --pull never out")
-    why = _pull(engine, spec.image, spec.pull_idle_s)
+    why = _pull(engine, spec.image)
     found = _inspect_image(client, engine, spec.image) if why is None else None
     if found is None:
         raise InputError(
@@ -265,10 +248,10 @@ def _inspect_image(client: Any, engine: EngineAddress, image: str) -> dict[str, 
     return found
 
 
-def _pull(engine: EngineAddress, image: str, idle_s: float) -> str | None:
+def _pull(engine: EngineAddress, image: str) -> str | None:
     """Pull an image; return None, or the reason for a failure."""
     repository, tag = _split(image)
-    client = open_client(engine, idle_s)
+    client = open_client(engine, _PULL_IDLE_S)
     try:
         # A failure during the pull arrives as a line of the stream, with status 200.
         for line in client.pull(repository, tag=tag, stream=True, decode=True):

@@ -117,37 +117,12 @@ class RunningContainer:
                 return None
             time.sleep(min(0.05 if state is not None else 0.5, max(0.0, left)))
 
-    def freeze(self) -> list[int]:
-        """Freeze it until `stop`; return the pids on this host that were stopped."""
-        frozen: list[int] = []
-        if self.pid is not None:
-            for _ in range(3):  # again for processes that forked meanwhile
-                tree = container_tree(self.pid, self.start_ticks)
-                new = {pid: found for pid, found in tree.items() if pid not in frozen}
-                if not new:
-                    break
-                frozen += signal_tree(new, signal.SIGSTOP)
-            if frozen:
-                return frozen
-        try:  # another user's: the engine may have the permission that we lack
-            paused = self.engine.pause(self.container, 1.0)
-        except EngineSilent:
-            return []
-        if not paused:
-            return []
-        return [self.pid] if self.pid is not None else [0]
-
     def signal(self, number: int) -> None:
         """Send a signal to its first process."""
         self._signal(str(number), number)
 
-    def thaw(self) -> None:
-        """Let it run again after `freeze`."""
-        self.look()
-        self._thaw(self._tree())
-
     def stop(self, grace_s: float, nap: Callable[[float], float]) -> Stopped:
-        """Stop it: thaw, TERM (or the image's own signal), the grace period, KILL, a check.
+        """Stop it: TERM (or the image's own signal), the grace period, KILL, a check.
 
         Args:
             grace_s: seconds between the two signals; 0 leaves the first one out.
@@ -158,9 +133,8 @@ class RunningContainer:
         """
         began = time.monotonic()
         self.look()
-        tree = self._tree()
-        before = self._named(tree)
-        self._thaw(tree)
+        before = self._named(self._tree())
+        self._unpause()  # somebody has paused it: then it acts on no signal
         if grace_s > 0 and not self.ended():
             self._signal(self.stop_signal, signal.SIGTERM)
             self._await_end(began + grace_s, nap)
@@ -192,8 +166,7 @@ class RunningContainer:
             deadline_s = min(deadline_s, nap(min(pause_s, left)))
             pause_s = min(1.5 * pause_s, 0.05 if self.pid is not None else 0.5)
 
-    def _thaw(self, tree: dict[int, Any]) -> None:
-        signal_tree(tree, signal.SIGCONT)  # a stopped process acts on SIGTERM only when it is continued
+    def _unpause(self) -> None:
         if self.state and self.state.get("Paused") and not self.silent:
             try:
                 self.engine.unpause(self.container, CALL_S)
@@ -299,8 +272,3 @@ def container_tree(pid: int, start_ticks: int) -> dict[int, ProcessStat]:
     if first is None or first.start_ticks != start_ticks or first.state in "ZXx":
         return {}
     return {pid: first, **descendants(pid)}
-
-
-def signal_tree(tree: dict[int, ProcessStat], number: int) -> list[int]:
-    """Send a signal to each process of a tree that is still the same; return the pids that got it."""
-    return [pid for pid, found in tree.items() if send_signal(pid, found.start_ticks, number)]

@@ -24,20 +24,14 @@ from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_errors, open_client, sdk, whole_frames
-from prefect_cachewatch.containers.engine_http import EngineHttp
+from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.janitor import clear_containers, describe_containers
+from prefect_cachewatch.containers.labels import labels_of_run
 from prefect_cachewatch.containers.preflight import ContainerPlan
-from prefect_cachewatch.containers.run_records import (
-    create_record,
-    labels_of_run,
-    records_directory,
-    remove_record,
-)
 from prefect_cachewatch.containers.stopping import NOT_SEEN, RunningContainer, container_tree
 from prefect_cachewatch.errors import CommandError, GuardError, InputError
 from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
 from prefect_cachewatch.supervise.proc import RUN_TOKEN
-from prefect_cachewatch.supervise.run_files import RunFileRefused
 from prefect_cachewatch.supervise.supervisor import Launch, RunningServer, TreeEnd
 from prefect_cachewatch.supervise.tending import Tended
 
@@ -45,7 +39,7 @@ WARDEN_TITLE = "cachewatch-guard-container"
 _START_S = 30.0
 _LOG_END_S = 5.0
 _CLOSE_S = 5.0
-_MAX_WARDENS = 3
+_REMOVE_S = 30.0
 _KILLED = 137
 
 
@@ -72,11 +66,8 @@ class ContainerSupervisor(HelperClient):
         self.container_id: str | None = None
         self._launch = launch
         self._cache_dirs = list(cache_dirs)
-        self._records = records_directory()
-        self._record_fd: int | None = None
         self._log: LogStream | None = None
         self._ready, self._watching, self._removed = threading.Event(), threading.Event(), threading.Event()
-        self._wardens = 0
         self._closing = self._seen_running = False
         self._lock = threading.Lock()
 
@@ -89,12 +80,7 @@ class ContainerSupervisor(HelperClient):
             GuardError: the warden did not start.
         """
         # A process left by a dead run may be writing into this very cache.
-        self.notes += describe_containers(clear_containers(recorded_only=True))
-        try:
-            self._record_fd, _ = create_record(self.run_token, self.plan.engine.url)
-        except (OSError, RunFileRefused) as error:
-            # The run can go on: only a janitor would read the record, and it can go by the labels too.
-            self.notes.append(f"no record for the janitor: {getattr(error, 'strerror', None) or error}")
+        self.notes += describe_containers(clear_containers(self.plan.engine.url))
         try:
             self._spawn_warden()
             if not self._ready.wait(_START_S):
@@ -119,6 +105,16 @@ class ContainerSupervisor(HelperClient):
     def signal(self, numbers: Sequence[int]) -> bool:
         """Pass signals on to the container's first process once the warden knows it; see `HelperClient.signal`."""
         return self.gone.is_set() or (self._watching.is_set() and super().signal(numbers))
+
+    def freeze(self, timeout_s: float) -> list[int]:
+        """Freeze nothing: the evidence is read from a container that goes on."""
+        return []
+
+    def suspend(self, timeout_s: float, number: int = 0) -> None:
+        """Suspend nothing: Ctrl-Z stops the watch, and its container goes on, as with docker run."""
+
+    def resume(self) -> None:
+        """Resume nothing."""
 
     def running(self) -> RunningServer | None:
         """Return the container that would keep running after a release; None if it has ended."""
@@ -147,11 +143,6 @@ class ContainerSupervisor(HelperClient):
             self._removed.wait(_CLOSE_S)
         self._hang_up()
         self._reap(_CLOSE_S)
-        if self._record_fd is not None:
-            os.close(self._record_fd)
-            self._record_fd = None
-        if self._removed.is_set():
-            remove_record(self.run_token, self._records)
 
     def _create_and_start(self) -> None:
         engine, spec, launch = self.plan.engine, self.plan.spec, self._launch
@@ -162,9 +153,7 @@ class ContainerSupervisor(HelperClient):
             spec.model_copy(update={"image": self.plan.image_id}),
             launch.argv,
             {**launch.env, RUN_TOKEN: self.run_token},
-            labels_of_run(
-                self.run_token, self.plan.name, [os.getpid(), self._process.pid], may_stay=launch.may_release
-            ),
+            labels_of_run(self.run_token, self.plan.name, [os.getpid(), self._process.pid]),
             self.plan.mounts_for(self._cache_dirs),
         )
         client = open_client(engine)
@@ -202,71 +191,56 @@ class ContainerSupervisor(HelperClient):
 
     def _spawn_warden(self) -> None:
         ours, theirs = socket.socketpair()
-        hold = [*self._launch.hold, *([] if self._record_fd is None else [self._record_fd])]
         configuration = {
             "engine": self.plan.engine.url,
             "run_token": self.run_token,
             "flow_pid": os.getpid(),
             "grace_s": self._launch.grace_s,
-            "records": self._records,
         }
         with theirs:
             self._process = spawn_helper(
                 "prefect_cachewatch.containers.warden",
                 theirs.fileno(),
-                sorted({theirs.fileno(), *hold}),  # the locks stay held until the container is gone
+                sorted({theirs.fileno(), *self._launch.hold}),  # the locks stay held until the container is gone
                 WARDEN_TITLE,
             )
         self._tended = [Tended(self._process.pid)]
         ours.settimeout(_START_S)
         self._socket = ours
-        self._wardens += 1
         try:
             ours.sendall(json.dumps(configuration).encode() + b"\n")
         except OSError as error:
             raise GuardError(f"the warden process ended before it began: {error.strerror}") from error
-        if self._reader is None:
-            self._reader = threading.Thread(target=self._read, name="cachewatch-warden-reader", daemon=True)
-            self._reader.start()
+        self._reader = threading.Thread(target=self._read, name="cachewatch-warden-reader", daemon=True)
+        self._reader.start()
 
     def _reader_started(self) -> None:
         if self.gone.is_set():
             raise GuardError("the warden process ended before the container was started")
 
     def _read(self) -> None:
-        while True:
-            self._listen()
-            with self._lock:
-                if self.gone.is_set() or self._closing:
-                    break
+        self._listen()
+        with self._lock:
+            killed = not (self.gone.is_set() or self._closing)
+        if killed:
             self.notes.append("the warden of the container was killed")
-            if not self._another_warden():
-                break
+            self._stop_from_here()
         self._ready.set()
         self._watching.set()
         self._has_ended()
 
-    def _another_warden(self) -> bool:
-        """Replace a warden that was killed; after a few replacements, stop the container from here."""
+    def _stop_from_here(self) -> None:
+        """Stop the container in place of its warden: nobody else would."""
         if self.container_id is None:
-            return False
-        if self._wardens < _MAX_WARDENS:
-            old = self._socket
-            with contextlib.suppress(OSError, GuardError):
-                self._spawn_warden()
-                self._command({"cmd": "watch", "id": self.container_id})
-                if self._stop_command is not None:
-                    self._stop_left_s, self._given_up = self._grace_s + self.stop_takes_s, False
-                    self._command(self._stop_command)
-                if old is not None:
-                    old.close()
-                return True
+            return
         container = RunningContainer(EngineHttp(self.plan.engine.url), self.container_id, self.run_token)
         stopped = container.stop(0.0, _sleep)
         self.report = TreeEnd(
             "guards_died", None, None, stopped.gone_after_s, stopped.terminated, stopped.killed, stopped.survivors
         )
-        return False
+        if stopped.gone:
+            with contextlib.suppress(EngineSilent, EngineRefused):  # otherwise a janitor removes it
+                container.engine.remove(self.container_id, _REMOVE_S)
 
     def _take(self, event: str, message: dict[str, Any]) -> None:
         if event == "ready":

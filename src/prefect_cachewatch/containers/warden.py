@@ -2,13 +2,12 @@
 
 Killing a client never stops a container. So the flow starts a warden first, which watches the flow by pidfd. If the
 flow ends without a release, the warden finds the run's containers by their label and stops them. It also carries out
-the stops that the flow asks for, so that an engine that hangs blocks no other process. The flow in turn starts another
-warden if this one is killed; if both are killed, the janitor finds the container. Standard library only, no docker SDK.
+the stops that the flow asks for, so that an engine that hangs blocks no other process. The flow in turn stops the
+container if the warden is killed; if both are killed, the janitor finds it. Standard library only, no docker SDK.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "creating"}, {"cmd": "created"}, {"cmd":
-"watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd":
-"suspend"}, {"cmd": "resume"}, {"cmd": "remove"}, {"cmd": "release"}. Out: ready, watching, frozen, suspended, kept,
-gone, removed.
+"watch", "id": i}, {"cmd": "stop", "grace_s": n}, {"cmd": "signal", "numbers": [n]}, {"cmd": "remove"}, {"cmd":
+"release"}. Out: ready, watching, kept, gone, removed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import signal
 import time
 
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.run_records import RUN_LABEL, remove_record
+from prefect_cachewatch.containers.labels import LEFT_RUNNING, RUN_LABEL
 from prefect_cachewatch.containers.stopping import CALL_S, RunningContainer, Stopped, is_running
 from prefect_cachewatch.supervise.proc import is_alive
 
@@ -44,7 +43,7 @@ class Warden:
 
     Args:
         control: descriptor of the control socket.
-        configuration: engine, run_token, flow_pid, grace_s, hold, records.
+        configuration: engine, run_token, flow_pid, grace_s.
         flow_fd: pidfd of the flow process.
         heard: the data that followed the configuration.
     """
@@ -54,7 +53,6 @@ class Warden:
         self.engine = EngineHttp(configuration["engine"])
         self.run_token = str(configuration["run_token"])
         self.grace_s = float(configuration["grace_s"])
-        self.records = str(configuration["records"])
         self.running: RunningContainer | None = None
         self.creating = False
         self.why = ""
@@ -110,10 +108,9 @@ class Warden:
                     self.creating = kind == "creating"
                 elif kind == "watch":
                     pidfd = self._watch(str(command["id"]))
-                elif kind == "freeze" and self.running is not None:
-                    self.say("frozen", pids=self.running.freeze())
-                elif kind in ("signal", "suspend", "resume") and self.running is not None:
-                    self._pass_on(self.running, command)
+                elif kind == "signal" and self.running is not None:
+                    for number in command["numbers"]:
+                        self.running.signal(number)
                 elif kind == "release":
                     self._release()
                 elif kind == "stop":
@@ -155,17 +152,6 @@ class Warden:
             time.sleep(0.5 if self.creating else 0.1)
         return False
 
-    def _pass_on(self, running: RunningContainer, command: dict[str, Any]) -> None:
-        """Carry out a signal command of the flow process while the container runs."""
-        if command["cmd"] == "signal":
-            for number in command["numbers"]:
-                running.signal(number)
-        elif command["cmd"] == "suspend":
-            running.freeze()
-            self.say("suspended")
-        else:
-            running.thaw()
-
     def _watch(self, container: str) -> int:
         self.running = RunningContainer(self.engine, container, self.run_token)
         state = self.running.look()
@@ -184,8 +170,13 @@ class Warden:
         if state is None or not is_running(state):
             self.say("kept", reason="its engine does not answer" if state is None else "it has ended")
             return
-        # Without its record no janitor takes it for a leftover. The flow has already recorded how to stop it.
-        remove_record(self.run_token, self.records)
+        # By its name the janitor knows that it is no leftover. The flow has already recorded how to stop it.
+        try:
+            name = str(self.engine.inspect(self.running.container, CALL_S)["Name"]).lstrip("/")
+            self.engine.rename(self.running.container, name + LEFT_RUNNING, CALL_S)
+        except (EngineSilent, EngineRefused) as error:
+            self.say("kept", reason=f"its engine does not give it another name ({error})")
+            return
         self.say("gone", why="released", exit_code=None, out_of_memory=False, error="", gone_after_s=0.0, terminated=[],
                  killed=[], survivors=[])  # fmt: skip
         os._exit(0)
@@ -276,9 +267,7 @@ def main(control: int) -> None:
     warden.say("ready")
     ended = warden.serve()
     done = warden.clear() if ended is None else _finish(warden, ended)
-    if done:
-        remove_record(warden.run_token, warden.records)
-    elif warden.running is not None:
+    if not done and warden.running is not None:
         _await_survivor(warden.running)
     os._exit(0)
 

@@ -84,29 +84,10 @@ class Runtime:
         Returns:
             The directories; the caller closes them.
         """
-        job, plan = self.job, self.plan
-        if plan is None or not plan.measured:
-            return CacheDirectories(
-                job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
-            )
-        # A directory that cannot be read cannot be locked; it was checked that no other run's container has it.
+        job = self.job
         return CacheDirectories(
-            job.cache_dirs,
-            ignore=job.ignore,
-            create=False,
-            expected_bytes=job.expected_bytes,
-            lock=False,
-            scanner=plan.scanner,
-            files=files,
+            job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
         )
-
-    def require_cleaning(self) -> None:
-        """Refuse a retry that cleans if the cache is only readable on this host; raises InputError."""
-        if self.plan is not None and self.plan.measured:
-            raise InputError(
-                f"on_retry clean: volume {self.plan.measured[0]} is measured from a read-only container, and nothing in it can "
-                "be removed: use on_retry resume, or run as a user who may write to it"
-            )
 
 
 def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None) -> Runtime:

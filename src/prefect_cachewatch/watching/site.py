@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,6 @@ class CacheDirectories(Closing):
         expected_bytes: size of the finished cache, if known; if it exceeds the free space, the job is refused.
         deadline_s: least deadline of a scan.
         lock: whether the directories are locked against other jobs; false for work in another task or process.
-        scanner: makes the scanner, given the least deadline; default a process on this host.
         files: the helper process that looks at the home directory; default this process.
 
     Raises:
@@ -135,14 +134,12 @@ class CacheDirectories(Closing):
         expected_bytes: int | None = None,
         deadline_s: float = 10.0,
         lock: bool = True,
-        scanner: Callable[[float], DirectoryScanner] = DirectoryScanner,
         files: Files | None = None,
     ) -> None:
         self._files = files or InPlace()
         # The history of an earlier run may lie in the cache.
         self.ignore = [*ignore, f"/{PAUSES}", *_REMOVED]
-        self._make_scanner = scanner
-        self.scanner = scanner(deadline_s)
+        self.scanner = DirectoryScanner(deadline_s)
         self._closed = False
         self.to_clean = False
         """Whether to record what each attempt makes, so that `clean` may remove it; set it before `begin`."""
@@ -221,7 +218,7 @@ class CacheDirectories(Closing):
         if self._closed:
             return
         self.scanner.close()
-        self.scanner = self._make_scanner(self._deadline_s)
+        self.scanner = DirectoryScanner(self._deadline_s)
 
     def note_end(self, *, failed: bool) -> None:
         """List the files that the attempt made, as soon as its tree is gone: later files are not the attempt's.

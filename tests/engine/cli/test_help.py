@@ -17,7 +17,6 @@ RARE = (
     "--churn-after",
     "--attribute-cache",
     "--rewrite",
-    "--measure-image",
     "--metrics-linger",
     "--size-change",
 )

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import socket
-import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,17 +17,14 @@ from pydantic import ValidationError
 
 from prefect_cachewatch.cli.options.container import container_from, environment_from
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
-from prefect_cachewatch.containers import volume_scanner
 from prefect_cachewatch.containers.creation import container_request, covering_mount
 from prefect_cachewatch.containers.engine import engine_candidates, find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
-from prefect_cachewatch.containers.janitor import clear_containers
+from prefect_cachewatch.containers.labels import labels_of_run
 from prefect_cachewatch.containers.preflight import ContainerPlan
-from prefect_cachewatch.containers.run_records import create_record, is_held, labels_of_run, parse_record
 from prefect_cachewatch.containers.stopping import RunningContainer, container_tree, start_ticks_of
 from prefect_cachewatch.containers.supervisor import ContainerSupervisor
 from prefect_cachewatch.errors import CacheDirectoryError, InputError
-from prefect_cachewatch.supervise.run_files import RunFileRefused, machine_id
 from prefect_cachewatch.supervise.supervisor import Launch
 from support import CACHEWATCH, run
 
@@ -51,7 +45,6 @@ def test_what_does_not_fit_together_is_refused_in_one_sentence():
     assert why(devices=["/etc/passwd"]).startswith("device '/etc/passwd' is not a path below /dev")
     assert why(gpus="some") == "'some' is not all, a number, or device=0,1"
     assert why(ulimits={"memlock": "a lot"}).startswith("memlock=a lot is not a limit")
-    assert why(labels={"cachewatch.run": "x"}) == "label 'cachewatch.run' is cachewatch's own: choose another name"
     assert why(workdir="here") == "'here' is not an absolute path in the container"
     assert why(engine="ssh://host").startswith("'ssh://host' is not an engine's URL")
 
@@ -75,7 +68,7 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
     spec = ContainerSpec(
         image="ghcr.io/o/s:1", entrypoint=["/e"], mounts=["/w:/weights:ro", "vol:/cache"], devices=["/dev/tenstorrent"],
         gpus="device=0,1", shm_size_bytes=1 << 30, ulimits={"memlock": -1, "nofile": "10:20"}, user="1000:1000",
-        group_add=["44"], network="none", labels={"team": "ml"}, workdir="/w", memory_bytes=1 << 33, cpus=1.5, init=True,
+        network="none", workdir="/w", memory_bytes=1 << 33, init=True,
     )  # fmt: skip
     request = container_request(
         spec, ["gen", "-v"], {"A": "1"}, {"cachewatch.run": "c"}, [ContainerMount(source="/m", target="/m")]
@@ -85,7 +78,7 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
         "Entrypoint": ["/e"],
         "Cmd": ["gen", "-v"],
         "Env": ["A=1"],
-        "Labels": {"team": "ml", "cachewatch.run": "c"},
+        "Labels": {"cachewatch.run": "c"},
         "User": "1000:1000",
         "WorkingDir": "/w",
         "AttachStdin": False,
@@ -109,11 +102,9 @@ def test_the_request_says_all_that_was_asked_for_and_nothing_else():
             "DeviceRequests": [{"Driver": "nvidia", "Capabilities": [["gpu"]], "DeviceIDs": ["0", "1"]}],
             "ShmSize": 1 << 30,
             "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}, {"Name": "nofile", "Soft": 10, "Hard": 20}],
-            "GroupAdd": ["44"],
             "NetworkMode": "none",
             "Memory": 1 << 33,
             "MemorySwap": 1 << 33,
-            "NanoCpus": 1_500_000_000,
             "Init": True,
         },
     }
@@ -215,16 +206,15 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
     assert "no container engine answers" in refused("--image", "i")
     assert "--volume is for a container: name its image with --image" in refused("--volume", "a:/b")
     assert "--volume: 'a' is not SOURCE:TARGET" in refused("--image", "i", "--volume", "a")
-    assert "--label 'x' is not NAME=VALUE" in refused("--image", "i", "--label", "x")
     assert "--env UNSET_HERE is not set in this environment" in refused("--image", "i", "--env", "UNSET_HERE")
     assert "set container.workdir (--workdir)" in refused("--image", "i", "--cwd", "/tmp")
 
 
 def test_options_become_the_specification():
     assert container_from({}) is None
-    options = {"image": "i", "mounts": ("v:/x:ro",), "ulimits": ("memlock=-1",), "labels": ("a=b=c",), "init": True}
+    options = {"image": "i", "mounts": ("v:/x:ro",), "ulimits": ("memlock=-1",), "init": True}
     assert container_from(options) == ContainerSpec(
-        image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, labels={"a": "b=c"}, init=True
+        image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, init=True
     )
     with pytest.raises(InputError, match="--env 'A' is not NAME=VALUE"):
         environment_from(["A"], inherit=False)
@@ -297,9 +287,8 @@ def test_an_engines_refusal_has_its_own_words(short_path):
     answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with fake_engine(short_path, answer) as engine:
         with pytest.raises(EngineRefused, match="no such container") as caught:
-            engine.call("POST", "/containers/x/pause", 5.0)
+            engine.call("POST", "/containers/x/rename", 5.0)
         assert caught.value.status == 409
-        assert engine.pause("x", 5.0) is False
 
 
 @pytest.mark.campaign
@@ -316,32 +305,6 @@ def test_a_pid_of_somebody_else_is_not_believed():
     assert start_ticks_of(os.getpid(), "f" * 64, "0" * 32) is None
     assert start_ticks_of(0, "f" * 64, "0" * 32) is None
     assert container_tree(os.getpid(), 1) == {}
-
-
-def test_a_record_is_held_by_its_descriptor_and_by_nothing_else(tmp_path):
-    directory, run_token = str(tmp_path / "records"), "a" * 32
-    fd, path = create_record(run_token, "unix:///e.sock", directory)
-    assert is_held(run_token, directory)
-    assert parse_record(Path(path).read_bytes(), os.path.basename(path)) == (run_token, "unix:///e.sock", machine_id())
-    os.close(fd)
-    assert not is_held(run_token, directory)
-    for content, name in (
-        (b"", path),
-        (b"[]", path),
-        (b'{"schema": 9}', path),
-        (Path(path).read_bytes(), "b.container"),
-    ):
-        with pytest.raises(RunFileRefused):
-            parse_record(content, os.path.basename(name))
-
-
-def test_a_dead_engines_record_is_named_and_kept(tmp_path):
-    directory, run_token = str(tmp_path / "records"), "b" * 32
-    fd, path = create_record(run_token, f"unix://{tmp_path}/gone.sock", directory)
-    os.close(fd)
-    report = clear_containers(recorded_only=True, directory=directory)
-    assert "containers of dead runs may be left there" in report.problems[0]
-    assert os.path.exists(path)
 
 
 def test_labels_say_whose_a_container_is_and_nothing_secret():
@@ -365,22 +328,3 @@ def test_a_container_that_ran_out_of_memory_was_killed_and_the_limit_is_named():
     assert "beyond the memory there was" in supervisor.notes[-1]
     assert supervisor.report.out_of_memory == "the memory there was"
     assert "secret-value" not in json.dumps([supervisor.notes, repr(launch)])
-
-
-def test_a_record_of_another_machine_is_left_alone(tmp_path):
-    directory, run_token = tmp_path / "records", "e" * 32
-    fd, path = create_record(run_token, f"unix://{tmp_path}/gone.sock", str(directory))
-    os.close(fd)
-    Path(path).write_text(Path(path).read_text().replace(machine_id(), "another-machine"))
-    report = clear_containers(recorded_only=True, directory=str(directory))
-    assert (report.problems, os.path.exists(path)) == ((), True)
-
-
-def test_the_helper_container_gets_every_module_that_the_scan_process_imports(tmp_path):
-    with tarfile.open(fileobj=io.BytesIO(volume_scanner._package())) as packed:
-        packed.extractall(tmp_path, filter="data")
-    start = f"import sys; sys.path.append({str(tmp_path / 'cachewatch')!r}); import prefect_cachewatch.measure.scan_process as it"
-    ran = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"{start}; print(it.__file__)"], capture_output=True, text=True
-    )
-    assert ran.stdout.startswith(str(tmp_path)), ran.stderr

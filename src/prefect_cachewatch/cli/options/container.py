@@ -15,9 +15,9 @@ from prefect_cachewatch.errors import InputError
 _FIELDS = Fields(
     ContainerSpec,
     "image IMAGE, mounts --volume SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
-    "shm_size_bytes, ulimits --ulimit NAME=LIMIT, user UID[:GID], group_add GROUP, network NAME, "
-    "ports --publish -p [ADDR:]HOST:PORT, labels --label NAME=VALUE, workdir DIR, entrypoint PROGRAM, "
-    "memory_bytes, cpus, init, pull, engine URL, measure_image IMAGE",
+    "shm_size_bytes, ulimits --ulimit NAME=LIMIT, user UID[:GID], network NAME, "
+    "ports --publish -p [ADDR:]HOST:PORT, workdir DIR, entrypoint PROGRAM, "
+    "memory_bytes, init, pull, engine URL",
     entrypoint={"multiple": False},
 )
 CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options())
