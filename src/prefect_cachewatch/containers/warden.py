@@ -166,14 +166,15 @@ class Warden:
 
     def _release(self) -> None:
         """Release a container that keeps running, and end; on no other path does it survive the warden."""
-        state = self.running.look() if self.running is not None else None
-        if state is None or not is_running(state):
+        running = self.running
+        state = running.look() if running is not None else None
+        if running is None or state is None or not is_running(state):
             self.say("kept", reason="its engine does not answer" if state is None else "it has ended")
             return
         # By its name the janitor knows that it is no leftover. The flow has already recorded how to stop it.
         try:
-            name = str(self.engine.inspect(self.running.container, CALL_S)["Name"]).lstrip("/")
-            self.engine.rename(self.running.container, name + LEFT_RUNNING, CALL_S)
+            found = self.engine.inspect(running.container, CALL_S) or {}
+            self.engine.rename(running.container, str(found.get("Name")).lstrip("/") + LEFT_RUNNING, CALL_S)
         except (EngineSilent, EngineRefused) as error:
             self.say("kept", reason=f"its engine does not give it another name ({error})")
             return
