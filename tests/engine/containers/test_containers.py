@@ -213,9 +213,7 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
 def test_options_become_the_specification():
     assert container_from({}) is None
     options = {"image": "i", "mounts": ("v:/x:ro",), "ulimits": ("memlock=-1",), "init": True}
-    assert container_from(options) == ContainerSpec(
-        image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, init=True
-    )
+    assert container_from(options) == ContainerSpec(image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, init=True)
     with pytest.raises(InputError, match="--env 'A' is not NAME=VALUE"):
         environment_from(["A"], inherit=False)
 
