@@ -6,7 +6,7 @@ import click
 
 # By an option's name, the placeholder for its value, or its kind.
 _EXAMPLES = {
-    "--build": "20261120T151010123Z-7cff96ab", "--bundle-dir": "/srv/bundles",
+    "--against": "20261120T151010123Z-7cff96ab", "--build": "20261120T151010123Z-7cff96ab", "--bundle-dir": "/srv/bundles",
     "--check": "'python3 check.py {cache_dir}'", "--config": "cachewatch.toml", "--container": "my-server",
     "--cwd": "/opt/generator", "--env": "TT_CACHE_PATH=/mnt/cache", "--gpus": "all", "--grace": "30s",
     "--html": "plan.html", "--key": "revision=a1b2c3", "--log": "run.log",
@@ -15,7 +15,7 @@ _EXAMPLES = {
     "--ready": "tcp=8000", "--ready-body": "'\"status\": *\"ok\"'", "--ready-every": "5s", "--record": "run.csv",
     "--report": "report.json", "--state-dir": "/var/lib/cachewatch/runs",
     "--storage": "nfs-a", "--store": "/mnt/caches", "--tool": "ttnn=0.72.0", "--ulimit": "memlock=-1",
-    "--volume": "caches:/cache", "--warmup-begins": "'log=weights loaded'", "--why": "'wrong dtype'",
+    "--volume": "caches:/cache", "--warmup-begins": "'log=weights loaded'",
     "--workdir": "/opt", "COMMAND": "'tt-smi -r'", "DEV[:DST]": "/dev/tenstorrent", "DIR": "/mnt/cache",
     "FLOW/NAME": "generate-cache/nightly-cache", "GLOB": "'*.tmp'", "IMAGE": "ghcr.io/org/generator:1.2",
     "KEY=VALUE": "cache_dir=/mnt/ov", "N": "3", "NAME": "CACHE_DIR", "NAME=VALUE": "team=ml",

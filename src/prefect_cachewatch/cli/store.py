@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +13,6 @@ import click
 from prefect_cachewatch.cli.options.fields import DURATION
 from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.cli.saying import say
-from prefect_cachewatch.cli.store_audit import audit_command
 from prefect_cachewatch.cli.store_caches import show_caches
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
@@ -23,6 +21,7 @@ from prefect_cachewatch.publish.activation import Activation
 from prefect_cachewatch.publish.builds import BuildInfo
 from prefect_cachewatch.publish.formats import Finding
 from prefect_cachewatch.publish.store import CacheStore
+from prefect_cachewatch.publish.verification import Problem
 from prefect_cachewatch.watching.outcomes import describe_growth
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -44,9 +43,6 @@ def command() -> None:
 
     ROOT is the store's directory, NAME the cache in it.
     """
-
-
-command.add_command(audit_command)
 
 
 @command.command("list")
@@ -77,9 +73,12 @@ def list_command(root: str, name: str | None, as_json: bool) -> None:
 @click.option("--build", "build_id", help="Which build; default: the active one.")
 @click.option("--quick", is_flag=True, help="Names and sizes only; default: every digest.")
 @click.option("--content", is_flag=True, help="Also whether each file can be what its format demands.")
+@click.option("--against", metavar="BUILD", help="Also what differs from this build, by the two manifests.")
 @_as_json
-def verify_command(root: str, name: str, build_id: str | None, quick: bool, content: bool, as_json: bool) -> int:
-    """Compare a build with its manifest; exit 0 if it is whole, 1 if not."""
+def verify_command(
+    root: str, name: str, build_id: str | None, quick: bool, content: bool, against: str | None, as_json: bool
+) -> int:
+    """Compare a build with its manifest; exit 0 if it is whole, 1 if not, or if it differs from --against."""
     depth: Literal["quick", "full"] = "quick" if quick else "full"
     store = CacheStore(root)
     build_id = build_id or store.active_id(name)  # both looks are at one build, though another becomes current
@@ -89,6 +88,7 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
         verdict = store.verify(name, build_id, depth=depth)
         if content:
             findings = store.inspect(name, build_id, problems=unnoted)
+        differences = None if against is None else store.compare(name, build_id, against)
     except BuildDamaged as error:
         if as_json:
             problems = error.data.get("problems") or [error.message]
@@ -100,7 +100,7 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
         return NOT_WHOLE
     broken = _told(findings or [], "broken")
     for problem in unnoted:
-        say(f"it is not noted as doubtful: {problem}")
+        say(f"it is not noted as damaged: {problem}")
     if as_json:
         body: dict[str, Any] = {
             "whole": not broken,
@@ -111,35 +111,20 @@ def verify_command(root: str, name: str, build_id: str | None, quick: bool, cont
         }
         if findings is not None:
             body["content"] = [{"path": path, **asdict(finding)} for path, finding in findings]
+        if differences is not None:
+            body["against"] = against
+            body["differences"] = [asdict(difference) for difference in differences]
         print(json.dumps(body, indent=1))
-        return NOT_WHOLE if broken else 0
+        return NOT_WHOLE if broken or differences else 0
     if not broken:
         print(verdict.summary())
     if findings is not None:
         _say_content(findings)
-    return NOT_WHOLE if broken else 0
-
-
-@command.command("report-bad")
-@_where
-@click.argument("build_id", required=False)
-@click.option("--why", required=True, help="What is wrong with it, in one sentence.")
-@_as_json
-def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_json: bool) -> None:
-    """Note that the content of BUILD_ID (default: the active build) is bad, as a consumer has found.
-
-    It is never called Cached again, and passed over by roll-backs; `current` stays as it is: roll back, or generate.
-    """
-    store = CacheStore(root)
-    build_id = build_id or store.active_id(name)
-    status = store.report_bad(name, build_id, why=why)
-    if as_json:
-        print(json.dumps({"build_id": build_id, **asdict(status)}, indent=1))
-        return
-    print(f"{build_id} is {for_terminal(status.sentence(), 1000)}")
-    if build_id in [build.build_id for build in store.list_builds(name) if build.state == "active"]:
-        where = for_terminal(shlex.join([root, name]), 1000)
-        print(f"it is still current: cachewatch store rollback {where}, or generate it again")
+    if differences is not None and against is not None:
+        _say_differences(differences, against)
+    if not broken:
+        _say_status(store, name, build_id)
+    return NOT_WHOLE if broken or differences else 0
 
 
 @command.command("activate")
@@ -148,7 +133,7 @@ def report_bad_command(root: str, name: str, build_id: str | None, why: str, as_
 @_deep
 @_as_json
 def activate_command(root: str, name: str, build_id: str | None, full: bool, as_json: bool) -> None:
-    """Make BUILD_ID current; default: the last published one, passing over doubtful, unhealthy and rolled-back ones."""
+    """Make BUILD_ID current; default: the last published one, passing over damaged, unhealthy and rolled-back ones."""
     _say(CacheStore(root).activate(name, build_id, verify="full" if full else "quick"), "active", as_json)
 
 
@@ -219,6 +204,24 @@ def _say_content(findings: Sequence[tuple[str, Finding]]) -> None:
         say(line)
     if count["broken"]:
         say("broken files agree with the manifest: generate the cache again")
+
+
+def _say_status(store: CacheStore, name: str, build_id: str) -> None:
+    for build in store.list_builds(name):
+        if build.build_id == build_id and build.status:
+            say(
+                f"it is not used, since it was {for_terminal(build.note, 1000)}; cachewatch store activate with its id takes that back"
+            )
+
+
+def _say_differences(differences: Sequence[Problem], against: str) -> None:
+    if not differences:
+        print(f"equal to {against}: every file and link")
+        return
+    count = "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
+    print(f"not equal to {against}: {count}")
+    for difference in differences:
+        say(difference.message)
 
 
 def _line(build: BuildInfo) -> str:

@@ -17,15 +17,13 @@ from typing import Any
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.publish.builds import (
-    open_build,
-    read_own_manifest,
     read_unfinished,
     require_whole,
 )
 from prefect_cachewatch.publish.durable import read_record, refusing, switch_link, write_durably
 from prefect_cachewatch.publish.layout import BUILDS, CURRENT, CacheFolder, hold_switch, read_current
 from prefect_cachewatch.publish.manifest import Manifest
-from prefect_cachewatch.publish.statuses import BuildStatus, clear_status, drop_damage, mark_build, read_statuses
+from prefect_cachewatch.publish.statuses import clear_status, mark_build, read_statuses
 from prefect_cachewatch.publish.verification import Verdict
 
 _HISTORY = ".activations.json"
@@ -196,7 +194,7 @@ def read_history(folder: CacheFolder) -> History:
 def verify_build(
     folder: CacheFolder, build_id: str, depth: str, now: Callable[[], float] = time.time
 ) -> tuple[Manifest, Verdict]:
-    """Verify a build and record the result if permitted: damage, or that every byte is right again.
+    """Verify a build, and record damage if permitted.
 
     Args:
         folder: the open cache.
@@ -212,40 +210,13 @@ def verify_build(
         StoreError: there is no such build.
     """
     try:
-        found = require_whole(folder, build_id, depth)
+        return require_whole(folder, build_id, depth)
     except BuildDamaged as error:
         try:
-            with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a damaged build"):
-                _note_damage(folder, build_id, error, now())
+            note_damage(folder, build_id, error, now)
         except StoreError as why:  # it must not be taken for noted: the next run may call the build Cached
             raise BuildDamaged(f"{error.message}. It is not noted: {why.message}", **error.data) from None
         raise
-    if depth == "full" and (known := read_statuses(folder).get(build_id)) and known.status == "damaged":
-        with contextlib.suppress(OSError, StoreError), hold_switch(folder, "note a build that is whole"):
-            drop_damage(folder, build_id)
-    return found
-
-
-def doubt_build(folder: CacheFolder, build_id: str, why: str, now: Callable[[], float] = time.time) -> BuildStatus:
-    """Record that the content of a published build is doubted, whatever its digests say.
-
-    Args:
-        folder: the open cache.
-        build_id: which build.
-        why: the reason, in one sentence.
-        now: wall seconds.
-
-    Returns:
-        The resulting status: a worse one that was recorded before stays.
-
-    Raises:
-        BuildDamaged: it was never published, or its manifest was cut or edited.
-        StoreError: there is no such build, or the record cannot be written.
-    """
-    with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a doubtful build"):
-        with open_build(folder, build_id) as fd:
-            read_own_manifest(folder, build_id, fd)
-        return mark_build(folder, build_id, "doubtful", why, now())
 
 
 def _decode(body: Any) -> History:
@@ -261,6 +232,16 @@ def _require_good(folder: CacheFolder, build_id: str, verify: str, now_s: float)
         with contextlib.suppress(OSError):
             _note_damage(folder, build_id, error, now_s)
         raise
+
+
+def note_damage(folder: CacheFolder, build_id: str, error: BuildDamaged, now: Callable[[], float] = time.time) -> None:
+    """Record that a build is damaged.
+
+    Raises:
+        StoreError: it cannot be recorded.
+    """
+    with refusing("write the record of builds of", folder.path), hold_switch(folder, "note a damaged build"):
+        _note_damage(folder, build_id, error, now())
 
 
 def _note_damage(folder: CacheFolder, build_id: str, error: BuildDamaged, now_s: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +36,7 @@ _MAX_MANIFEST_BYTES = 1 << 30
 class BuildInfo:
     """A build as `list` shows it; `state` is active, published, staging, abandoned, damaged or quarantined.
 
-    `status` is the defect of a published build: damaged, doubtful, unhealthy or rolled_back, with `why` and `since`.
+    `status` is the defect of a published build: damaged, unhealthy or rolled_back, with `why` and `since`.
     """
 
     build_id: str
@@ -86,20 +86,19 @@ def open_build(folder: CacheFolder, build_id: str) -> Iterator[int]:
         yield fd
 
 
-def read_manifest(build_fd: int, path: str, owners: Collection[int] | None = None) -> Manifest:
+def read_manifest(build_fd: int, path: str) -> Manifest:
     """Read and check a build's manifest.
 
     Args:
         build_fd: descriptor of the build's directory.
         path: of the build, for messages.
-        owners: users of whom it may be, by uid; default any.
 
     Returns:
         The manifest.
 
     Raises:
         BuildDamaged: there is none, or it was cut or edited.
-        StoreError: there is a link in its place, or it is another user's.
+        StoreError: there is a link in its place.
     """
     where = f"{path}/{META_DIRECTORY}/{MANIFEST}"
     try:
@@ -107,7 +106,7 @@ def read_manifest(build_fd: int, path: str, owners: Collection[int] | None = Non
     except OSError:
         raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     try:
-        data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES, owners)
+        data = read_small_file(meta_fd, MANIFEST, _MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         raise BuildDamaged(f"there is no manifest {where}: the build was never finished", path=where) from None
     except OSError as error:
@@ -117,16 +116,13 @@ def read_manifest(build_fd: int, path: str, owners: Collection[int] | None = Non
     return decode_manifest(data, where)
 
 
-def read_own_manifest(
-    folder: CacheFolder, build_id: str, build_fd: int, owners: Collection[int] | None = None
-) -> Manifest:
+def read_own_manifest(folder: CacheFolder, build_id: str, build_fd: int) -> Manifest:
     """Read a build's manifest and refuse one that was copied from another build.
 
     Args:
         folder: the open cache.
         build_id: which build.
         build_fd: descriptor of its directory.
-        owners: as for `read_manifest`.
 
     Returns:
         The manifest.
@@ -135,7 +131,7 @@ def read_own_manifest(
         BuildDamaged: there is none, it was cut or edited, or it belongs to another build.
     """
     path = folder.build_path(build_id)
-    manifest = read_manifest(build_fd, path, owners)
+    manifest = read_manifest(build_fd, path)
     if manifest.build_id != build_id or manifest.name != folder.name:
         raise BuildDamaged(
             f"the manifest of {for_terminal(path, 1000)} is that of '{for_terminal(manifest.name)}' "

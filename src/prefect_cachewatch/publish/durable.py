@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from prefect_cachewatch.common.files import rename_entry, write_entry
@@ -236,20 +236,19 @@ def holds_change_times(directory_fd: int) -> bool:
         os.unlink(name, dir_fd=directory_fd)
 
 
-def read_small_file(directory_fd: int, name: str, limit_bytes: int, owners: Collection[int] | None = None) -> bytes:
+def read_small_file(directory_fd: int, name: str, limit_bytes: int) -> bytes:
     """Read a regular file by descriptor, without following a link or waiting for a pipe.
 
     Args:
         directory_fd: descriptor of the directory.
         name: the file's name.
         limit_bytes: a larger file is refused, since the store writes none here.
-        owners: users of whom it may be, by uid; default any.
 
     Returns:
         Its contents.
 
     Raises:
-        StoreError: it is not a regular file, too large, or another user's.
+        StoreError: it is not a regular file, or too large.
         OSError: it cannot be read; FileNotFoundError if it does not exist.
     """
     try:
@@ -262,8 +261,6 @@ def read_small_file(directory_fd: int, name: str, limit_bytes: int, owners: Coll
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise StoreError(f"'{for_terminal(name)}' is not a regular file: remove it")
-        if owners is not None and status.st_uid not in owners:
-            raise StoreError(f"'{for_terminal(name)}' is of another user (uid {status.st_uid})", owner=status.st_uid)
         if status.st_size > limit_bytes:
             raise StoreError(f"'{for_terminal(name)}' is larger than {limit_bytes} bytes: cachewatch did not write it")
         return file.read(limit_bytes + 1)

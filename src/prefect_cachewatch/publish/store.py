@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -25,12 +25,11 @@ from prefect_cachewatch.errors import BuildDamaged, StoreBusy, StoreError
 from prefect_cachewatch.publish.activation import (
     Activation,
     activate_build,
-    doubt_build,
+    note_damage,
     read_history,
     roll_back,
     verify_build,
 )
-from prefect_cachewatch.publish.audit import Audit, audit_build
 from prefect_cachewatch.publish.builds import (
     BuildInfo,
     has_own_manifest,
@@ -62,9 +61,9 @@ from prefect_cachewatch.publish.staging import (
     read_free_space,
     require_space,
 )
-from prefect_cachewatch.publish.statuses import BuildStatus, read_statuses
+from prefect_cachewatch.publish.statuses import read_statuses
 from prefect_cachewatch.publish.target import BuildRecipe, StagedBuild
-from prefect_cachewatch.publish.verification import Verdict
+from prefect_cachewatch.publish.verification import Problem, Verdict, compare_manifests
 
 _SPACE_FACTOR = 1.1
 _RESOLVE_TRIES = 100
@@ -200,7 +199,7 @@ class CacheStore:
 
         It takes the current build, else the newest one that was published and never current: its publisher died before
         the switch, or was told not to switch. A former current build is not taken, since it is old or was rolled back
-        from; nor is one that was once found damaged, doubtful or unhealthy. Damage that is found here is recorded.
+        from; nor is one that was found damaged or unhealthy. Damage that is found here is recorded.
 
         Args:
             name: the cache; it need not exist.
@@ -259,7 +258,7 @@ class CacheStore:
         """Inspect the files of one build, each by its format: whether its sizes and offsets can be right.
 
         It finds a file that was published with wrong content, which agrees with its manifest. A build with a broken file
-        is recorded as doubtful.
+        is recorded as damaged.
 
         Args:
             name: the cache.
@@ -280,71 +279,40 @@ class CacheStore:
             broken = [f"{path} {finding.message}" for path, finding in found if finding.verdict == "broken"]
             if broken:
                 try:
-                    doubt_build(folder, build_id, broken[0])
+                    note_damage(folder, build_id, BuildDamaged(broken[0], problems=broken))
                 except StoreError as error:
                     if problems is not None:
                         problems.append(error.message)
             return found
 
-    def report_bad(self, name: str, build_id: str | None = None, *, why: str) -> BuildStatus:
-        """Record that the content of a build is bad, as a consumer of the cache has found.
-
-        It is not called `Cached` any more, passed over by roll-backs and by `activate` without an id, and shown by
-        `list`; `current` stays as it is.
+    def compare(self, name: str, build_id: str | None, against: str) -> list[Problem]:
+        """Compare what the manifests of two builds list; no file is read.
 
         Args:
             name: the cache.
-            build_id: which build; default the active one.
-            why: what is wrong with it, in one sentence.
+            build_id: which build; None for the active one.
+            against: the other one.
 
         Returns:
-            The status that it has now: a worse one stays.
+            How the build differs from the other one, in order of path.
 
         Raises:
-            BuildDamaged: it was never published, or its manifest was cut or edited.
+            BuildDamaged: one was never published, or its manifest was cut or edited.
             StoreError: there is no such build.
         """
-        if not why.strip():
-            raise StoreError("say in one sentence what is wrong with the build")
-        with open_folder(self.root, name, change=True) as folder:
-            return doubt_build(folder, build_id or _active(folder), why)
+        return compare_manifests(self.manifest(name, build_id), self.manifest(name, against))
 
-    def audit(
-        self,
-        name: str,
-        build_id: str | None = None,
-        *,
-        generate: Callable[[str], None],
-        scratch: str | None = None,
-        sample: int | None = None,
-    ) -> Audit:
-        """Generate a cache again, apart, and compare it with one build; see `audit.audit_build`.
-
-        Args:
-            name: the cache.
-            build_id: which build; default the active one.
-            generate: writes the cache into the empty directory that it is given; raises if that fails.
-            scratch: an existing directory with room for one generation; default the store's root.
-            sample: of how many files to compare the contents; default all.
-        """
-        with open_folder(self.root, name, change=True) as folder:
-            where = (
-                str(self.root) if scratch is None else os.path.abspath(scratch)
-            )  # what is generated has an absolute path
-            return audit_build(folder, build_id or _active(folder), generate, scratch=where, sample=sample)
-
-    def manifest(self, name: str, build_id: str | None = None, *, owners: Collection[int] | None = None) -> Manifest:
+    def manifest(self, name: str, build_id: str | None = None) -> Manifest:
         """Read the manifest of one build; raises as `verify` does.
 
         Args:
             name: the cache.
             build_id: which build; default the active one.
-            owners: users whose manifest is read, by uid; default all. Whoever can write to the store can write any command into one.
         """
         with open_folder(self.root, name) as folder:
             build_id = build_id or _active(folder)
             with open_build(folder, build_id) as fd:
-                return read_own_manifest(folder, build_id, fd, owners)
+                return read_own_manifest(folder, build_id, fd)
 
     def activate(
         self, name: str, build_id: str | None = None, *, verify: Literal["quick", "full"] = "quick"
@@ -353,18 +321,16 @@ class CacheStore:
 
         Args:
             name: the cache.
-            build_id: which build; default the last published one. The default passes over builds that are doubtful, were
-                unhealthy or rolled back from, and the result names them; a damaged one is refused.
+            build_id: which build, also one that was damaged, unhealthy or rolled back from, if it is whole; default the
+                last published one that was none of these, and the result names those that it passes over.
             verify: depth of the verification before the switch.
         """
         with open_folder(self.root, name, change=True) as folder:
             skipped: list[str] = []
             if build_id is None:
                 builds = list_builds(folder, _writing(folder))
-                bad = [build for build in builds if build.status in ("doubtful", "unhealthy", "rolled_back")]
-                # A build that was found damaged is read in full: it is refused with that reason, or was restored.
-                last = _newest(build for build in builds if build.in_order or (build.status == "damaged" and build.key))
-                passed = [build for build in bad if last is None or _age(build) > _age(last)]
+                last = _newest(build for build in builds if build.in_order)
+                passed = [build for build in builds if (build.status and last is None) or _age(build) > _age(last)]
                 skipped = [f"the build {build.build_id} was {build.note}" for build in passed]
                 if last is None:
                     why = f" in order ({'; '.join(skipped)}): name one, or" if skipped else ":"

@@ -158,6 +158,44 @@ def compare_files(
     return sorted(problems, key=lambda problem: (problem.path, problem.kind))
 
 
+def compare_manifests(build: Manifest, other: Manifest) -> list[Problem]:
+    """Compare what two builds hold, by their manifests.
+
+    Args:
+        build: the one that is judged.
+        other: the one that it is measured by.
+
+    Returns:
+        The differences, in order of path; kinds: missing, unexpected, size, digest, link.
+
+    Example:
+        >>> one = Manifest("c", "b1", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "0" * 64),))
+        >>> two = Manifest("c", "b2", "k", {}, (), {}, {}, "", "", (FileEntry("a", 1, "1" * 64),))
+        >>> [problem.message for problem in compare_manifests(one, two)]
+        ['a has other contents']
+    """
+    ours = {entry.path: entry for entry in build.files}
+    theirs = {entry.path: entry for entry in other.files}
+    links, their_links = ({link.path: link.target for link in each.links} for each in (build, other))
+    found: list[tuple[str, str, str]] = []
+    for path in ours.keys() | theirs.keys():
+        here, there = ours.get(path), theirs.get(path)
+        if here is None:
+            found.append(("missing", path, "is missing"))
+        elif there is None:
+            found.append(("unexpected", path, f"is only in {build.build_id}"))
+        elif here.size_bytes != there.size_bytes:
+            found.append(("size", path, f"has {here.size_bytes} bytes, and {there.size_bytes} in {other.build_id}"))
+        elif here.digest != there.digest:
+            found.append(("digest", path, "has other contents"))
+    for path in links.keys() | their_links.keys():
+        if links.get(path) != their_links.get(path):
+            found.append(("link", path, "is a link that is missing or leads elsewhere in one of them"))
+    return [
+        Problem(kind, path, f"{for_terminal(path)} {said}") for kind, path, said in sorted(found, key=lambda f: f[1])
+    ]
+
+
 def _unexpected(there: Iterable[str], listed: set[str], ignore: Sequence[str]) -> list[Problem]:
     return [
         Problem("unexpected", path, f"{for_terminal(path)} is not in the manifest")

@@ -89,7 +89,7 @@ def test_verify_content_names_what_was_published_broken_and_exits_1(tmp_path, pu
     assert first.startswith("cachewatch: a/x.safetensors is cut off: the tensor 't' should end at byte ")
     assert others == ["cachewatch: broken files agree with the manifest: generate the cache again"]
     [build] = CacheStore(tmp_path).list_builds("c")
-    assert build.status == "doubtful" and build.why.startswith("a/x.safetensors is cut off")
+    assert build.status == "damaged" and build.why.startswith("a/x.safetensors is cut off")
     body = json.loads(cachewatch("verify", tmp_path, "c", "--content", "--json").stdout)
     assert body["whole"] is False and len(body["problems"]) == 1
     assert [(each["path"], each["verdict"]) for each in body["content"]] == [
@@ -142,16 +142,35 @@ def test_a_hostile_name_in_the_store_obeys_nothing_in_the_terminal(tmp_path, bui
     assert done.returncode == 0 and "\x1b" not in done.stdout and "damaged" in done.stdout
 
 
-def test_report_bad_marks_a_build_and_says_so(tmp_path, publish):
-    publish(a_x_bin=b"abc")
-    [build] = CacheStore(tmp_path).list_builds("c")
-    assert cachewatch("report-bad", tmp_path, "c").returncode != 0
-    done = cachewatch("report-bad", tmp_path, "c", "--why", "layer 7 gives \x1b[31mNaN")
+def test_verify_against_another_build_says_what_differs(tmp_path):
+    store, policy, made = CacheStore(tmp_path), PublishPolicy(store=tmp_path), []
+    for files in ({"a": "1", "b": "2", "\x1b": "3"}, {"a": "1", "b": "2", "\x1b": "3"}, {"a": "x", "b": "22", "d": ""}):
+        with store.begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)) as build:
+            for name, text in files.items():
+                Path(build.path, name).write_text(text)
+            os.symlink("a" if "d" not in files else "b", f"{build.path}/link")
+            build.publish(policy, findings=build.check(policy.model_copy(update={"allow_empty": ["d"]})))
+        store.activate("c")
+        made.append(build.build_id)
+    first, second, third = made
+    done = cachewatch("verify", tmp_path, "c", "--build", second, "--against", first)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{build.build_id} is doubtful at ") and "\x1b" not in done.stdout
-    assert done.stdout.endswith(f"it is still current: cachewatch store rollback {tmp_path} c, or generate it again\n")
-    assert "layer 7 gives" in cachewatch("list", tmp_path, "c").stdout
-    body = json.loads(cachewatch("report-bad", tmp_path, "c", build.build_id, "--why", "again", "--json").stdout)
-    assert (body["build_id"], body["status"]) == (build.build_id, "doubtful") and "layer 7" in body["why"]
-    wrong = cachewatch("report-bad", tmp_path, "c", "20260101T000000000Z-00000000", "--why", "x")
-    assert wrong.returncode != 0 and "there is no build" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert done.stdout.splitlines()[1] == f"equal to {first}: every file and link"
+    done = cachewatch("verify", tmp_path, "c", "--against", first, "--quick")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "whole: 3 B in 3 files, names and sizes agree with the manifest",
+        f"not equal to {first}: 5 differences",
+    ]
+    assert done.stderr.splitlines() == [
+        "cachewatch: \\x1b is missing",
+        "cachewatch: a has other contents",
+        f"cachewatch: b has 2 bytes, and 1 in {first}",
+        f"cachewatch: d is only in {third}",
+        "cachewatch: link is a link that is missing or leads elsewhere in one of them",
+    ]
+    body = json.loads(cachewatch("verify", tmp_path, "c", "--against", first, "--quick", "--json").stdout)
+    assert body["whole"] is True and body["against"] == first
+    assert [each["kind"] for each in body["differences"]] == ["missing", "digest", "size", "unexpected", "link"]
+    wrong = cachewatch("verify", tmp_path, "c", "--against", "20260101T000000000Z-00000000")
+    assert wrong.returncode == 125 and "there is no build" in wrong.stderr and wrong.stderr.count("\n") == 1

@@ -37,7 +37,7 @@ def test_it_is_answered_with_the_nearest_name(capsys, argv, sentence):
         (["exec", "--on-stall"], "Option '--on-stall' requires an argument, as in --on-stall stop (see cachewatch exec --help)"),
         (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument, as in --repetitions 3 (see cachewatch probe --help)"),
         (["automations", "apply", "--notify"], "Option '--notify' requires an argument, as in --notify slack-webhook/ops (see cachewatch automations apply --help)"),
-        (["store", "audit", "/s", "llama", "--scratch"], "Option '--scratch' requires an argument, as in --scratch /mnt/scratch (see cachewatch store audit --help)"),
+        (["store", "verify", "/s", "llama", "--against"], "Option '--against' requires an argument, as in --against 20261120T151010123Z-7cff96ab (see cachewatch store verify --help)"),
         (["fleet"], "Missing argument 'JOBS.yaml'. (see cachewatch fleet --help)"),
     ],
 )  # fmt: skip

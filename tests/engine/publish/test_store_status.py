@@ -47,44 +47,6 @@ def cachewatch(*words):
 # -- what is known
 
 
-def test_a_doubtful_build_is_passed_over_whatever_its_digests_say(store):
-    first, second = publish(store, "one"), publish(store, "two")
-    status = store.report_bad("c", why="layer 7 gives NaN")
-    assert (status.status, status.why) == ("doubtful", "layer 7 gives NaN")
-    assert store.find_whole("c", recipe_of(store).key) is None
-    assert store.verify("c", second.build_id).whole and listed(store)[second.build_id].status == "doubtful"
-    with store.open_current("c") as held:
-        assert held.build_id == second.build_id and "layer 7 gives NaN" in held.warning
-    third = publish(store, "three")
-    switched = store.rollback("c")
-    assert switched.build_id == first.build_id and "doubtful" in switched.skipped[0]
-    assert third.build_id != switched.build_id
-    with store.open_current("c") as held:
-        assert held.warning is None
-    assert store.activate("c", second.build_id).build_id == second.build_id
-    assert listed(store)[second.build_id].status is None, "a person has chosen it"
-
-
-def test_doubt_comes_back_when_damage_is_mended(store):
-    build = publish(store)
-    store.report_bad("c", why="layer 7 gives NaN")
-    Path(build.path, "a.bin").write_text("xyz")
-    with pytest.raises(BuildDamaged):
-        store.verify("c", build.build_id)
-    assert listed(store)[build.build_id].status == "damaged"
-    store.report_bad("c", why="layer 8 too")
-    Path(build.path, "a.bin").write_text("abc")
-    assert store.verify("c", build.build_id).whole
-    found = listed(store)[build.build_id]
-    assert (found.status, found.why) == ("doubtful", "layer 7 gives NaN")
-
-
-def test_a_build_that_was_never_published_cannot_be_doubted(store):
-    publish(store)
-    with store.begin("c", recipe_of(store, "other")) as build, pytest.raises(BuildDamaged, match="never finished"):
-        store.report_bad("c", build.build_id, why="x")
-
-
 def test_a_build_that_verify_found_damaged_is_not_cached_again_though_names_and_sizes_agree(store):
     build = publish(store)
     key = recipe_of(store).key
@@ -96,9 +58,25 @@ def test_a_build_that_verify_found_damaged_is_not_cached_again_though_names_and_
     found = listed(store)[build.build_id]
     assert (found.state, found.status) == ("active", "damaged") and "a.bin has other contents" in found.why
     Path(build.path, "a.bin").write_text("abc")
-    assert store.find_whole("c", key) is None, "quick cannot see that it is well again"
+    with store.open_current("c") as held:
+        assert held.build_id == build.build_id and "a.bin has other contents" in held.warning
     assert store.verify("c", build.build_id).whole
+    assert store.find_whole("c", key) is None, "what was found against it stays until a person has chosen it"
+    assert store.activate("c", build.build_id).build_id == build.build_id
     assert store.find_whole("c", key) is not None
+
+
+def test_the_first_reason_against_a_build_stays_until_it_is_activated_by_its_id(store):
+    a, b = publish(store).build_id, publish(store).build_id
+    store.rollback("c", expected=b, unhealthy="exit 7")
+    Path(store.root, "c/builds", b, "a.bin").write_text("xyz")
+    with pytest.raises(BuildDamaged):
+        store.verify("c", b)
+    assert (listed(store)[b].status, listed(store)[b].why) == ("unhealthy", "exit 7")
+    with pytest.raises(BuildDamaged):
+        store.activate("c", b)
+    Path(store.root, "c/builds", b, "a.bin").write_text("abc")
+    assert store.activate("c", b).previous == a and listed(store)[b].status is None
 
 
 def test_damage_that_a_full_look_finds_before_skipping_is_noted_too(store):
@@ -510,15 +488,6 @@ def test_names_that_no_build_has_are_harmless_in_every_list(store):
         assert "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr, words
         assert done.returncode == (125 if words == ["rollback"] else 0)
     assert len(os.listdir(builds)) == 5
-
-
-def test_a_report_without_words_is_refused_and_one_without_a_current_build_is_noted(store):
-    build = publish(store)
-    assert cachewatch("report-bad", store.root, "c", "--why", " ").returncode == 125
-    os.unlink(store.root / "c" / "current")
-    done = cachewatch("report-bad", store.root, "c", build.build_id, "--why", "bad\n\x1b[2J")
-    assert (done.returncode, done.stderr) == (0, "") and "\x1b" not in done.stdout
-    assert listed(store)[build.build_id].status == "doubtful"
 
 
 def test_a_fault_that_cannot_be_noted_is_said(store):
