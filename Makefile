@@ -140,11 +140,9 @@ test-ui: $(VENV)/.test ## Test pages and Prefect's UI in a headless Chromium.
 	CACHEWATCH_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/pytest -m ui tests/ui $(ARGS)
 
 # The templates on a real Prefect server, and against the schemas of Docker's and Kubernetes' workers, the Kubernetes
-# API and the compose specification (compose-viz carries it; only its wheel is fetched). A Docker worker runs its pool on
-# podman, as root (Debian: podman runc catatonit busybox-static).
+# API. A Docker worker runs its pool on podman, as root (Debian: podman runc catatonit busybox-static).
 $(VENV)/.pools: $(VENV)/.test
 	$(BIN)/$(PIP) -e '.[test,pools]'
-	$(BIN)/pip download -q --disable-pip-version-check --no-deps --dest build/schemas compose-viz==0.3.5
 	@touch $@
 
 test-deployments: $(VENV)/.pools ## Test the templates on a real server and against the schemas of what they are for.
@@ -155,7 +153,7 @@ test-deployments: $(VENV)/.pools ## Test the templates on a real server and agai
 ENGINE ?= docker
 BASE ?= docker.io/library/python:3.12-slim-bookworm
 images: ## Build the images of deployments/docker, and run a guarded generation in one.
-	for image in job worker server; do \
+	for image in job worker; do \
 	    $(ENGINE) build $(BUILD_ARGS) -f deployments/docker/Dockerfile --build-arg BASE=$(BASE) --target $$image -t cachewatch-$$image . || exit; \
 	done
 	$(ENGINE) run --rm --init --read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges -v /mnt/caches cachewatch-job \

@@ -47,7 +47,6 @@ def deployed(server: Server, templates: Path) -> Server:
         ("caches", "process", "process"),
         ("caches-docker", "docker", "docker"),
         ("caches-kubernetes", "kubernetes", "kubernetes"),
-        ("caches-hostpath", "kubernetes", "kubernetes-hostpath"),
     ):
         template_file = templates / "pools" / f"{template}.json"
         done(server, "prefect", "work-pool", "create", pool, "--type", kind, "--base-job-template", str(template_file))

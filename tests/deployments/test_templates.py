@@ -1,4 +1,4 @@
-"""The templates against what they are for: Prefect's workers, Docker's API client, the Kubernetes API, compose."""
+"""The templates against what they are for: Prefect's workers, Docker's API client, the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ import asyncio
 import copy
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 import yaml
-from pydantic import ValidationError
 from tests.deployments.conftest import DEPLOYMENTS, ROOT
 
 pytestmark = pytest.mark.deployments
-POOLS = {"process": "process", "docker": "docker", "kubernetes": "kubernetes", "kubernetes-hostpath": "kubernetes"}
+POOLS = {"process": "process", "docker": "docker", "kubernetes": "kubernetes"}
 KUBERNETES = "1.34"
-MANIFESTS = [
-    document
-    for path in sorted((DEPLOYMENTS / "kubernetes").glob("*.yaml"))
-    if path.name != "kustomization.yaml"
-    for document in yaml.safe_load_all(path.read_text())
-]
 
 
 def template(name: str) -> dict[str, Any]:
@@ -123,7 +114,6 @@ def test_a_docker_job_is_bounded_and_mounts_the_cache() -> None:
     assert made.container_create_kwargs["user"] == "10001:10001"
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "kubernetes-hostpath"])
 @pytest.mark.parametrize(
     "job_variables",
     [
@@ -139,8 +129,8 @@ def test_a_docker_job_is_bounded_and_mounts_the_cache() -> None:
     ],
     ids=["defaults", "device-plugin", "device-claims"],
 )
-def test_the_rendered_job_is_one_that_the_kubernetes_api_takes(name: str, job_variables: dict[str, Any]) -> None:
-    check(job_manifest(name, **job_variables))
+def test_the_rendered_job_is_one_that_the_kubernetes_api_takes(job_variables: dict[str, Any]) -> None:
+    check(job_manifest("kubernetes", **job_variables))
 
 
 def test_the_pods_of_a_kubernetes_job_are_isolated_and_have_time_to_stop() -> None:
@@ -153,93 +143,13 @@ def test_the_pods_of_a_kubernetes_job_are_isolated_and_have_time_to_stop() -> No
     assert pod["terminationGracePeriodSeconds"] >= StopPolicy().grace_s + 60
 
 
-def test_the_host_path_variant_differs_in_its_volumes_alone() -> None:
-    claims, paths = (job_manifest(name)["spec"]["template"]["spec"] for name in ("kubernetes", "kubernetes-hostpath"))
-    assert paths["volumes"][:2] == [
-        {"name": "cache", "hostPath": {"path": "/srv/caches", "type": "Directory"}},
-        {"name": "state", "hostPath": {"path": "/var/lib/cachewatch", "type": "Directory"}},
-    ]
-    assert {**claims, "volumes": None} == {**paths, "volumes": None}
-    assert restricted(paths) == ["volume cache is of kind hostPath", "volume state is of kind hostPath"]
-
-
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda m: f"{m['kind']}-{m['metadata']['name']}")
-def test_a_manifest_is_one_that_the_kubernetes_api_takes(manifest: dict[str, Any]) -> None:
-    check(manifest)
-
-
 def test_the_schema_check_sees_a_misspelt_field() -> None:
     import kubernetes_validate
 
-    manifest = copy.deepcopy(next(m for m in MANIFESTS if m["kind"] == "Deployment"))
+    manifest = job_manifest("kubernetes")
     manifest["spec"]["template"]["spec"]["terminationGraceSeconds"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
         check(manifest)
-
-
-def pods(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    spec = manifest.get("spec", {})
-    spec = spec.get("jobTemplate", {}).get("spec", spec)
-    return [spec["template"]["spec"]] if "template" in spec else []
-
-
-@pytest.mark.parametrize("manifest", [m for m in MANIFESTS if pods(m)], ids=lambda m: m["metadata"]["name"])
-def test_no_pod_asks_for_more_than_the_restricted_standard_allows(manifest: dict[str, Any]) -> None:
-    for pod in pods(manifest):
-        assert restricted(pod) == []
-
-
-def test_the_references_between_manifests_lead_somewhere() -> None:
-    names = {(m["kind"], m["metadata"]["name"]) for m in MANIFESTS}
-    for manifest in MANIFESTS:
-        for pod in pods(manifest):
-            templates = {t["metadata"]["name"] for t in manifest["spec"].get("volumeClaimTemplates", [])}
-            volumes = {volume["name"] for volume in pod.get("volumes", [])} | templates
-            for volume in pod.get("volumes", []):
-                if "persistentVolumeClaim" in volume:
-                    assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in names
-            for claim in pod.get("resourceClaims", []):
-                assert ("ResourceClaimTemplate", claim["resourceClaimTemplateName"]) in names
-            if "serviceAccountName" in pod:
-                assert ("ServiceAccount", pod["serviceAccountName"]) in names
-            for container in pod["containers"] + pod.get("initContainers", []):
-                assert {mount["name"] for mount in container.get("volumeMounts", [])} <= volumes
-                for source in container.get("envFrom", []):
-                    assert ("ConfigMap", source["configMapRef"]["name"]) in names
-        if manifest["kind"] == "Deployment":
-            wanted = manifest["spec"]["selector"]["matchLabels"].items()
-            assert wanted <= manifest["spec"]["template"]["metadata"]["labels"].items()
-    variables = template("kubernetes")["variables"]["properties"]
-    assert ("PersistentVolumeClaim", variables["cache_claim"]["default"]) in names
-    assert ("PersistentVolumeClaim", variables["state_claim"]["default"]) in names
-    assert ("ServiceAccount", variables["service_account_name"]["default"]) in names
-    kustomization = yaml.safe_load((DEPLOYMENTS / "kubernetes" / "kustomization.yaml").read_text())
-    for name in kustomization["resources"]:
-        assert (DEPLOYMENTS / "kubernetes" / name).is_file()
-
-
-def test_consumers_only_read_and_one_writes() -> None:
-    (consumer,) = [m for m in MANIFESTS if m["metadata"]["name"] == "inference"]
-    (pod,) = pods(consumer)
-    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "caches"]
-    (volume,) = [v for v in pod["volumes"] if v["name"] == "caches"]
-    assert mount["readOnly"] and volume["persistentVolumeClaim"]["readOnly"]
-    (writer,) = [m for m in MANIFESTS if m["kind"] == "CronJob"]
-    assert writer["spec"]["concurrencyPolicy"] == "Forbid"
-    assert writer["spec"]["jobTemplate"]["spec"]["parallelism"] == 1
-    (pod,) = pods(writer)
-    argv = pod["containers"][0]["args"]
-    assert pod["terminationGracePeriodSeconds"] >= int(argv[argv.index("--grace=30s")][8:-1]) + 60
-
-
-def test_the_writer_s_command_line_is_one_that_cachewatch_takes() -> None:
-    from prefect_cachewatch.cli.generate import command
-
-    (writer,) = [m for m in MANIFESTS if m["kind"] == "CronJob"]
-    argv = pods(writer)[0]["containers"][0]["args"]
-    assert argv[:2] == ["cachewatch", "generate"]
-    with command.make_context("generate", argv[2:]) as context:
-        assert context.params["store"] == "/mnt/caches"
 
 
 def restricted(pod: dict[str, Any]) -> list[str]:
@@ -271,58 +181,6 @@ def restricted(pod: dict[str, Any]) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((DEPLOYMENTS / "compose" / "compose.yaml").read_text())
-    return loaded
-
-
-def test_the_compose_file_fits_the_compose_specification(compose: dict[str, Any]) -> None:
-    # The specification's schema as pydantic models, with no unknown fields; without the x- fields, which it leaves free.
-    (wheel,) = (ROOT / "build" / "schemas").glob("compose_viz-*.whl")
-    sys.path.insert(0, str(wheel))
-    from compose_viz.spec.compose_spec import ComposeSpecification
-
-    fields = {key: value for key, value in compose.items() if not key.startswith("x-")}
-    assert set(ComposeSpecification.model_validate(fields).services) == set(compose["services"])
-    broken = copy.deepcopy(fields)
-    broken["services"]["redis"]["comand"] = "x"
-    with pytest.raises(ValidationError, match="comand"):
-        ComposeSpecification.model_validate(broken)
-
-
-def test_the_compose_file_has_a_server_on_postgresql_and_redis_and_two_workers_on_one_volume(
-    compose: dict[str, Any],
-) -> None:
-    services = compose["services"]
-    for name in ("server", "services"):
-        environment = services[name]["environment"]
-        assert environment["PREFECT_API_DATABASE_CONNECTION_URL"].startswith("postgresql+asyncpg://")
-        assert environment["PREFECT_MESSAGING_BROKER"] == "prefect_redis.messaging"
-    workers = [service for name, service in services.items() if name.startswith("worker-")]
-    assert len(workers) == 2
-    for worker in workers:
-        assert {"type": "volume", "source": "caches", "target": "/mnt/caches"} in worker["volumes"]
-        assert worker["init"] is True and worker["stop_grace_period"] == "2m"
-    assert [volume["read_only"] for volume in services["consumer"]["volumes"]] == [True]
-    for name, service in services.items():
-        assert not service.get("privileged") and "pid" not in service, name
-        if name not in ("postgres", "redis"):
-            assert service["cap_drop"] == ["ALL"] and service["read_only"] is True, name
-    for name in ("postgres", "redis", "server", "worker-a", "worker-b"):
-        assert services[name]["healthcheck"]["test"], name
-    assert [port for service in services.values() for port in service.get("ports", [])] == [
-        "127.0.0.1:${PREFECT_PORT:-4200}:4200"
-    ]
-
-
-def test_compose_sets_up_every_deployment_of_its_pool(compose: dict[str, Any]) -> None:
-    script = compose["services"]["setup"]["command"][-1]
-    entries = yaml.safe_load((DEPLOYMENTS / "prefect.yaml").read_text())["deployments"]
-    wanted = [entry["name"] for entry in entries if entry["work_pool"]["name"] == "caches"]
-    assert re.findall(r"--name (\S+)", script) == wanted
-
-
 @pytest.mark.parametrize("name", ["Dockerfile", "generator.Dockerfile"])
 def test_an_image_s_last_stage_is_without_root(name: str) -> None:
     text = (DEPLOYMENTS / "docker" / name).read_text()
@@ -337,10 +195,3 @@ def test_the_zombie_window_is_more_than_three_heartbeats() -> None:
 
     within = yaml.safe_load((DEPLOYMENTS / "automations" / "zombies.yaml").read_text())["trigger"]["within"]
     assert within > 3 * (get_current_settings().flows.heartbeat_frequency or 0) > 0
-
-
-def test_paths_of_this_page_exist() -> None:
-    for page in ("deploy.md", "containers.md"):
-        text = (ROOT / "docs" / page).read_text()
-        for target in re.findall(r"\]\(([^)#:]+)\)", text):
-            assert (Path(ROOT / "docs") / target).exists(), (page, target)

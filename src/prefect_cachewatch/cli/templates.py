@@ -15,7 +15,7 @@ from prefect_cachewatch.errors import InputError
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 def command(directory: Path) -> None:
-    """Copy prefect.yaml, work-pool templates, image, compose, Kubernetes and automation files to DIRECTORY.
+    """Copy prefect.yaml, work-pool templates, Dockerfiles, automation and monitoring files to DIRECTORY.
 
     Nothing that is there already is overwritten.
     """

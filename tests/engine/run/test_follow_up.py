@@ -154,7 +154,7 @@ def test_templates_are_copied_and_never_over_what_is_there(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     source = Path(__file__).parents[3] / "deployments"
-    for path in ("prefect.yaml", "pools/kubernetes.json", "automations/zombies.yaml", "compose/env.example"):
+    for path in ("prefect.yaml", "pools/kubernetes.json", "automations/zombies.yaml"):
         assert (tmp_path / "mine" / path).read_bytes() == (source / path).read_bytes()
     assert not list((tmp_path / "mine").rglob("*.py"))
     mine = tmp_path / "mine" / "prefect.yaml"
