@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 _WAY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Stands for the cache directory in a command, an environment variable or a path.
+CACHE_DIR_PLACEHOLDER = "{cache_dir}"
 _LINKS_MAX = 40  # the kernel's limit
 
 

@@ -9,7 +9,8 @@ from collections import namedtuple
 
 TYPE_CHECKING = False  # type checkers take this name for true
 if TYPE_CHECKING:
-    from typing import Any, NamedTuple
+    from typing import Any
+    from typing import NamedTuple as NamedTuple  # noqa: PLC0414 - exported
 
 _NOT_COPIED = frozenset({"__annotations__", "__module__", "__qualname__"})
 

@@ -6,9 +6,10 @@ Nothing here looks at the machine: the pre-flight does that.
 
 from __future__ import annotations
 
+from prefect_cachewatch.common.directories import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.config.attach import AttachJob
 from prefect_cachewatch.config.container import ContainerMount, ContainerSpec
-from prefect_cachewatch.config.job import CACHE_DIR_PLACEHOLDER, CacheJob, MarkerFiles
+from prefect_cachewatch.config.job import CacheJob, MarkerFiles
 from prefect_cachewatch.config.outputs import Outputs, Storage
 from prefect_cachewatch.config.policies import RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.config.quantities import InputModel

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from prefect_cachewatch.common.directories import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config.container import VOLUME_PREFIX, ContainerSpec
 from prefect_cachewatch.config.forms import OFF
@@ -16,7 +17,6 @@ from prefect_cachewatch.config.ready import ReadyOnExit, ReadyWhen, check_patter
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 
 # Stands for the directory that a store assigns to a build, in commands, environments and cache_dirs.
-CACHE_DIR_PLACEHOLDER = "{cache_dir}"
 
 
 class MarkerFiles(InputModel):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_moment
+from prefect_cachewatch.publish.names import matches_any
 
 Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
 
@@ -80,9 +80,8 @@ def build_listing(
     last_scan = max((entry["grown_scan"] for entry in raw["entries"]), default=-1)
     entries = []
     for entry in raw["entries"]:
-        name = entry["path"].rpartition("/")[2]
         size, allocated = entry["size_bytes"], entry["allocated_bytes"]
-        temporary = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        temporary = matches_any(entry["path"], patterns)
         flags: list[Flag] = []
         # Any file written in the last scan that saw growth may have been cut.
         if not finished and (

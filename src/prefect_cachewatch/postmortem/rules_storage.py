@@ -15,6 +15,7 @@ from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, cause, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
+from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.watching.sections import Diagnosis
 
@@ -299,8 +300,7 @@ def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
 
 
 def _is_lasting(file: OpenFile) -> bool:
-    name = file.target.rsplit("/", 1)[-1]
-    return not name.endswith(" (deleted)") and not any(fnmatch(name, glob) for glob in TEMPORARY)
+    return not file.target.endswith(" (deleted)") and not matches_any(file.target, TEMPORARY)
 
 
 def _recent_s(view: View) -> float:

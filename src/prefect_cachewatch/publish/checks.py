@@ -6,19 +6,23 @@ The `category` of a finding is a contract: reports and automations match on it.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from prefect_cachewatch.common.temporary import MARKERS
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.formats import Finding as Content
 from prefect_cachewatch.publish.names import matches_any
-from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.sets import Part
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile
 
+if TYPE_CHECKING:
+    from prefect_cachewatch.publish.policy import PublishPolicy
+
 _NAMED = 3
+_ALL_THE_SAME = "; on_broken_content: warn publishes it all the same"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         `size_out_of_band`, `shared_file`.
 
     Example:
+        >>> from prefect_cachewatch.publish.policy import PublishPolicy
         >>> policy = PublishPolicy(store="/s")
         >>> tree = BuildTree([ScannedFile("a.tensorbin.tmp.1", 5, 0, 1, 1)])
         >>> [finding.category for finding in check_tree(tree, policy)]
@@ -107,12 +112,44 @@ def check_content(
     for verdict, severity in levels.items():
         told = [(path, content.message) for path, content in contents if content.verdict == verdict]
         if told:
-            said = "; ".join(f"{for_terminal(path, 120)} {message}" for path, message in told[:_NAMED])
-            more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-            if severity == "refuse":
-                more += "; on_broken_content: warn publishes it all the same"
-            found.append(Finding(f"{verdict}_content", said + more, severity, tuple(path for path, _ in told)))
+            found.append(_tell(f"{verdict}_content", told, severity, _ALL_THE_SAME))
     return found
+
+
+def check_parts(parts: Sequence[Part], broken: Literal["refuse", "warn"] = "refuse") -> list[Finding]:
+    """Judge what indexes and numbers in names say is missing.
+
+    Args:
+        parts: from `sets.find_missing`.
+        broken: severity of files that contradict what is there; what loaders may do without never forbids publication.
+
+    Returns:
+        At most two findings of the category `incomplete_set`.
+
+    Example:
+        >>> check_parts([Part("a.index.json", "names 1 file that is not there: b")], "warn")[0].message
+        'a.index.json names 1 file that is not there: b'
+    """
+    found: list[Finding] = []
+    levels: dict[bool, Literal["refuse", "warn"]] = {False: broken, True: "warn"}
+    for doubtful, severity in levels.items():
+        if told := [(part.path, part.message) for part in parts if part.doubtful is doubtful]:
+            found.append(_tell("incomplete_set", told, severity, _ALL_THE_SAME))
+    return found
+
+
+def check_unwritten(told: Sequence[tuple[str, str]], severity: Literal["refuse", "warn"] = "refuse") -> list[Finding]:
+    """Judge files of which a part was never written; `told` is from `holes.describe_unwritten`."""
+    if not told:
+        return []
+    return [_tell("unwritten_part", told, severity, "; allow_sparse names files that may have such parts")]
+
+
+def _tell(category: str, told: Sequence[tuple[str, str]], severity: Literal["refuse", "warn"], how: str) -> Finding:
+    said = "; ".join(f"{for_terminal(path, 120)} {message}" for path, message in told[:_NAMED])
+    more = f"; and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
+    more += how if severity == "refuse" else ""
+    return Finding(category, said + more, severity, tuple(path for path, _ in told))
 
 
 def refusals(findings: Sequence[Finding]) -> list[Finding]:
@@ -128,6 +165,16 @@ def summarize_findings(findings: Sequence[Finding]) -> str:
         'the build has 1 B; y'
     """
     return "; ".join(finding.message for finding in findings)
+
+
+def name_files(category: str, what: str, paths: Sequence[str]) -> Finding:
+    """Make a warning that names the first of some files.
+
+    Example:
+        >>> name_files("temporary_file", "left behind", ["a", "b", "c", "d"]).message
+        'left behind: a, b, c and 1 more'
+    """
+    return replace(_finding(category, what, paths), severity="warn")
 
 
 def _finding(category: str, what: str, paths: Sequence[str]) -> Finding:

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from prefect_cachewatch.common.directories import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.config import CACHE_DIR_PLACEHOLDER
 from prefect_cachewatch.errors import StoreError
 
 # cachewatch's own directory inside a published build; everything else there belongs to the cache.

@@ -28,6 +28,7 @@ class PublishPolicy(InputModel):
         "temporary",
         "ignore",
         "allow_empty",
+        "allow_sparse",
         "min_size_ratio",
         "max_size_ratio",
         "on_size_change",
@@ -71,6 +72,10 @@ class PublishPolicy(InputModel):
     allow_empty: _Globs = Field(
         default_factory=list,
         description="Globs of files that may be empty; any other empty file is refused.",
+    )
+    allow_sparse: _Globs = Field(
+        default_factory=list,
+        description="Globs of files that may have parts that were never written, as databases have; any other is refused.",
     )
     expected_files: Annotated[int, Field(ge=1, le=10**8)] | _Globs | None = Field(
         default=None,

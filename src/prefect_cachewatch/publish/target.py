@@ -25,7 +25,15 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.measure.growth_mark import MARK_BYTES, read_mark, write_mark
 from prefect_cachewatch.publish.builds import MANIFEST, PIN, open_build, pin_build
-from prefect_cachewatch.publish.checks import Finding, Suspect, check_content, check_tree, find_suspects
+from prefect_cachewatch.publish.checks import (
+    Finding,
+    Suspect,
+    check_content,
+    check_parts,
+    check_tree,
+    check_unwritten,
+    find_suspects,
+)
 from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import (
     discard_tree,
@@ -39,11 +47,13 @@ from prefect_cachewatch.publish.durable import (
     sync_directory,
     write_durably,
 )
+from prefect_cachewatch.publish.holes import describe_unwritten, find_unwritten
 from prefect_cachewatch.publish.layout import CacheFolder, hold_switch
 from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.sets import find_missing
 from prefect_cachewatch.publish.staging import (
     QUARANTINE_RECORD,
     STAGING_RECORD,
@@ -243,8 +253,12 @@ class StagedBuild(Closing):
             if policy.on_broken_content != "ignore" and not tree.unreadable:
                 if self._content is None or self._content[:2] != (tree, policy):  # unchanged files are read once
                     content = check_content(inspect_build(fd, policy.ignore), policy.on_broken_content)
+                    content += check_parts(find_missing(fd, tree, policy.ignore), policy.on_broken_content)
                     self._content = tree, policy, content
                 found += self._content[2]
+            if not tree.unreadable:
+                holes = find_unwritten(fd, [*policy.ignore, *policy.allow_sparse])
+                found += check_unwritten(describe_unwritten(holes, {file.path: file.size_bytes for file in tree.files}))
         return sorted(found, key=lambda finding: finding.severity != "refuse")
 
     def publish(
