@@ -26,7 +26,7 @@ from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, Ledger
 from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
-from prefect_cachewatch.measure.space import look_at_storage
+from prefect_cachewatch.measure.space import find_full, look_at_storage
 from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
@@ -82,6 +82,7 @@ class ScanServer:
             self.mark.begin_scan()
         made = self.tree.full_scan(holders) if full else self.tree.partial_scan(budget_s, holders)
         answer = self._answer(made, began)
+        answer["no_room"] = find_full(self.roots)
         if space:
             answer["space"] = look_at_storage(self.roots)
         return answer

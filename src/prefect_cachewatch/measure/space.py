@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+_NO_ROOM_BYTES = 64 << 10
+
 
 def read_space(path: str) -> dict[str, Any]:
     """Ask statvfs(3).
@@ -57,4 +59,18 @@ def look_at_storage(paths: Sequence[str]) -> list[dict[str, Any]]:
             found.append({"is_root": os.geteuid() == 0, **more, **read_space(path)})
         except OSError as error:
             found.append({"error": error.strerror or str(error)})
+    return found
+
+
+def find_full(paths: Sequence[str]) -> list[str]:
+    """List the directories whose file system has no room for this user, or no inode; one that cannot be asked has."""
+    found, is_root = [], os.geteuid() == 0
+    for path in paths:
+        try:
+            space = os.statvfs(path)
+        except OSError:
+            continue
+        free_bytes = (space.f_bfree if is_root else space.f_bavail) * space.f_frsize
+        if space.f_blocks and (free_bytes < _NO_ROOM_BYTES or (space.f_files and not space.f_favail)):
+            found.append(path)
     return found

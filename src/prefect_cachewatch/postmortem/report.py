@@ -144,6 +144,8 @@ class Report:
     log_tail: list[str] = field(default_factory=list)
     #: What else was noticed: log cut short, scanner started again, ...
     notes: list[str] = field(default_factory=list)
+    #: What speaks against an attempt that completed: category, severity and message of each; see `publication` for a build's.
+    findings: list[dict[str, str]] = field(default_factory=list)
     #: The cause, as far as it can be told; null for an attempt that completed or was cancelled.
     diagnosis: Diagnosis | None = None
     #: Directory of the post-mortem bundle; null if none was written.
@@ -248,6 +250,9 @@ def build_report(
         logged=redact_all(outcome.logged, secrets),
         would_be_stops=list(outcome.would_be_stops),
         learned=list(outcome.learned.windows),
+        findings=[
+            {"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts
+        ],
         cache_missed=outcome.missed,
     )
 

@@ -21,6 +21,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.bundlestore import note_end
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
+from prefect_cachewatch.run.doubts import find_doubts
 from prefect_cachewatch.run.missed import KnownKey, look_ahead, look_back
 from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path
@@ -84,6 +85,7 @@ class Runner:
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
         known: what is known of the generator's cache.
+        published: whether the cache is checked before it is published, and need not be looked over here.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Runner:
         attempts: int | None = None,
         origin: Origin = Origin(),
         known: KnownKey = KnownKey(),  # noqa: B008 - frozen
+        published: bool = False,
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
@@ -112,7 +115,7 @@ class Runner:
         self._told = [on_sample] if on_sample is not None else []
         self._told += [one.sampled for one in (metrics, view) if one is not None]
         self._tell_stall = on_stall
-        self._attempts, self._origin, self._known = attempts, origin, known
+        self._attempts, self._origin, self._known, self._published = attempts, origin, known, published
         self._env: dict[str, str] | None = None
         self._examine_anew()
 
@@ -233,6 +236,12 @@ class Runner:
         See `PostMortem.conclude` and `look_back`.
         """
         outcome = self.examiner.conclude(watch, outcome)
+        try:
+            outcome = find_doubts(self._files, watch, outcome, self._secrets, look=not self._published)
+        except Exception as error:  # noqa: BLE001 - a look that fails must end no completed run
+            self.problems.append(
+                f"whether the cache is whole is not known: {for_terminal(redact(repr(error), self._secrets))}"
+            )
         if self._env is not None:
             first = self._attempt == 1
             try:

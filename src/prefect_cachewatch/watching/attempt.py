@@ -22,6 +22,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
 from prefect_cachewatch.measure.growth import Growth, Rewriting
+from prefect_cachewatch.publish.checks import Finding
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
 from prefect_cachewatch.supervise.output import OutputPump
@@ -29,6 +30,7 @@ from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor, TreeEnd, wait_for_report
 from prefect_cachewatch.watching.emptiness import Emptiness
+from prefect_cachewatch.watching.failed_writes import FailedWrites
 from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows, PastPauses
 from prefect_cachewatch.watching.leaving import LeftAlone, describe_left_alone
 from prefect_cachewatch.watching.log_progress import LogProgress
@@ -102,6 +104,8 @@ class Outcome:
     """The windows in force that were learned from earlier runs."""
     rewriting: Rewriting | None = None
     """What became of the files that were there at the start; of a completed attempt, as far as it is known."""
+    doubts: tuple[Finding, ...] = ()
+    """What speaks against a completed attempt; set when that has been looked at."""
     missed: CacheMissed | None = None
     """Set when that has been judged."""
 
@@ -176,6 +180,9 @@ class Watch:
         """For a job that starts a server; made by `start`."""
         self.logged: LogProgress | None = None
         """For a job with `progress_log`; made by `start`."""
+        self.failed_writes = FailedWrites()
+        """What the output tells of writes and downloads that failed."""
+        self.output.listeners.append(self.failed_writes.feed)
         self.left_alone: LeftAlone | None = None
         """The stalls that are only reported, if none is to stop anything."""
         self.contradict: Callable[[Watch, Verdict], str | None] = lambda watch, verdict: None
@@ -519,6 +526,7 @@ class Watch:
         if self.serving is not None:
             self.serving.settle()
         self.output.finish()
+        self.failed_writes.finish()
         if self.serving is not None:
             self.serving.finish(self._running().report)
             for problem in self.serving.watcher.problems:

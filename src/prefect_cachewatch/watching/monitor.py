@@ -106,6 +106,8 @@ class GrowthMonitor:
         self.touched_in_pause = False
         self.in_place: tuple[str, ...] = ()
         """Files that changed last in the pause without growing."""
+        self.was_full: dict[str, float] = {}
+        """Directories whose file system was seen full, and when first, in seconds since the start."""
         self.notes: list[str] = []
         self.warnings: list[str] = []
         """The notes that are told while the work runs."""
@@ -222,6 +224,7 @@ class GrowthMonitor:
             self.verdict = self.rule.observe_blind(ended_s, deadline_s, missing=missing)
             return self.verdict
         self._note_replaced(answer)
+        self._note_full(answer, self._clock())
         if answer.get("by_path"):
             self.note(
                 "the inode numbers of the cache directory's file system are not stable or not unique: files were followed "
@@ -395,6 +398,10 @@ class GrowthMonitor:
             as_root=self._as_root,
         )
         return None if found is None or self._busy() else found
+
+    def _note_full(self, answer: Mapping[str, Any], now_s: float) -> None:
+        for path in answer.get("no_room") or ():
+            self.was_full.setdefault(path, now_s - self.rule.started_s)
 
     def _note_replaced(self, answer: Mapping[str, Any]) -> None:
         for root in answer["roots"]:
