@@ -94,6 +94,7 @@ class ScanServer:
             "roots": [root._asdict() for root in walk.roots],
             "directories": walk.directories,
             "errors": walk.errors,
+            "linked": list(walk.linked_directories),
             "full": made.full,
             "by_path": self.ledger.by_path,
         }

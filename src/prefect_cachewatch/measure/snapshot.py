@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.measure.descent import Descent, find_borders
+from prefect_cachewatch.measure.links import LINKS_MAX
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class Walk:
         self.roots: list[RootScan] = []
         self.directories = 0
         self.errors: list[str] = []
+        self.links: list[str] = []
+        """Symbolic links, which the walk does not follow."""
+        self.linked_directories: Sequence[tuple[str, str]] = ()
+        """Links to directories outside, and where they lead."""
         self._entered: set[int] = set()
         self.calls = StatCalls()
         self.same, self.to_note, self.borders = same, to_note, borders
@@ -409,6 +414,8 @@ def _regular_files(
                 stats.append(status)
         elif kind == 0o040000 and status.st_dev == device:
             subdirectories.append((name, status))
+        elif kind == 0o120000 and len(walk.links) < LINKS_MAX and (ignored is None or not ignored(name, relative)):
+            walk.links.append(here + name)
     return names, stats
 
 

@@ -19,6 +19,7 @@ from prefect_cachewatch.common.tuples import NamedTuple
 from prefect_cachewatch.measure.descent import find_borders
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.ledger import Ledger
+from prefect_cachewatch.measure.links import Links
 from prefect_cachewatch.measure.snapshot import (
     EVERYTHING,
     RACES,
@@ -47,6 +48,7 @@ _pack = struct.Struct("QQqq").pack
 _identity_and_times = operator.attrgetter("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns")
 
 
+_LINK_RANKS = 1 << 20
 _DELETED = " (deleted)"
 _BUDGET_S = 0.2
 
@@ -101,6 +103,8 @@ class Tree:
         self.roots, self.ignore, self.ledger = list(roots), list(ignore), ledger
         self._wall_ns = wall_ns
         self._ignored = compile_ignore(ignore)
+        self._links, self._link_paths = Links(self.roots), list[str]()
+        self._link_ranks: dict[int, int] = {}
         self._known: dict[str, _Directory] = {}
         self._root_of: dict[str, tuple[RootScan, int]] = {}
         self._hot: dict[tuple[str, str], int] = {}
@@ -143,6 +147,8 @@ class Tree:
             }
         ranks: dict[int, int] = {}
         self._root_of = {r.path: (r, ranks.setdefault(r.device, len(ranks))) for r in walk.roots}
+        self._link_paths = walk.links
+        self._look_at_links(walk)
         self._look_at_unnamed(holders)
         growth = self.ledger.end()
         self._known, self._quiet = known, []
@@ -182,12 +188,29 @@ class Tree:
             self._look_at_directories(known, first, stop_s, walk)
         walk.calls.close()
         os.chdir("/")
+        self._look_at_links(walk)
         self._look_at_unnamed(holders)
         growth = self.ledger.end()
         known.update(self._new)
         self._known, self._new = known, {}
         self._after()
         return TreeScan(growth, walk, False)
+
+    def _look_at_links(self, walk: Walk) -> None:
+        """Record the files outside that links lead to, as files of their own directories."""
+        linked = self._links.look(self._link_paths)
+        walk.linked_directories = linked.directories
+        ranks = {root.device: rank for root, rank in self._root_of.values()}
+        found: dict[tuple[str, int], list[tuple[str, os.stat_result]]] = {}
+        for path, status in linked.files:
+            name = path.rpartition("/")[2]
+            rank = ranks.get(status.st_dev)
+            if rank is None:  # far above those of the watched directories
+                rank = self._link_ranks.setdefault(status.st_dev, _LINK_RANKS + len(self._link_ranks))
+            if not (self._ignored and self._ignored(name, "")):
+                found.setdefault((_parent(path), rank), []).append((name, status))
+        for (directory, rank), files in found.items():
+            self.ledger.see(directory, rank, [name for name, _ in files], [status for _, status in files])
 
     def _look_at_unnamed(self, holders: Sequence[int]) -> None:
         if not holders:

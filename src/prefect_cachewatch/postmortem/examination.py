@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.files import is_special
+from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.secrets import redact, redact_all, whole_lines
 from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
 from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles
@@ -118,7 +119,9 @@ class PostMortem:
         return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
 
     def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
-        """Look whether a silent tree is certain to be writing into the watched files, which it fills without growth.
+        """Look whether a silent tree is certain to be writing where no growth shows.
+
+        That is into watched files that it fills, or into a directory that a link below a watched one leads to.
 
         Args:
             watch: the attempt.
@@ -127,19 +130,23 @@ class PostMortem:
         Returns:
             What it does; None if it is not seen to do so, which costs no look at the tree if it writes little.
         """
-        supervisor = watch.supervisor
+        supervisor, linked = watch.supervisor, watch.state.unfollowed.values()
         assert supervisor is not None
-        if not watch.state.in_place or not self._writes_much(verdict.pause_s):
+        if not (watch.state.in_place or linked) or not self._writes_much(verdict.pause_s):
             return None
         self._collect(watch, lambda: _growth_of(watch, verdict), supervisor.root_pids, None)
         found, self.evidence = self.evidence, None
-        try:
-            diagnosis = diagnose(found) if found is not None else None
-        except Exception as error:  # noqa: BLE001 - a rule's defect must not keep the tree from being stopped
-            self._note(f"whether it writes into the watched files is not known: {type(error).__name__}: {error}")
+        if found is None:
             return None
-        sure = diagnosis is not None and (diagnosis.category, diagnosis.confidence) == ("in_place_writes", "high")
-        return diagnosis.summary if diagnosis is not None and sure else None
+        try:
+            diagnosis = diagnose(found)
+        except Exception as error:  # noqa: BLE001 - a rule's defect must not keep the tree from being stopped
+            self._note(f"what it writes is not known: {type(error).__name__}: {error}")
+            return None
+        written = [file.target for process in found.processes for file in process.files if "w" in file.access]
+        through_link = any(is_in(path, directory) for path in written for directory in linked)
+        certain = diagnosis.category == "in_place_writes" or (diagnosis.category == "writing_elsewhere" and through_link)
+        return diagnosis.summary if certain and diagnosis.confidence == "high" else None
 
     def _writes_much(self, pause_s: float) -> bool:
         """Whether the processes that live now have written at the rate of a file that is being filled."""

@@ -39,6 +39,7 @@ from prefect_cachewatch.watching.monitor import GrowthMonitor, Sample
 from prefect_cachewatch.watching.outcomes import (
     OutcomeName,
     describe_growth,
+    describe_link,
     describe_nothing,
     describe_stall,
     describe_told,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
 _LISTING_TIMEOUT_S = 10.0
 _CANCELLED_LISTING_S = 3.0  # whoever cancelled it may kill us soon
 _GUARD_WAIT_S = 0.5
+_LINKS_TOLD = 3
 _JANITOR_S = 12.0  # it gives the processes that it kills 10 s to end
 
 
@@ -304,6 +306,8 @@ class Watch:
         supervisor = self._running()
         try:
             wait: Callable[[float], bool] = supervisor.gone.wait
+            if self.state.warnings:  # what is known at the start is told then, and not with the first measurement
+                self._sampled()
             if self._emptiness is not None:
                 wait = self._emptiness.watch_over(wait, lambda: self.state.growth, supervisor)
             if self.job.on_stall == "report":
@@ -397,6 +401,9 @@ class Watch:
         name, message = self._conclude(report, state)
         if name == "nothing_written" and self._emptiness is not None:
             message = f"{message} {self._emptiness.describe(self.started_at)}"
+        if is_failure(name) and state.unfollowed:
+            told = [describe_link(link, target) for link, target in state.unfollowed.items()]
+            message = f"{message} {'. '.join(told[:_LINKS_TOLD])}."
         if self.left_alone is not None and report is not None:
             self.left_alone.conclude(name)
             message = " ".join(filter(None, (message, describe_left_alone(self.would_be_stops))))
@@ -582,8 +589,9 @@ class Watch:
             self._on_sample(self)
 
     def _is_empty(self, state: GrowthMonitor) -> bool:
-        # A cache that could not be measured at the end does not count as empty.
-        return self._emptiness is not None and state.problem is None and self._emptiness.is_empty(state.growth)
+        # A cache that could not be measured at the end does not count as empty, nor one of which a part lies behind a link.
+        known = state.problem is None and not state.unfollowed
+        return self._emptiness is not None and known and self._emptiness.is_empty(state.growth)
 
     def _describe_nothing(self, state: GrowthMonitor) -> str:
         return describe_nothing(state.site.paths, state.growth.bytes_written)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import NO_NAME, Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
+from prefect_cachewatch.watching.outcomes import describe_link
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheDirectories
@@ -129,6 +131,9 @@ class GrowthMonitor:
         self._deaths = 0  # deaths of scan processes since one of them has scanned
         self._is_new = False  # a new one has just begun: growth before it cannot be told from earlier files
         self._begin_anew = False
+        self.unfollowed: dict[str, str] = {}
+        """Links to directories that are not watched, and where they lead."""
+        self._note_links(baseline)
         self.began_s = rule.started_s
         self._stride = 0.0
         self._add_sample(rule.started_s)
@@ -225,6 +230,7 @@ class GrowthMonitor:
             return self.verdict
         self._note_replaced(answer)
         self._note_full(answer, self._clock())
+        self._note_links(answer)
         if answer.get("by_path"):
             self.note(
                 "the inode numbers of the cache directory's file system are not stable or not unique: files were followed "
@@ -402,6 +408,12 @@ class GrowthMonitor:
     def _note_full(self, answer: Mapping[str, Any], now_s: float) -> None:
         for path in answer.get("no_room") or ():
             self.was_full.setdefault(path, now_s - self.rule.started_s)
+
+    def _note_links(self, answer: Mapping[str, Any]) -> None:
+        for link, target in answer.get("linked") or ():
+            if link not in self.unfollowed and not any(is_in(target, path) for path in self.site.paths):
+                self.unfollowed[link] = target
+                self.warn(describe_link(link, target))
 
     def _note_replaced(self, answer: Mapping[str, Any]) -> None:
         for root in answer["roots"]:

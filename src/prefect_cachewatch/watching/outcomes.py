@@ -229,6 +229,20 @@ def describe_stall(
     return f"Tensor cache generation stalled: {seen} for {window}{tail}{hint}{told}"
 
 
+def describe_link(link: str, target: str) -> str:
+    """Say that a link to a directory is not followed.
+
+    Example:
+        >>> describe_link("/c/hub", "/nvme")
+        '/c/hub is a link to the directory /nvme, which is not watched: links to directories are not followed; add --cache-dir /nvme'
+    """
+    link, target = for_terminal(link), for_terminal(target)
+    return (
+        f"{link} is a link to the directory {target}, which is not watched: links to directories are not followed; "
+        f"add --cache-dir {target}"
+    )
+
+
 def describe_told(told: LoggedProgress | None, at_s: float) -> str:
     """Describe in a further sentence what the output had told of progress by a moment.
 
