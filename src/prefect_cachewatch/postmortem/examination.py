@@ -145,7 +145,9 @@ class PostMortem:
             return None
         written = [file.target for process in found.processes for file in process.files if "w" in file.access]
         through_link = any(is_in(path, directory) for path in written for directory in linked)
-        certain = diagnosis.category == "in_place_writes" or (diagnosis.category == "writing_elsewhere" and through_link)
+        certain = diagnosis.category == "in_place_writes" or (
+            diagnosis.category == "writing_elsewhere" and through_link
+        )
         return diagnosis.summary if certain and diagnosis.confidence == "high" else None
 
     def _writes_much(self, pause_s: float) -> bool:
