@@ -7,11 +7,14 @@ DOCS := .venv-docs
 PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
 APART := generators or faults or slow or ui or deployments or campaign or server or fleet or containers or scale or peers
+# Builds share build/lib and the egg-info: one at a time, also where several targets run side by side. What lies in
+# build/lib from before goes, since modules that have moved would be installed from there.
+ALONE := flock pyproject.toml sh -c
 # Directories of which all tests are apart: several workers need not import them.
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -58,9 +61,7 @@ format: $(VENV)/.lint ## Format, and mend what the linter can.
 # the import hook of an editable install with mapped folders.
 types: $(VENV)/.installed ## Check types (mypy strict, pyright), in an environment of their own.
 	@test -d $(TYPES) || $(PYTHON) -m venv $(TYPES)
-	rm -rf build/lib
-	$(TYPES)/bin/$(PIP) '.[test,types]'
-	$(TYPES)/bin/$(PIP) --no-deps --force-reinstall .
+	$(ALONE) "$(TYPES)/bin/$(PIP) '.[test,types]' && rm -rf build/lib && $(TYPES)/bin/$(PIP) --no-deps --force-reinstall ."
 	$(TYPES)/bin/mypy src/prefect_cachewatch flows tasks tests/typing
 	$(TYPES)/bin/pyright --pythonpath $(TYPES)/bin/python
 
@@ -83,12 +84,11 @@ coverage: $(VENV)/.coverage ## Measure what the tests execute; fail below FLOOR 
 # A plain install, for the same reason as in `types`: what reads the docstrings does not see through an editable one.
 $(DOCS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/$(PIP) '.[docs]'
+	$(ALONE) "$(DOCS)/bin/$(PIP) '.[docs]'"
 	@touch $@
 
 docs: $(DOCS)/.installed ## Build the documentation site into build/site; a warning is an error.
-	rm -rf build/lib  # modules that have moved would be installed from there
-	$(DOCS)/bin/$(PIP) --no-deps --force-reinstall .
+	$(ALONE) 'rm -rf build/lib && $(DOCS)/bin/$(PIP) --no-deps --force-reinstall .'
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --clean
 
 $(VENV)/.release: $(VENV)/.installed
@@ -97,7 +97,7 @@ $(VENV)/.release: $(VENV)/.installed
 
 build: $(VENV)/.release ## Build sdist and wheel into dist, and check them as PyPI does.
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	$(ALONE) '$(BIN)/python -m build --outdir dist'
 	$(BIN)/twine check --strict dist/*
 
 size: $(VENV)/.installed ## Say how large the code is, room by room.
@@ -159,9 +159,10 @@ images: ## Build the images of deployments/docker, and run a guarded generation 
 	$(ENGINE) run --rm --init --read-only --tmpfs /tmp:mode=1777 --cap-drop ALL --security-opt no-new-privileges -v /mnt/caches cachewatch-job \
 	    cachewatch exec --cache-dir /mnt/caches/smoke -- python3 -c "open('/mnt/caches/smoke/a', 'wb').write(bytes(9999))"
 
-# Writes what was promised and measured to docs/reliability.md. Best as root: mounts and other users need it.
-test-faults: $(VENV)/.test ## Inject real faults, and write docs/reliability.md; best as root.
-	RELIABILITY_TABLE=docs/reliability.md $(BIN)/pytest -m faults tests/faults $(ARGS)
+# Writes what was injected, promised and measured to build/faults.md. Best as root: mounts and other users need it.
+test-faults: $(VENV)/.test ## Inject real faults, and write build/faults.md; best as root.
+	@mkdir -p build
+	FAULTS_TABLE=build/faults.md $(BIN)/pytest -m faults tests/faults $(ARGS)
 
 # The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes docs/peers.md.
 test-peers: $(VENV)/.test ## Run the checks of timeout's, dumb-init's and tini's test suites; write docs/peers.md.
@@ -177,7 +178,7 @@ soak: $(VENV)/.test ## Inject random faults: MINUTES=10 [SEED=n [CASE=n]].
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(CASE),--case $(CASE))
 
 # A Prefect server on PostgreSQL and Redis (Debian's packages postgresql and redis-server), process workers, a worker
-# killed and the server restarted: a dozen runs as a test; and 200, which writes docs/scale.md. Best on a quiet machine.
+# killed and the server restarted: a dozen runs as a test; and 200. Best on a quiet machine.
 $(VENV)/.scale: $(VENV)/.test
 	$(BIN)/$(PIP) -e '.[test,scale]'
 	@touch $@
@@ -185,12 +186,20 @@ $(VENV)/.scale: $(VENV)/.test
 test-scale: $(VENV)/.scale ## Run a dozen generations on PostgreSQL and Redis.
 	$(BIN)/pytest -m scale tests/scale $(ARGS)
 
-scale: $(VENV)/.scale ## Run 200 generations there, and some beside bare ones; write docs/scale.md.
-	$(BIN)/python -m tests.scale --page docs/scale.md --output docs/scale.json $(ARGS)
+scale: $(VENV)/.scale ## Run 200 generations there; figures to build/scale.json.
+	$(BIN)/python -m tests.scale $(ARGS)
 
 # Each in an environment of its own below build/versions.
 test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS="--prefect 3.7.6" tests one, ARGS=--short the lowest on the newest Python.
 	$(PYTHON) tests/versions.py $(ARGS)
+
+# The targets one after another; a failure holds up none. What CI leaves to it: campaigns, every fault as both users,
+# generators, peers, independent simulators, all versions, coverage.
+ALL := lint types docs build test demo test-campaigns test-server test-fleet test-faults test-deployments test-containers \
+       test-generators test-scale test-ui test-peers test-capacity test-versions coverage soak
+test-all: ## Run everything, as before a release; about two hours.
+	@failed=; for target in $(ALL); do $(MAKE) $$target || failed="$$failed $$target"; done; \
+	    if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; echo "all passed: $(ALL)"
 
 clean: ## Remove the environments and everything that was built.
 	rm -rf $(VENV) $(TYPES) $(DOCS) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -88,9 +88,19 @@ def table(steps: Sequence[Step], reports: dict[str, Report], expected: Iterable[
         minutes = "" if step.status is None else f"{step.seconds / 60:.1f}"
         lines.append(f"{step.name:<18}{counts[0]:>7}{counts[1]:>9}{counts[2]:>8}{minutes:>9}  {result}")
         good = good and result.startswith(("ok", "left out: "))
-    for name, report in reports.items():
-        lines += [f"{name}: failed: {test}" for test in report.failed]
+    failed = [(name, test) for name, report in reports.items() for test in report.failed]
+    if failed:
+        lines += ["", "Failed tests, and how to run each alone:"]
+        lines += [f"{name}: .venv/bin/pytest '{_path(test)}'" for name, test in failed]
     return lines, good
+
+
+def _path(test: str) -> str:
+    """Make the name by which pytest runs a test: a report has the module's dots, and after it perhaps a class."""
+    module, _, name = test.partition("::")
+    words = module.split(".")
+    classes = [word for word in words if word[:1].isupper()]
+    return "::".join(["/".join(words[: len(words) - len(classes)]) + ".py", *classes, name])
 
 
 def main(argv: Sequence[str]) -> int:

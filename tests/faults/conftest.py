@@ -1,4 +1,4 @@
-"""Fixtures of the fault suite, and the table it leaves: docs/reliability.md."""
+"""Fixtures of the fault suite, and the table it leaves: build/faults.md."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    target = os.environ.get("RELIABILITY_TABLE")
+    target = os.environ.get("FAULTS_TABLE")
     results = session.config.stash[_results]
     if hasattr(session.config, "workeroutput"):  # one of several (pytest -n): the first process writes what all have
         session.config.workeroutput["reliability"] = results.dump()
@@ -115,9 +115,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def _table(results: Results) -> str:
-    head = (HERE / "reliability.md.in").read_text()
     lines = [
-        head.rstrip(),
+        "# Faults that were injected, what is promised, and what was measured",
         "",
         f"Machine: {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}.",
         "",

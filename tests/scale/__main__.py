@@ -1,10 +1,8 @@
-"""`make scale`: a fleet of guarded generations on a real server and real workers; figures to docs/scale.md and to JSON.
+"""`make scale`: a fleet of guarded generations on a real server and real workers; figures to a JSON file.
 
-usage: python -m tests.scale [--runs 200] [--workers 4] [--limit 4] [--seconds 20] [--beside 32] [--only fleet|beside]
-                             [--database postgresql|sqlite] [--page docs/scale.md] [--output FILE]
+usage: python -m tests.scale [--runs 200] [--workers 4] [--limit 4] [--seconds 20] [--output FILE]
 
-First the fleet, then as many runs as `--beside` says of each kind beside bare ones. What is not measured anew stays as it
-was in the JSON file. The exit status is 1 if a promise was broken, and then the page stays as it was.
+The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from typing import Any
 
 from prefect_cachewatch import __version__
 from tests.benchmarks.measuring import machine_facts
-from tests.scale.beside import Sizes, measure_beside
 from tests.scale.campaign import Campaign, Plan
-from tests.scale.page import put, render
 from tests.scale.services import MissingPart, find_parts
 
 
@@ -42,16 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--limit", type=int, default=4, help="runs at once of a worker")
     parser.add_argument("--seconds", type=float, default=20.0, help="that a generator works")
-    parser.add_argument("--beside", type=int, default=32, help="runs of each kind that are compared with bare ones")
-    parser.add_argument("--only", choices=["fleet", "beside"], default=None, help="measure this part alone")
-    parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql", help="of the comparison")
-    parser.add_argument("--page", type=Path, default=None, help="page that the figures are put into")
-    parser.add_argument("--output", type=Path, default=Path("docs/scale.json"), help="file for the figures")
+    parser.add_argument("--output", type=Path, default=Path("build/scale.json"), help="file for the figures")
     args = parser.parse_args(argv)
     if args.runs < 12 or args.workers < 2 or args.limit < 2 or args.seconds < 5:
         parser.error("too small to be broken: at least 12 runs of 5 seconds, on 2 workers of 2 runs each")
-    if args.beside < 2:
-        parser.error("give --beside at least 2 runs")
     try:
         find_parts()
     except MissingPart as error:
@@ -59,22 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     # A service manager's or an impatient person's end is one that cleans up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    data: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {}
-    if args.only != "beside":
-        data |= _fleet(args)
-    if args.only != "fleet":
-        data.setdefault("beside", {})[args.database] = _beside(args)
-    broken = data["problems"] if args.only != "beside" else []
-    if "figures" in data:
-        print(render(data))
+    data = _fleet(args)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(data, indent=1) + "\n")
-    print(f"written to {args.output}", file=sys.stderr)
-    if broken:
-        print(f"{len(broken)} promises were broken:", *broken, sep="\n- ", file=sys.stderr)
+    print(*data["events"], f"written to {args.output}", sep="\n", file=sys.stderr)
+    if data["problems"]:
+        print(f"{len(data['problems'])} promises were broken:", *data["problems"], sep="\n- ", file=sys.stderr)
         return 1
-    if args.page is not None:
-        put(args.page, data)
     return 0
 
 
@@ -93,14 +74,6 @@ def _fleet(args: argparse.Namespace) -> dict[str, Any]:
         "events": result.events,
         "figures": result.figures,
     }
-
-
-def _beside(args: argparse.Namespace) -> dict[str, Any]:
-    began = datetime.now(UTC).isoformat(timespec="seconds")
-    found = measure_beside(
-        Sizes(runs=args.beside), args.database, lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    return {"started_at": began, **found}
 
 
 def _versions(parts: dict[str, str]) -> dict[str, str]:

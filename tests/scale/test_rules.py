@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import doctest
-import json
 import os
 import sqlite3
 import subprocess
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scale import arithmetic, counts, truth
-from tests.scale.beside import Cost, Sizes
+from tests.scale import counts, truth
 from tests.scale.counts import DatabaseSize, count_requests, growth, measure_database
 from tests.scale.meter import spent_s, tree_of
-from tests.scale.page import BEGIN, END, beside_lines, put
 from tests.scale.truth import Ended, Interruptions, Truth, judge, modes, read_truth
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -150,34 +147,5 @@ def test_a_process_and_what_it_has_waited_for_are_told_apart() -> None:
     assert spent_s(process.pid) == (0.0, 0.0)
 
 
-def test_a_guarded_runs_figures_stand_beside_the_bare_ones_with_their_ratio() -> None:
-    bare, guarded = Cost(runs=4, took_s=60.0), Cost(runs=4, took_s=80.0, ended_badly=1)
-    for cost, requests in ((bare, 80), (guarded, 90)):
-        cost.requests["POST /logs/"], cost.rows["log"], cost.bytes["total"] = requests, 40, 40960
-        cost.processor_s.update({"runs": 8.0, "server": 4.0})
-    guarded.requests["POST /artifacts/"] = 10
-    figures = {"bare": bare.figures(), "guarded": guarded.figures()}
-    text = "\n".join(
-        beside_lines(
-            "sqlite", {"started_at": "now", "sizes": vars(Sizes()), "load_average": {"median": 1.0}, **figures}
-        )
-    )
-    assert "1 not Completed" in text
-    assert "| runs a minute | 4.0 | 3.0 (0.75 x) |" in text
-    assert "| processor seconds of all processes | 3.00 | 3.00 (1.00 x) |" in text
-    assert "| requests | 20.0 | 25.0 (1.25 x) |" in text
-    assert "| `POST /artifacts/` | 0.0 | 2.5 |" in text
-    assert "| KiB of database | 10 | 10 (1.00 x) |" in text
-
-
 def test_the_examples_run() -> None:
-    assert [doctest.testmod(module).failed for module in (arithmetic, counts, truth)] == [0, 0, 0]
-
-
-def test_the_page_has_the_figures_of_the_json(tmp_path: Path) -> None:
-    copy = tmp_path / "scale.md"
-    text = (DOCS / "scale.md").read_text()
-    head, _, rest = text.partition(BEGIN)
-    copy.write_text(f"{head}{BEGIN}\nolder\n{END}{rest.partition(END)[2]}")
-    put(copy, json.loads((DOCS / "scale.json").read_text()))
-    assert copy.read_text() == text
+    assert [doctest.testmod(module).failed for module in (counts, truth)] == [0, 0]
