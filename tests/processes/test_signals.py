@@ -170,13 +170,11 @@ def test_a_signal_that_comes_before_the_command_is_started_waits_for_it(tmp_path
             return real(self)
         site.CacheDirectories.begin = begin
         from prefect_cachewatch.cli import main
-        run = main._exec_small
+        run = main._run_click
         def early(argv):
-            from prefect_cachewatch.cli import signals
-            signals.hold_back()
             os.kill(os.getpid(), signal.SIGUSR1)
             return run(argv)
-        main._exec_small = early
+        main._run_click = early
         main.main()
     """
     with running([sys.executable, "-c", textwrap.dedent(source)]) as process:

@@ -1,7 +1,6 @@
 """`cachewatch exec`: the engine alone, like timeout(1) but by progress. No Prefect, no server.
 
-It stays in memory for as long as the generator runs, so it uses the standard library only. `exec_command` reads the
-command line in a process of its own (`option_reader`).
+`exec_command` reads the command line.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ import importlib
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from prefect_cachewatch.cli.option_reader import ExecSettings
-from prefect_cachewatch.cli.progress import ProgressLine, print_report
+from prefect_cachewatch.cli.progress import Mode, ProgressLine, print_report
 from prefect_cachewatch.cli.signals import SignalRelay
 from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
@@ -37,9 +35,36 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from prefect_cachewatch.config import CacheJob, Outputs, StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.exporter import MetricsExporter
+    from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.postmortem.report import Report
+    from prefect_cachewatch.run.filled_key import OpenKey
     from prefect_cachewatch.watching.attempt import Outcome
+
+
+@dataclass(frozen=True)
+class ExecSettings:
+    """The checked options of `cachewatch exec`."""
+
+    job: CacheJob
+    stall: StallPolicy
+    stop: StopPolicy
+    outputs: Outputs
+    create: bool
+    quiet: bool
+    progress: Mode | None
+    foreground: bool
+    verbose: int
+    """1 for each step of the guard, 2 for each measurement too."""
+    rewrite: dict[int, int]
+    metrics: Metrics | None
+    note: str | None
+    """Remarks on the options, printed before the start."""
+    as_json: bool = False
+    """Whether the report is printed."""
+    opened_key: OpenKey | None = None
+    """What the command says of its cache's key, if a profile knows it."""
 
 
 def run_exec(settings: ExecSettings, *, last: bool = False) -> int:

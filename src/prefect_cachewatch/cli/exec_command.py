@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prefect_cachewatch.cli.option_reader import ExecSettings
+from prefect_cachewatch.cli.exec import ExecSettings, run_exec
 from prefect_cachewatch.cli.options.container import environment_from
 from prefect_cachewatch.cli.options.guard import (
     COMMAND,
@@ -170,9 +170,4 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: 
         as_json=options["as_json"],
         opened_key=_open_key(job, {**os.environ, **job.env}),
     )
-    if context.obj is not None:  # another process runs it, without the libraries loaded to read it
-        status: int = context.obj(settings)
-        return status
-    from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415 - the other process has it already
-
-    return run_exec(settings)
+    return run_exec(settings, last=True)

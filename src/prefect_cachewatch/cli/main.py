@@ -1,6 +1,5 @@
 """The `cachewatch` command: a table of sub-commands, each imported only when it is used.
 
-`exec`, which runs for hours, does not load the libraries that read its command line (see `option_reader`).
 Every error that the engine raises becomes one sentence on stderr and an exit status;
 a traceback is a defect.
 """
@@ -8,18 +7,13 @@ a traceback is a defect.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, CachewatchError
-
-if TYPE_CHECKING:
-    from prefect_cachewatch.cli.option_reader import ExecSettings
 
 USAGE_ERROR = 125
 
@@ -78,54 +72,21 @@ def main(argv: list[str] | None = None) -> None:
         from prefect_cachewatch.common.console import install_console  # noqa: PLC0415 - for these alone
 
         install_console()
-    if argv is None and sys.argv[1:2] == ["exec"]:  # no other code needs this process's memory
-        _end_with(lambda: _exec_small(sys.argv[1:]))
+    if argv is None and sys.argv[1:2] == ["exec"]:
+        from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415 - for exec alone
+
+        hold_back()
     _end_with(lambda: _run_click(argv))
 
 
-class _ImportedWhenUsed(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _import_without(name: str, seldom: str) -> None:
-    """Import a module of the standard library without another one that it rarely uses and then imports itself."""
-    if seldom not in sys.modules:
-        sys.modules[seldom] = _ImportedWhenUsed(seldom)
-        try:
-            importlib.import_module(name)
-        finally:
-            del sys.modules[seldom]
-
-
-def _exec_small(argv: Sequence[str]) -> int:
-    _import_without("dataclasses", "inspect")  # a megabyte, for the docstrings of classes that have none
-    _import_without("subprocess", "locale")  # for texts in the encoding of the locale
-    _import_without("urllib.parse", "ipaddress")  # a third of one, for addresses in brackets
-    from prefect_cachewatch.cli.option_reader import settings_from  # noqa: PLC0415 - for exec alone
-    from prefect_cachewatch.cli.signals import hold_back  # noqa: PLC0415
-
-    hold_back()
-
-    def read(receive: Callable[[ExecSettings], int]) -> int:
-        _end_with(lambda: _run_click(argv, receive))
-
-    settings = settings_from(read, lambda: importlib.import_module("prefect_cachewatch.cli.exec"))
-    if isinstance(settings, int):
-        return settings
-    from prefect_cachewatch.cli.exec import run_exec  # noqa: PLC0415
-
-    return run_exec(settings, last=True)
-
-
-def _run_click(argv: Sequence[str] | None, receive: Callable[[ExecSettings], int] | None = None) -> object:
-    import click  # noqa: PLC0415 - click and its imports stay out of a process that is to be small
+def _run_click(argv: Sequence[str] | None) -> object:
+    import click  # noqa: PLC0415 - what fails here is told by the caller
 
     from prefect_cachewatch.cli.group import command_group, usage_message  # noqa: PLC0415
 
     group, args = command_group(COMMANDS), list(sys.argv[1:] if argv is None else argv)
     try:
-        return group.main(args=args, prog_name="cachewatch", standalone_mode=False, obj=receive)
+        return group.main(args=args, prog_name="cachewatch", standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -166,7 +127,7 @@ def _end(action: Callable[[], Any]) -> NoReturn:
         fail(f"the system refused: {error.strerror or error}{where}")
     except Exception as error:  # noqa: BLE001 - our own failure is 125 too, for callers that test the status
         if type(error).__name__ == "ValidationError" and str(getattr(error, "title", "")).endswith("Settings"):
-            first = cast("Any", error).errors()[0]  # of pydantic, which is not loaded for this
+            first = cast("Any", error).errors()[0]
             where = ".".join([cast("Any", error).title, *map(str, first["loc"])])
             fail(
                 f"Prefect refuses its settings ({where}: {first['msg']}): correct the PREFECT_ variables or the profile"

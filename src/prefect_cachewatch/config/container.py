@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, ValidationInfo, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -39,9 +39,6 @@ Limit = Annotated[int | str, Field(union_mode="left_to_right")]
 
 class _InSchema(Shorthand):
     """A shorthand that the schema tells of: Prefect checks parameters against it."""
-
-    # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
-    stays_a_model: ClassVar[bool] = True
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -108,9 +105,6 @@ class ContainerSpec(InputModel):
     """The container that a job's generator runs in; `privileged` and the host's pid namespace are not offered."""
 
     ADVANCED = ("ulimits", "init", "engine")
-
-    # The command line hands it unchanged, with its methods, to the process that runs it, and not as plain values.
-    stays_a_model: ClassVar[bool] = True
 
     image: str = Field(
         min_length=1,

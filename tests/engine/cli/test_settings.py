@@ -32,9 +32,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def settings(*options: str, **environ: str) -> Any:
     """What `exec` would run with; raises what it raises."""
     got: list[Any] = []
-    result = CliRunner().invoke(
-        command_group(COMMANDS), ["exec", *options, "--", "true"], env=environ, obj=lambda found: got.append(found) or 0
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("prefect_cachewatch.cli.exec_command.run_exec", lambda found, last: got.append(found) or 0)
+        result = CliRunner().invoke(command_group(COMMANDS), ["exec", *options, "--", "true"], env=environ)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert got, result.output
