@@ -26,7 +26,7 @@ from prefect_cachewatch.common.statedir import open_run_directory
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob, Outputs, RetryPolicy, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.flows.telling import ContextValue, note_end, note_work
+from prefect_cachewatch.flows.telling import ContextValue, note_report, note_work
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
@@ -419,7 +419,7 @@ def write_reports(inputs: Inputs, report: Report, name: str) -> None:
         report: the report.
         name: file name in the run directory.
     """
-    note_end(report, last=inputs.delivery is None)
+    note_report(report)
     for path in (inputs.run_dir / name, inputs.outputs.report):
         if path is not None and (problem := write_report_within(inputs.files, report, path)):
             inputs.logger.warning(problem)

@@ -192,9 +192,7 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
     logger, retrying = inputs.logger, Retrying(retry, inputs, site)
     while True:
         number = retrying.made + 1
-        # A learned window may still stop one attempt, which then is one more.
-        extra = inputs.stall.learned and retrying.most == retry.attempts
-        note_work(attempts_left=retrying.most - number + (1 if extra else 0))
+        note_work()
         live_view.get().attempt_begins(number, retrying.most)
         with admission.slots(logger):  # given back during the backoff
             outcome, report = run_attempt(inputs, site, number, retrying.decide, retrying.most, admission)

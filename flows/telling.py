@@ -62,7 +62,6 @@ class Telling:
         self.report: Report | None = None
         """The report of the last attempt that has ended."""
         self.watch: Watch | None = None
-        self.attempts_left = 0
         self.interrupted = False
         """Whether a signal ended work that no attempt's report covers: before, between or after the attempts."""
 
@@ -74,41 +73,36 @@ class Telling:
         """
         self.has_begun, self.since_s, self.watch = True, None, watch
 
-    def tell(self, report: Report | None = None) -> None:
-        """Note that the run now only waits for the API.
-
-        Args:
-            report: report of the attempt that has ended; None if there is no newer one.
-        """
-        self.report, self.since_s, self.watch = report or self.report, time.monotonic(), None
+    def tell(self) -> None:
+        """Note that the run has ended, and now only waits for the API."""
+        self.since_s, self.watch = time.monotonic(), None
 
 
-# Set by a command that reads it; a worker does not set it.
+# Set by a command or block that reads it; a worker does not set it.
 whom_to_tell: ContextValue[Telling | None] = ContextValue("whom_to_tell", None)
 
 
-def note_work(watch: Watch | None = None, attempts_left: int | None = None) -> None:
-    """Note work in which the API has no part, if a command reads it.
+def note_work(watch: Watch | None = None) -> None:
+    """Note work in which the API has no part, if somebody reads it.
 
     Args:
         watch: the attempt that begins, if one does.
-        attempts_left: how many attempts may follow the next one, if that is newly known.
     """
     if (told := whom_to_tell.get()) is not None:
         told.work(watch)
-        told.attempts_left = told.attempts_left if attempts_left is None else attempts_left
 
 
-def note_end(report: Report | None = None, *, last: bool = True) -> None:
-    """Note that an attempt or the run has ended, if a command reads it.
+def note_report(report: Report) -> None:
+    """Note the report of an attempt that has ended, if somebody reads it.
 
     Args:
-        report: report of the attempt.
-        last: whether the run now only waits for the API; false if another attempt may follow.
+        report: the report.
     """
-    if (told := whom_to_tell.get()) is None:
-        return
-    if last and (report is None or report.outcome in ("completed", "cancelled") or not told.attempts_left):
-        told.tell(report)
-    else:
-        told.report = report or told.report
+    if (told := whom_to_tell.get()) is not None:
+        told.report = report
+
+
+def note_end() -> None:
+    """Note that the run has ended, if somebody reads it."""
+    if (told := whom_to_tell.get()) is not None:
+        told.tell()

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from prefect_cachewatch.cli.api_address import api_url, require_address, with_end
 from prefect_cachewatch.common.bounded import Bounded
@@ -31,17 +31,14 @@ if TYPE_CHECKING:
 
 NOT_TOLD = "The Prefect API could not be told: the flow run's state there is out of date."
 _LOOK_S = 0.25
-# Work at an attempt's end that does not involve the API: a last scan, the post-mortem, the report.
-_OWN_END_S = 45.0
 _HURRY_S = 3.0
-_TELL_AFTER_S = 10.0
 
 
 def check_api(patience_s: float, instead: str = ", or unset PREFECT_API_URL to use a temporary server") -> str:
     """Check that the configured Prefect API answers as one; without one, Prefect starts a temporary server.
 
     Args:
-        patience_s: the longest wait. After 10 s of it a line says what is waited for.
+        patience_s: the longest wait.
         instead: what else the user can do, as the end of a sentence.
 
     Returns:
@@ -56,8 +53,7 @@ def check_api(patience_s: float, instead: str = ", or unset PREFECT_API_URL to u
     require_address(url)
     version: object = None
     try:
-        with _wait_told(f"the Prefect API at {url} to answer", patience_s):
-            version = Bounded().call(_ask_api, patience_s)
+        version = Bounded().call(_ask_api, patience_s)
     except TimeoutError:
         why = f"has not answered within {format_duration(patience_s)}"
     except ValueError:
@@ -79,25 +75,6 @@ def check_api(patience_s: float, instead: str = ", or unset PREFECT_API_URL to u
             f"what answers at {url} is no Prefect API (a login page, a proxy?): check PREFECT_API_URL, which ends with /api"
         )
     return version
-
-
-@contextlib.contextmanager
-def _wait_told(what: str, patience_s: float) -> Iterator[None]:
-    """Say what is waited for, and until when, once that has taken 10 s."""
-    timer = threading.Timer(_TELL_AFTER_S, _tell_wait, (what, patience_s - _TELL_AFTER_S))
-    timer.daemon = True
-    if patience_s > _TELL_AFTER_S:
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _tell_wait(what: str, left_s: float) -> None:
-    until = time.strftime("%H:%M:%S", time.localtime(time.time() + left_s))
-    with contextlib.suppress(OSError):
-        write_within(2, f"cachewatch: waiting for {what}, until {until}\n".encode("utf-8", "backslashreplace"), 1.0)
 
 
 def _ask_api() -> object:
@@ -126,8 +103,10 @@ def prepare_api(patience_s: float) -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     # Prefect gives a temporary server 20 s; a busy machine with two cores sometimes needs longer.
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
-    check_api(patience_s)
-    _shield_temporary_server()
+    if api_url():
+        check_api(patience_s)
+    else:
+        _start_temporary_server()
 
 
 @contextlib.contextmanager
@@ -147,37 +126,23 @@ def logging_filtered(passes: Callable[[logging.LogRecord], bool]) -> Iterator[No
             handler.removeFilter(passes)
 
 
-def _shield_temporary_server() -> None:
-    """Print a temporary server's output as cachewatch's own, and say in one sentence if it does not start.
+def _start_temporary_server() -> None:
+    """Start Prefect's temporary server, if there is no API, with its output passed on as cachewatch's own.
 
-    A server that waits for a reader of its output answers no request.
+    A server that waits for a reader of its output answers no request. The server stays until this process ends.
     """
-    if api_url():
-        return
     import httpx  # noqa: PLC0415 - comes with Prefect, which is imported when it is used
-    from prefect.server.api.server import SubprocessASGIServer  # noqa: PLC0415
+    from prefect.client.orchestration import get_client  # noqa: PLC0415
 
-    server: Any = SubprocessASGIServer()  # the one of this process, which Prefect's clients start
-    if (start := getattr(server, "_run_uvicorn_command", None)) is None:
-        return
-
-    def start_apart() -> object:
+    try:
         with lent_streams():
-            return start()
-
-    begin = server.start
-
-    def begin_or_say(timeout: int | None = None) -> None:
-        try:
-            begin(timeout)
-        except (RuntimeError, httpx.HTTPError) as error:
-            told = for_terminal(" ".join(str(error).split()) or type(error).__name__, 300).rstrip(".")
-            raise InputError(
-                f"the temporary Prefect server did not start ({told}): try again when this machine is less busy, or start "
-                "one of your own (prefect server start) and set PREFECT_API_URL"
-            ) from None
-
-    server._run_uvicorn_command, server.start = start_apart, begin_or_say
+            get_client(sync_client=True)
+    except (RuntimeError, ValueError, httpx.HTTPError) as error:
+        told = for_terminal(" ".join(str(error).split()) or type(error).__name__, 300).rstrip(".")
+        raise InputError(
+            f"the temporary Prefect server did not start ({told}): try again when this machine is less busy, or start "
+            "one of your own (prefect server start) and set PREFECT_API_URL"
+        ) from None
 
 
 class ApiWatchdog:
@@ -195,8 +160,6 @@ class ApiWatchdog:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._signal: int | None = None
         self._signalled_s = 0.0
-        self._told_since_s: float | None = None
-        self._gone_s: float | None = None
         self._before = -1
 
     def start(self) -> None:
@@ -237,35 +200,14 @@ class ApiWatchdog:
                         self._signal, self._signalled_s = number, time.monotonic()
             if not self.finished.is_set() and self._is_over():
                 self._leave()
-            self._tell_wait()
-
-    def _tell_wait(self) -> None:
-        """Say once of each wait for the API that it lasts, and what for."""
-        since_s, telling = self._telling.since_s, self._telling
-        if since_s in (None, self._told_since_s) or not (telling.has_begun or self._bounds_start):
-            return
-        left_s = self._patience_s - _TELL_AFTER_S
-        if time.monotonic() - since_s >= _TELL_AFTER_S and left_s > 0 and not self.finished.is_set():
-            self._told_since_s = since_s
-            where = f" at {api_url()}" if api_url() else ""
-            what = "take in how the run ended" if telling.has_begun else "take in that a run begins"
-            _tell_wait(f"the Prefect API{where} to {what}", left_s)
 
     def _is_over(self) -> bool:
         now_s, since_s = time.monotonic(), self._telling.since_s
-        if since_s is not None:
-            self._gone_s = None
-            if self._signal is not None and now_s - max(since_s, self._signalled_s) >= min(_HURRY_S, self._patience_s):
-                return True
-            return (self._telling.has_begun or self._bounds_start) and now_s - since_s >= self._patience_s
-        # The tree has gone; the threads that wait for its tasks wait for the API.
-        watch = self._telling.watch
-        if watch is None or watch.supervisor is None or not watch.supervisor.gone.is_set():
-            self._gone_s = None
+        if since_s is None:
             return False
-        self._gone_s = self._gone_s or now_s
-        patience_s = self._patience_s if self._signal is None else min(_HURRY_S, self._patience_s)
-        return now_s - max(self._gone_s, self._signalled_s) >= patience_s + _OWN_END_S
+        if self._signal is not None and now_s - max(since_s, self._signalled_s) >= min(_HURRY_S, self._patience_s):
+            return True
+        return (self._telling.has_begun or self._bounds_start) and now_s - since_s >= self._patience_s
 
     def _leave(self) -> NoReturn:
         report = self._telling.report
