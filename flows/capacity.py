@@ -34,9 +34,9 @@ from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
-from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.capacity import measure_storage, set_storage_limit
 from prefect_cachewatch.tasks.prefect_api.logs import say_end
+from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 from prefect_cachewatch.tasks.run_records import read_run_records
 
 _Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]

@@ -23,7 +23,6 @@ from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.exposure import check_exposure
-from prefect_cachewatch.tasks.prefect_api.events import emit_run_counted
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
@@ -72,8 +71,6 @@ def deploy_cache(
         return_state=True,
     )  # fmt: skip
     if not generated.is_completed():
-        if generated.is_final() and (run_id := generated.state_details.flow_run_id) is not None:
-            emit_run_counted(run_id, job.name, generated, "deploy-cache")
         return final_state(Failed(name=generated.name, message=generated.message))
     summary = generated.result()
     assert isinstance(summary, GenerationSummary) and summary.publication is not None

@@ -43,12 +43,12 @@ from prefect_cachewatch.flows.telling import note_end, note_work, whom_to_tell
 from prefect_cachewatch.metrics.settings import Metrics
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
-from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
 from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, say_end, tidy_run_logs
+from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.tasks.publication import deliver_build, find_cached
 from prefect_cachewatch.watching.attempt import Outcome

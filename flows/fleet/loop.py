@@ -21,7 +21,6 @@ from prefect_cachewatch.fleet.outcome import count_rows, describe_row, what_now
 from prefect_cachewatch.fleet.rows import JobRow, advice_for, kind_of
 from prefect_cachewatch.flows.fleet.executor import Executor, Fleet
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
-from prefect_cachewatch.tasks.prefect_api.events import emit_run_counted
 from prefect_cachewatch.tasks.prefect_api.fleet_rows import FleetTable, final_row, run_url
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import children_of, job_tag
 from prefect_cachewatch.tasks.run_records import stored_records
@@ -225,8 +224,6 @@ class FleetLoop:
                 )
                 continue
             row = final_row(slot.job.name, run, records.get(run.id))
-            if row.kind == "failed" and run.state is not None:
-                emit_run_counted(run.id, slot.job.name, run.state, self._fleet.name)
             if run.id in self._recalled and row.kind == "cancelled":
                 row = replace(
                     row, state="NotStarted", kind="not_started", cause=_TOO_MANY, advice=advice_for("NotStarted")

@@ -11,17 +11,14 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from prefect.client.schemas.objects import State
-from prefect.events import Event, emit_event
+from prefect.events import emit_event
 
 from prefect_cachewatch.common.mounts import storage_of
 from prefect_cachewatch.common.text import for_terminal, slugify
 from prefect_cachewatch.postmortem.report import Report
-from prefect_cachewatch.run.bad_ends import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
 from prefect_cachewatch.watching.headline import headline_of
 
@@ -150,38 +147,6 @@ def emit_run_event(kind: str, payload: Mapping[str, Any]) -> bool:
     if run is None:
         return False
     return _emit(f"cachewatch.run.{kind}", _run_resource(run.id, run.name, "RUNNING"), payload)
-
-
-def emit_run_counted(run_id: UUID, name: str, state: State[Any], by: str) -> bool:
-    """Emit `cachewatch.run.counted` about a flow run that did not complete: the run above it answers for it.
-
-    Args:
-        run_id: the flow run that ended.
-        name: its name.
-        state: its final state.
-        by: name of the run that tells of it.
-
-    Returns:
-        Whether it was handed to Prefect.
-    """
-    try:
-        _emit_counted(run_id, name, state, by)
-    except Exception:  # noqa: BLE001 - an event that cannot be sent changes nothing
-        return False
-    return True
-
-
-def _emit_counted(run_id: UUID, name: str, state: State[Any], by: str) -> None:
-    ended = state.timestamp
-    # Never before the end that it follows, by whatever clock that was told; a state's event has the state's id.
-    occurred = max(ended, datetime.now(UTC))
-    follows = Event.model_validate(
-        {"id": state.id, "event": "x", "occurred": ended, "resource": {"prefect.resource.id": "x"}}
-    )
-    flow = {"id": f"cachewatch.flow.{GENERATION_FLOW}", "name": GENERATION_FLOW, "role": "flow"}
-    related = [{f"prefect.resource.{label}": value for label, value in flow.items()}]
-    resource = _run_resource(run_id, name, state.type.value)
-    emit_event("cachewatch.run.counted", resource, occurred, related, {"by": by}, follows=follows)
 
 
 def _run_resource(run_id: UUID, name: str, state_type: str) -> dict[str, str]:

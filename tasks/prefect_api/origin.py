@@ -10,6 +10,9 @@ from prefect.utilities.urls import url_for
 
 from prefect_cachewatch.run.runner import Origin
 
+#: Name of the flow `generate_cache` at Prefect.
+GENERATION_FLOW = "generate-cache"
+
 
 def this_run() -> FlowRun | None:
     """Return the flow run that this is called in, as Prefect had it at its start; no request is made for it."""
