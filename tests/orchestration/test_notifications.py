@@ -18,13 +18,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "deployments" / "automations"
-BLOCKS = {
-    "custom-webhook/ops": 'CustomWebhookNotificationBlock(name="x", url="http://127.0.0.1:{port}/plain", json_data={{"subject": "{{{{subject}}}}", "body": "{{{{body}}}}"}})',
-    "custom-webhook/broken": 'CustomWebhookNotificationBlock(name="x", url="http://127.0.0.1:{port}/broken", json_data={{"subject": "{{{{subject}}}}"}})',
-    "slack-webhook/ops": 'SlackWebhook(url="https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7")',
-    "ms-teams-webhook/ops": 'MicrosoftTeamsWebhook(url="https://prod-1.westus.logic.azure.com:443/workflows/WF/triggers/manual/paths/invoke?api-version=2016-06-01&sp=x&sv=1.0&sig=S")',
-    "pager-duty-webhook/ops": 'PagerDutyWebHook(integration_key="k" * 32, api_key="a" * 32)',
-}
+BLOCK = 'CustomWebhookNotificationBlock(name="x", url="http://127.0.0.1:{port}/", json_data={{"subject": "{{{{subject}}}}", "body": "{{{{body}}}}"}}).save("ops")'
 
 
 @dataclass
@@ -36,8 +30,7 @@ class Paged:
 
     def cachewatch(self, *argv: object, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "cachewatch"), *map(str, argv)]
-        env = {**self.server.env, **self.webhooks.env}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s)
+        return subprocess.run(command, env=self.server.env, capture_output=True, text=True, timeout=timeout_s)
 
     def events(self, *names: str) -> list[tuple[str, str, str]]:
         found = self.server.request("POST", "/events/filter", filter={"event": {"name": list(names)}})
@@ -52,15 +45,15 @@ class Paged:
 def paged(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> Iterator[Paged]:
     folder = tmp_path_factory.mktemp("paged")
     with (
-        listen(folder) as webhooks,
+        listen() as webhooks,
         running_server(
             folder,
             state_directory,
-            webhooks.env,
+            {},
         ) as server,
     ):
-        lines = [f'{code.format(port=webhooks.port)}.save("{name.partition("/")[2]}")' for name, code in BLOCKS.items()]
-        code = "\n".join(["from prefect.blocks.notifications import *", *lines])
+        code = f"from prefect.blocks.notifications import *
+{BLOCK.format(port=webhooks.port)}"
         subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)
         yield Paged(server, webhooks)
 
