@@ -46,14 +46,9 @@ def paged(tmp_path_factory: pytest.TempPathFactory, state_directory: Path) -> It
     folder = tmp_path_factory.mktemp("paged")
     with (
         listen() as webhooks,
-        running_server(
-            folder,
-            state_directory,
-            {},
-        ) as server,
+        running_server(folder, state_directory) as server,
     ):
-        code = f"from prefect.blocks.notifications import *
-{BLOCK.format(port=webhooks.port)}"
+        code = f"from prefect.blocks.notifications import *; {BLOCK.format(port=webhooks.port)}"
         subprocess.run([sys.executable, "-c", code], env=server.env, check=True, timeout=120)
         yield Paged(server, webhooks)
 
