@@ -51,7 +51,7 @@ def deploy_cache(
         retry: Whether and when a failed attempt is made again.
         outputs: Files to write beside the cache: report, log, post-mortem, trace.
         storage: Storage that the store lies on; each attempt waits for its slots.
-        metrics: Prometheus metrics of the generation; an endpoint lingers before the cache is made current.
+        metrics: Prometheus metrics of the generation.
     """
     outlive_readers()
     tidy_run_logs()

@@ -113,7 +113,7 @@ def generate_cache(
     tidy_run_logs()
     outlive_readers()
     admission = StorageSlots(storage, job.name)
-    run_metrics = FlowMetrics(metrics, job, logger, of_command=whom_to_tell.get() is not None)
+    run_metrics = FlowMetrics(metrics, job, logger)
     with contextlib.closing(Aside.spawn()) as files:
         try:
             warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)

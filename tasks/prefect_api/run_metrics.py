@@ -5,16 +5,14 @@ A destination that cannot be used refuses the run. A port that another run has t
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
-from prefect.exceptions import Pause, TerminationSignal
+from prefect.exceptions import Pause
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import TextfileDirectory, parse_destination
@@ -31,24 +29,11 @@ class FlowMetrics:
         metrics: their destination, on the machine that runs the flow, or None.
         job: the run's job.
         logger: the run's logger.
-        of_command: whether a command runs the flow in its own process: a signal then ends only the wait for a last scrape.
     """
 
-    def __init__(
-        self,
-        metrics: Metrics | None,
-        job: CacheJob,
-        logger: AnyLogger,
-        *,
-        of_command: bool = False,
-    ) -> None:
+    def __init__(self, metrics: Metrics | None, job: CacheJob, logger: AnyLogger) -> None:
         self.exporter: MetricsExporter | None = None
         self._metrics, self._job, self._logger = metrics, job, logger
-        # A worker's termination may be meant for a flow that would go on after this one.
-        self._ends_wait: tuple[type[BaseException], ...] = (
-            KeyboardInterrupt,
-            *([TerminationSignal] if of_command else []),
-        )
 
     def open(self, files: Files) -> MetricsExporter | None:
         """Open the destination.
@@ -80,7 +65,7 @@ class FlowMetrics:
         return self.exporter
 
     def ended(self, state: State[Any]) -> State[Any]:
-        """Take in how the run ended, let scrapers see it, and close.
+        """Take in how the run ended, and close.
 
         Args:
             state: the run's final state.
@@ -88,15 +73,10 @@ class FlowMetrics:
         Returns:
             The same state.
         """
-        if self.exporter is not None and self._metrics is not None:
+        if self.exporter is not None:
             ending = ending_named(state.name or "") or ending_of("completed" if state.is_completed() else "failed")
             self.exporter.run_ended(ending.outcome)
-            if self.exporter.lingers and self._metrics.linger_s:
-                self._logger.info(
-                    "metrics stay open for up to %s, for a last scrape", format_duration(self._metrics.linger_s)
-                )
-            with contextlib.suppress(*self._ends_wait):  # the run itself is over
-                self.exporter.close(self._metrics.linger_s)
+            self.exporter.close()
             if self.exporter.problem is not None:
                 self._logger.warning(self.exporter.problem)
         return state

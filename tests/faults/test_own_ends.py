@@ -9,7 +9,8 @@ import time
 import httpx
 
 from prefect_cachewatch.metrics.destination import HttpAddress
-from prefect_cachewatch.metrics.endpoint import Endpoint
+from prefect_cachewatch.metrics.outlets import Endpoint
+from prefect_cachewatch.metrics.run import RunMetrics
 from tests.faults.conftest import Fault
 from tests.faults.harness import Sandbox, living
 
@@ -67,14 +68,14 @@ def test_clients_that_drip_keep_no_scraper_out(fault: Fault) -> None:
         "60 connections without a whole request",
         "every scrape is answered",
     )
-    endpoint, links = Endpoint(HttpAddress("127.0.0.1", 0, 0)), []
+    endpoint, links = Endpoint(HttpAddress("127.0.0.1", 0), RunMetrics("llama")), []
     try:
-        host, port = endpoint.url.split("/")[2].split(":")
+        host, port = endpoint.where.split("/")[2].split(":")
         for _ in range(60):
             links.append(socket.create_connection((host, int(port))))
             links[-1].sendall(b"GET /metrics HTTP/1.1\r\nX")
         began_s = time.monotonic()
-        assert [httpx.get(endpoint.url, timeout=30).status_code for _ in range(5)] == [200] * 5
+        assert [httpx.get(endpoint.where, timeout=30).status_code for _ in range(5)] == [200] * 5
         row.measured.append(("", f"5 scrapes in {time.monotonic() - began_s:.2f} s"))
     finally:
         for link in links:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -111,27 +109,6 @@ def test_ctrl_c_before_the_generator_exists_cancels_the_run_and_starts_nothing(t
     assert not (tmp_path / "heard").exists()
     run = flow_run(server, tag)
     assert run["state_type"] == "CANCELLED"
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_ctrl_c_ends_the_wait_for_a_last_scrape_and_the_run_stays_as_it_ended(
-    tmp_path: Path, server: Server, code: int
-) -> None:
-    tag = new_tag()
-    words = [*argv(tmp_path, tag), "--metrics", ":0", "--metrics-linger", "1h"]
-    at = words.index("--")
-    words = [*words[:at], *words[-4:], "--", *program(f"import time; time.sleep(4); raise SystemExit({code})", tag)]
-    with running(words, env=server.env, stdout=None) as process:
-        assert process.stderr is not None
-        said = ""
-        while "for a last scrape" not in said:
-            said = process.stderr.readline()
-            assert said, "it ended before that"
-            if found := re.search(r"metrics: (http\S+)", said):
-                urllib.request.urlopen(found[1], timeout=PATIENCE_S).read()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == code
-    assert flow_run(server, tag)["state_name"] == ("Completed" if code == 0 else "GeneratorFailed")
 
 
 @pytest.mark.server

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,12 +17,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.errors import InputError, MetricsPortTaken
 from prefect_cachewatch.metrics.destination import HttpAddress, TextfileDirectory
-from prefect_cachewatch.metrics.endpoint import Endpoint, EndpointShare
 from prefect_cachewatch.metrics.exporter import check_destination, open_metrics
+from prefect_cachewatch.metrics.outlets import Endpoint, Textfile
 from prefect_cachewatch.metrics.run import RunMetrics
-from prefect_cachewatch.metrics.textfile import Textfile
 from support import (
     PATIENCE_S,
     assert_none_left,
@@ -38,7 +36,7 @@ from support import (
     tagged,
 )
 
-ANY = HttpAddress("127.0.0.1", 0, 0)
+ANY = HttpAddress("127.0.0.1", 0)
 GROWS_THEN_WAITS = """
     import os, sys, time
     for n in range(3):
@@ -91,265 +89,63 @@ def url_of(process: subprocess.Popen[str]) -> str:
 # The endpoint
 
 
-def test_the_endpoint_answers_metrics_and_nothing_else():
-    endpoint = Endpoint(ANY)
+def test_the_endpoint_has_the_run_s_metrics_alone_until_it_is_closed():
+    endpoint = Endpoint(ANY, RunMetrics("llama"))
     try:
-        endpoint.add(RunMetrics("llama"))
-        root = endpoint.url.removesuffix("/metrics")
-        answer = httpx.get(endpoint.url)
-        assert answer.headers["content-type"].startswith("text/plain; version=")
-        assert 'cachewatch_running{cache="llama"} 0.0' in answer.text.splitlines()
-        asked = httpx.get(endpoint.url + "?x=1", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-        assert asked.headers["content-type"].startswith("application/openmetrics-text")
-        assert asked.text.endswith("# EOF\n")
-        assert httpx.get(root + "/").status_code == 200
-        assert httpx.get(root + "/../etc/passwd").status_code == 404
-        assert httpx.post(endpoint.url).status_code == 501
-        assert "python_info" not in answer.text
-        assert "prefect_" not in answer.text
+        page = httpx.get(endpoint.where).text
+        assert 'cachewatch_running{cache="llama"} 0.0' in page.splitlines()
+        assert "python_info" not in page
+        assert "prefect_" not in page
     finally:
         endpoint.close()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(endpoint.url)
+        httpx.get(endpoint.where)
 
 
-def test_a_scraper_that_says_nothing_keeps_nobody_else_waiting():
-    endpoint = Endpoint(ANY)
+def test_clients_that_say_nothing_keep_nobody_else_waiting():
+    endpoint = Endpoint(ANY, RunMetrics("llama"))
     silent = []
     try:
-        host, port = endpoint.url.split("/")[2].split(":")
-        silent = [socket.create_connection((host, int(port))) for _ in range(7)]
-        assert httpx.get(endpoint.url, timeout=5).status_code == 200
-        silent += [socket.create_connection((host, int(port))) for _ in range(20)]
-
-        def answers() -> bool:
-            try:
-                return httpx.get(endpoint.url, timeout=5).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-        # The silent ones beyond the limit are hung up on, the others after a few seconds.
-        assert eventually(answers, 30)
+        host, port = endpoint.where.split("/")[2].split(":")
+        silent = [socket.create_connection((host, int(port))) for _ in range(60)]
+        assert scrape(endpoint.where)["cachewatch_running"] == 0
     finally:
+        endpoint.close()  # does not wait for them
         for connection in silent:
             connection.close()
-        endpoint.close()
-
-
-DRIPPING = ("head", "name", "nothing", "answer")
-
-
-def drip(link: socket.socket, how: str, stop: threading.Event) -> None:
-    """Keep a connection busy as long as it lets itself be kept: a byte at a time, or nothing at all."""
-    try:
-        if how == "answer":  # asks whole, again and again, and reads nothing
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        link.sendall({"head": b"GET /metrics HTTP/1.1\r\n", "name": b"G", "nothing": b"", "answer": b""}[how])
-        if how == "answer":
-            link.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        while not stop.wait(0.5) and how in ("head", "name"):
-            link.sendall(b"X")
-    except OSError:
-        return
-
-
-@pytest.mark.parametrize("how", DRIPPING)
-def test_a_scraper_is_answered_at_once_while_sixty_clients_drip(how):
-    endpoint, stop = Endpoint(ANY), threading.Event()
-    links, threads = [], []
-    try:
-        endpoint.add(RunMetrics("llama"))
-        host, port = endpoint.url.split("/")[2].split(":")
-        for _ in range(60):
-            links.append(socket.create_connection((host, int(port))))
-            threads.append(threading.Thread(target=drip, args=(links[-1], how, stop), daemon=True))
-            threads[-1].start()
-        for _ in range(5):
-            assert scrape(endpoint.url)["cachewatch_running"] == 0
-    finally:
-        stop.set()
-        for link in links:
-            link.close()
-        for thread in threads:
-            thread.join(5)
-        endpoint.close()
-
-
-@pytest.mark.campaign
-def test_a_client_that_drips_is_hung_up_on_however_its_bytes_come():
-    endpoint = Endpoint(ANY)
-    try:
-        host, port = endpoint.url.split("/")[2].split(":")
-        with socket.create_connection((host, int(port))) as link:
-            link.settimeout(0.2)
-
-            def hung_up() -> bool:
-                try:
-                    link.sendall(b"X")
-                    return link.recv(1) == b""
-                except TimeoutError:
-                    return False
-                except OSError:
-                    return True
-
-            assert eventually(hung_up, 30)
-    finally:
-        endpoint.close()
-
-
-def test_a_request_without_an_end_is_refused_and_one_that_is_none_too():
-    endpoint = Endpoint(ANY)
-    try:
-        host, port = endpoint.url.split("/")[2].split(":")
-        for asked, status in (
-            (b"X" * (8 << 10), b" 431 "),
-            (b"hello\r\n\r\n", b" 400 "),
-            (b"GET / HTTP/1.1\n\n", b" 200 "),
-        ):
-            with socket.create_connection((host, int(port))) as link:
-                link.settimeout(10)
-                link.sendall(asked)
-                assert status in link.recv(100).partition(b"\r\n")[0]
-    finally:
-        endpoint.close()
-
-
-def test_of_more_clients_than_there_are_places_the_oldest_make_room():
-    endpoint = Endpoint(ANY)
-    links = []
-    try:
-        host, port = endpoint.url.split("/")[2].split(":")
-        for _ in range(300):
-            links.append(socket.create_connection((host, int(port))))
-        assert scrape(endpoint.url) == {}
-        assert len(endpoint._server._connections) <= 100
-    finally:
-        for link in links:
-            link.close()
-        endpoint.close()
-
-
-def test_runs_of_one_process_share_an_endpoint_until_the_last_one_leaves():
-    first, second = EndpointShare(ANY, RunMetrics("a")), EndpointShare(ANY, RunMetrics("b"))
-    assert first.where == second.where
-    assert set(re.findall(r'running\{cache="(\w)"\}', httpx.get(first.where).text)) == {"a", "b"}
-    began_s = time.monotonic()
-    first.release(PATIENCE_S, lambda: False)
-    assert time.monotonic() - began_s < PATIENCE_S / 2  # the other one is there for whoever scrapes
-    assert 'cachewatch_running{cache="a"}' in httpx.get(second.where).text
-    second.release(0, lambda: False)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(second.where)
-
-
-def test_the_page_keeps_a_hundred_ended_runs_and_a_later_run_of_a_cache_counts_on():
-    endpoint = Endpoint(ANY)
-    try:
-        for number in range(120):
-            ended = RunMetrics(f"cache{number}")
-            ended.run_ended("completed")
-            endpoint.add(ended)
-        again = RunMetrics("cache119")
-        endpoint.add(again)
-        page = httpx.get(endpoint.url).text
-        assert page.count("cachewatch_running{") == 100  # 99 that have ended, and the one that has not
-        assert 'cachewatch_runs_total{cache="cache119",outcome="completed"} 1.0' in page
-        assert 'cache="cache5"' not in page
-    finally:
-        endpoint.close()
-
-
-def test_the_end_waits_for_those_who_have_scraped_and_for_nobody_else():
-    alone = EndpointShare(ANY, RunMetrics("a"))
-    began_s = time.monotonic()
-    alone.release(PATIENCE_S, lambda: False)
-    assert time.monotonic() - began_s < PATIENCE_S / 2
-
-    run = RunMetrics("b")
-    watched = EndpointShare(ANY, run)
-    httpx.get(watched.where)
-    assert eventually(lambda: watched.lingers)  # noted once the answer has gone out
-    run.run_ended("completed")
-    left = threading.Event()
-    leaving = threading.Thread(target=lambda: (watched.release(PATIENCE_S, lambda: False), left.set()))
-    leaving.start()
-    assert not left.wait(0.7)
-    httpx.get(watched.where)
-    assert left.wait(PATIENCE_S / 2)
-    leaving.join()
-
-    interrupted = EndpointShare(ANY, RunMetrics("c"))
-    httpx.get(interrupted.where)
-    interrupted.release(PATIENCE_S, lambda: True)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(interrupted.where)
-
-
-def test_a_page_that_was_made_before_the_end_is_not_the_last_one():
-    endpoint = Endpoint(ANY)
-    try:
-        endpoint.scraped("10.0.0.1", final=False)
-        left = threading.Event()
-        leaving = threading.Thread(target=lambda: (endpoint.linger(PATIENCE_S, lambda: False), left.set()))
-        leaving.start()
-        endpoint.scraped("10.0.0.1", final=False)  # made before, handed over after
-        assert not left.wait(0.7)
-        endpoint.scraped("10.0.0.1", final=True)
-        assert left.wait(PATIENCE_S / 2)
-        leaving.join()
-    finally:
-        endpoint.close()
-
-
-def test_a_page_between_the_end_and_the_wait_is_the_last_one():
-    run = RunMetrics("c")
-    share = EndpointShare(ANY, run)
-    run.run_ended("completed")
-    httpx.get(share.where)
-    left = threading.Event()
-    leaving = threading.Thread(target=lambda: (share.release(PATIENCE_S, lambda: False), left.set()))
-    leaving.start()
-    assert left.wait(PATIENCE_S / 2)
-    leaving.join()
-
-
-def test_of_a_range_the_first_free_port_is_taken(taken):
-    endpoint = Endpoint(HttpAddress("127.0.0.1", taken, min(65535, taken + 200)))
-    endpoint.close()
-    assert taken < int(endpoint.url.split(":")[2].split("/")[0]) <= taken + 200
 
 
 def test_a_taken_port_is_one_sentence_with_two_ways_out(taken):
     with pytest.raises(MetricsPortTaken) as caught:
-        Endpoint(HttpAddress("127.0.0.1", taken, taken))
+        Endpoint(HttpAddress("127.0.0.1", taken), RunMetrics("llama"))
     assert caught.value.message == (
-        f"metrics cannot be served on 127.0.0.1:{taken}: the port is taken by another process; give a range as in "
-        f":{taken}-{min(65535, taken + 15)}, or file:DIRECTORY, where any number of runs fit"
+        f"metrics cannot be served on 127.0.0.1:{taken}: the port is taken by another process; give another one, or "
+        "file:DIRECTORY, where any number of runs fit"
     )
 
 
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        (HttpAddress("no-such-host.invalid", 9464, 9464), "the host is not known"),
-        (HttpAddress("192.0.2.7", 9464, 9464), "this machine has no such address"),
-        (HttpAddress("..", 9464, 9464), "the host is not known"),
+        (HttpAddress("no-such-host.invalid", 9464), "the host is not known"),
+        (HttpAddress("192.0.2.7", 9464), "this machine has no such address"),
+        (HttpAddress("..", 9464), "the host is not known"),
     ],
 )
 def test_a_host_that_cannot_be_listened_on_is_one_sentence(address, says):
     with pytest.raises(InputError, match=says):
-        Endpoint(address)
+        Endpoint(address, RunMetrics("llama"))
 
 
 def test_an_endpoint_on_ipv6_says_so_in_its_url():
     try:
-        endpoint = Endpoint(HttpAddress("::1", 0, 0))
+        endpoint = Endpoint(HttpAddress("::1", 0), RunMetrics("llama"))
     except InputError as error:
         assert "this machine has no such address" in error.message  # a container without IPv6
         return
     try:
-        assert endpoint.url.startswith("http://[::1]:")
-        assert httpx.get(endpoint.url).status_code == 200
+        assert endpoint.where.startswith("http://[::1]:")
+        assert httpx.get(endpoint.where).status_code == 200
     finally:
         endpoint.close()
 
@@ -389,11 +185,11 @@ def test_a_damaged_file_is_begun_anew_and_said(tmp_path):
 def test_a_directory_that_goes_away_is_a_problem_and_no_error(tmp_path):
     directory = tmp_path / "metrics"
     directory.mkdir()
-    file = Textfile(TextfileDirectory(str(directory)), RunMetrics("llama"))
+    file = Textfile(TextfileDirectory(str(directory)), RunMetrics("llama"), [], InPlace())
     assert eventually(file.path.exists)
     file.path.unlink()
     directory.rmdir()
-    file.release()
+    file.close()
     assert file.problem == f"the metrics file {file.path} cannot be written: No such file or directory"
 
 
@@ -413,8 +209,8 @@ def test_a_directory_that_cannot_be_used_is_one_sentence(tmp_path):
 
 
 def test_a_wait_goes_on_counting_in_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._EVERY_S", 0.2)
-    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._AT_MOST_EVERY_S", 0.1)
+    monkeypatch.setattr("prefect_cachewatch.metrics.outlets._EVERY_S", 0.2)
+    monkeypatch.setattr("prefect_cachewatch.metrics.outlets._AT_MOST_EVERY_S", 0.1)
     with open_metrics(f"file:{tmp_path}", "llama") as exporter, exporter.waiting("nfs"):
 
         def waited_s() -> float:
@@ -429,8 +225,8 @@ def test_a_wait_goes_on_counting_in_the_file(tmp_path, monkeypatch):
 
 def test_a_directory_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
     answers = threading.Event()
-    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._replace", lambda path, text: answers.wait(PATIENCE_S))
-    monkeypatch.setattr("prefect_cachewatch.metrics.textfile._CLOSE_S", 0.2)
+    monkeypatch.setattr("prefect_cachewatch.metrics.outlets._replace", lambda path, text: answers.wait(PATIENCE_S))
+    monkeypatch.setattr("prefect_cachewatch.metrics.outlets._CLOSE_S", 0.2)
     with open_metrics(f"file:{tmp_path}", "llama") as exporter:
         exporter.attempt_began(1, None)
     assert exporter.problem == f"the metrics file {exporter.where} is out of date: its directory does not answer"
@@ -440,10 +236,10 @@ def test_a_directory_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
 # The command
 
 
-def test_a_run_is_scraped_while_it_lasts_and_once_more_at_its_end(cache):
+def test_a_run_is_scraped_while_it_lasts(cache):
     tag = new_tag()
     argv = exec_argv(
-        cache, *WELL, "--expect", "1MB", "--metrics", ":0", "--metrics-linger", "1h",
+        cache, *WELL, "--expect", "1MB", "--metrics", ":0",
         command=[*program(GROWS_THEN_WAITS, tag), str(cache)],
     )  # fmt: skip
     with running(argv) as process:
@@ -461,35 +257,8 @@ def test_a_run_is_scraped_while_it_lasts_and_once_more_at_its_end(cache):
         assert seen["cachewatch_scan_seconds_count"] >= 1
         assert abs(seen["cachewatch_last_scan_timestamp_seconds"] - time.time()) < PATIENCE_S
         Path(f"{cache}.end").touch()
-        assert eventually(lambda: not tagged(tag))
-        # A page that was made as the run ended is not the last one: a scraper asks again.
-        assert eventually(lambda: scrape_or_none(url, seen) or process.poll() is not None)
-        assert (process.returncode, seen["cachewatch_running"]) == (0, 0)
-        assert seen["cachewatch_runs_total{outcome=completed}"] == 1
-        assert seen["cachewatch_attempts_total{outcome=completed}"] == 1
-        assert seen["cachewatch_last_success_timestamp_seconds"] > 0
+        assert process.wait(PATIENCE_S) == 0
     assert_none_left(tag)
-
-
-def scrape_or_none(url: str, seen: dict[str, float]) -> None:
-    """Add what is served to `seen`; nothing where nothing is."""
-    try:
-        seen.update(scrape(url))
-    except httpx.HTTPError:
-        return
-
-
-def test_ctrl_c_ends_the_wait_for_a_last_scrape_and_the_status_stays(cache):
-    argv = exec_argv(
-        cache, *WELL, "--metrics", ":0", "--metrics-linger", "1h", command=["sh", "-c", "sleep 1.5; exit 3"]
-    )
-    with running(argv) as process:
-        scrape(url_of(process))
-        assert process.stderr is not None
-        while "open for up to 1 h, for a last scrape" not in (line := process.stderr.readline()):
-            assert line
-        process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 3
 
 
 def test_a_stall_is_in_the_file_with_its_cause(cache, tmp_path):
@@ -573,50 +342,6 @@ def test_what_cannot_be_served_starts_nothing(cache, taken, tmp_path, command):
         assert says in ran.stderr
         assert not cache.exists()
         assert not (tmp_path / "ran").exists()
-
-
-def test_without_the_library_metrics_name_the_extra_and_the_rest_works(cache):
-    hidden = "import sys; sys.modules['prometheus_client'] = None; from prefect_cachewatch.cli.main import main; main()"
-    for options, status in [(["--metrics", ":0"], 125), ([], 0)]:
-        ran = run(
-            [
-                sys.executable,
-                "-c",
-                hidden,
-                *exec_argv(cache, "--quiet", "--allow-empty", *options, command=["true"])[3:],
-            ]
-        )
-        assert ran.status == status
-        assert ran.stderr == (
-            "cachewatch: metrics need prometheus_client, which is not installed: pip install 'prefect-cachewatch[metrics]'\n"
-            if status
-            else ""
-        )
-
-
-@pytest.mark.parametrize(
-    ("options", "loaded"),
-    [([], []), (["--metrics", ":0"], ["endpoint"]), (["--metrics", "file:{}"], ["textfile"])],
-    ids=["none", "endpoint", "file"],
-)
-def test_exec_loads_of_the_metrics_what_it_needs_and_never_what_checks_input(tmp_path, options, loaded):
-    code = (
-        "import atexit, sys; from prefect_cachewatch.cli.main import main\n"
-        "atexit.register(lambda: print(*sorted(m for m in sys.modules if m in ('click', 'pydantic', 'prometheus_client',"
-        " 'prefect_cachewatch.metrics.endpoint', 'prefect_cachewatch.metrics.textfile'))))\n"
-        "main()"
-    )
-    given = [option.format(tmp_path) for option in options]
-    ran = run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            *exec_argv(tmp_path / "c", "--quiet", "--allow-empty", *given, command=["true"])[3:],
-        ]
-    )
-    expected = [f"prefect_cachewatch.metrics.{name}" for name in loaded] + ["prometheus_client"] * bool(loaded)
-    assert (ran.status, ran.stdout.split()) == (0, expected)
 
 
 def listeners(pid: int) -> set[str]:

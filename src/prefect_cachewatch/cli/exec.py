@@ -19,7 +19,6 @@ from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.run.filled_key import compared_key
 from prefect_cachewatch.run.learning import Learning, run_learned
 from prefect_cachewatch.run.outputs import check_outputs_ahead
@@ -31,7 +30,6 @@ from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.site import CacheDirectories
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -81,7 +79,7 @@ def run_exec(settings: ExecSettings, *, last: bool = False) -> int:
         CachewatchError: it cannot be run.
     """
     if settings.metrics is not None:  # the helper process must hold what it may be asked to call
-        importlib.import_module("prefect_cachewatch.metrics.textfile")
+        importlib.import_module("prefect_cachewatch.metrics.exporter")
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         return _run_with(settings, files, last=last)
 
@@ -164,7 +162,7 @@ def _watch_command(
         else:
             outcome, report = attempt(site, None, 1)
     if metrics is not None:
-        _finish_metrics(metrics, settings, outcome.name, relay.received)
+        _finish_metrics(metrics, outcome.name)
     if settings.as_json:
         print_report(report)
     return report.exit_status(relay.received[0] if relay.received else None)
@@ -181,15 +179,10 @@ def _open_metrics(settings: ExecSettings, files: Files) -> AbstractContextManage
     return exporter
 
 
-def _finish_metrics(exporter: MetricsExporter, settings: ExecSettings, outcome: str, received: Sequence[int]) -> None:
-    """Let scrapers see the end, print what went wrong with the metrics, and close them; a signal ends the wait."""
-    assert settings.metrics is not None
-    linger_s = settings.metrics.linger_s
+def _finish_metrics(exporter: MetricsExporter, outcome: str) -> None:
+    """Take in the run's end, close the metrics, and print what went wrong with them."""
     exporter.run_ended(outcome)
-    if exporter.lingers and linger_s and not received and not settings.quiet:
-        wait = f"open for up to {format_duration(linger_s)}, for a last scrape (Ctrl-C ends it)"
-        print(f"cachewatch: metrics: {wait}", file=sys.stderr, flush=True)
-    exporter.close(linger_s, lambda: bool(received))
+    exporter.close()
     if exporter.problem is not None:
         print(f"cachewatch: {exporter.problem}", file=sys.stderr, flush=True)
 

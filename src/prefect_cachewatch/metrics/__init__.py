@@ -1,5 +1,4 @@
-"""Prometheus metrics of a run: the list (`catalogue`), the values (`run`), their text (`exposition`).
+"""Prometheus metrics of a run: the list (`catalogue`), the values (`run`), their text (`page`).
 
-They go to a `destination`: an HTTP endpoint (`endpoint`) or a file for node-exporter (`textfile`). A run holds an
-`exporter`. Only `exposition` needs prometheus_client, the extra `metrics`.
+They go to a `destination`: an HTTP endpoint or a file for node-exporter (`outlets`). A run holds an `exporter`.
 """

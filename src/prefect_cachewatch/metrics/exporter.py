@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prefect_cachewatch.common.aside import Files, InPlace
 from prefect_cachewatch.common.closing import Closing
-from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import HttpAddress, parse_destination
+from prefect_cachewatch.metrics.outlets import Endpoint, Textfile, check_directory
 from prefect_cachewatch.metrics.run import RunMetrics
 from prefect_cachewatch.watching.attempt import Outcome, Watch
-
-if TYPE_CHECKING:  # each has imports of its own
-    from prefect_cachewatch.metrics.endpoint import EndpointShare
-    from prefect_cachewatch.metrics.textfile import Textfile
 
 
 class MetricsExporter(Closing):
@@ -30,7 +25,7 @@ class MetricsExporter(Closing):
         outlet: their destination.
     """
 
-    def __init__(self, run: RunMetrics, outlet: EndpointShare | Textfile) -> None:
+    def __init__(self, run: RunMetrics, outlet: Endpoint | Textfile) -> None:
         self.run = run
         self._outlet = outlet
         self._problem: str | None = None
@@ -40,11 +35,6 @@ class MetricsExporter(Closing):
     def where(self) -> str:
         """The URL, or the file."""
         return self._outlet.where
-
-    @property
-    def lingers(self) -> bool:
-        """Whether it has been scraped; `close` would then wait for the scrapers."""
-        return self._outlet.lingers
 
     @property
     def problem(self) -> str | None:
@@ -76,18 +66,13 @@ class MetricsExporter(Closing):
         """See `RunMetrics.run_ended`."""
         self._safely(lambda: self.run.run_ended(outcome))
 
-    def close(self, linger_s: float = 0.0, interrupted: Callable[[], bool] = lambda: False) -> None:
-        """Close the outlet; a run whose end was not reported has failed, or was refused before it began.
-
-        Args:
-            linger_s: how long an endpoint stays open for its scrapers, until each has come once more.
-            interrupted: whether to return at once.
-        """
+    def close(self) -> None:
+        """Close the outlet; a run whose end was not reported has failed, or was refused before it began."""
         if not self._closed:
             self._closed = True
             if not self.run.ended:
                 self.run_ended("failed" if self.run.began else "refused")
-            self._safely(lambda: self._outlet.release(linger_s, interrupted))
+            self._safely(self._outlet.close)
 
     def _safely(self, take: Callable[[], None]) -> None:
         try:
@@ -111,23 +96,17 @@ def open_metrics(where: str, name: str, cache_dirs: Sequence[Path] = (), files: 
 
     Raises:
         MetricsPortTaken: another process listens there.
-        InputError: the destination cannot be used, or prometheus_client is not installed.
+        InputError: the destination cannot be used.
 
     Example:
         >>> with open_metrics("127.0.0.1:0", "llama") as exporter:
         ...     exporter.where.startswith("http://127.0.0.1:")
         True
     """
-    target = parse_destination(where)
-    _require_library()
-    run = RunMetrics(name)
+    target, run = parse_destination(where), RunMetrics(name)
     if isinstance(target, HttpAddress):
-        from prefect_cachewatch.metrics.endpoint import EndpointShare  # noqa: PLC0415 - needs the extra
-
-        return MetricsExporter(run, EndpointShare(target, run))
-    from prefect_cachewatch.metrics.textfile import Textfile  # noqa: PLC0415
-
-    return MetricsExporter(run, Textfile(target, run, cache_dirs, files))
+        return MetricsExporter(run, Endpoint(target, run))
+    return MetricsExporter(run, Textfile(target, run, cache_dirs, files or InPlace()))
 
 
 def check_destination(where: str, cache_dirs: Sequence[Path] = (), files: Files | None = None) -> None:
@@ -142,21 +121,7 @@ def check_destination(where: str, cache_dirs: Sequence[Path] = (), files: Files 
         InputError: as `open_metrics`.
     """
     target = parse_destination(where)
-    _require_library()
     if isinstance(target, HttpAddress):
-        from prefect_cachewatch.metrics.endpoint import Endpoint  # noqa: PLC0415 - needs the extra
-
-        Endpoint(target).close()
+        Endpoint(target, RunMetrics("")).close()
     else:
-        from prefect_cachewatch.metrics.textfile import check_directory  # noqa: PLC0415
-
         check_directory(target, cache_dirs, files or InPlace())
-
-
-def _require_library() -> None:
-    try:
-        import prometheus_client  # noqa: F401, PLC0415
-    except ImportError:
-        raise InputError(
-            "metrics need prometheus_client, which is not installed: pip install 'prefect-cachewatch[metrics]'"
-        ) from None

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from prefect_cachewatch.config.quantities import Duration, Shorthand
+from prefect_cachewatch.config.quantities import Shorthand
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.metrics.destination import parse_destination
 
@@ -14,16 +14,7 @@ from prefect_cachewatch.metrics.destination import parse_destination
 class Metrics(Shorthand):
     """Prometheus metrics of a run, on the machine that runs it; in Python and YAML the destination alone is enough."""
 
-    to: str = Field(
-        description="HOST:PORT, :PORT on loopback, a range of ports such as :9464-9479 of which the first free one is "
-        "taken, or file:DIRECTORY for node-exporter."
-    )
-    linger_s: Duration = Field(
-        default=60,
-        ge=0,
-        le=3600,
-        description="How long an endpoint stays open at the end for whoever has scraped it, to see the end.",
-    )
+    to: str = Field(description="HOST:PORT, :PORT on loopback, or file:DIRECTORY for node-exporter.")
 
     @classmethod
     def _read(cls, text: str) -> dict[str, Any]:

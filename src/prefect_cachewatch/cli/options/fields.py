@@ -25,7 +25,6 @@ M = TypeVar("M", bound=BaseModel)
 _NAMES = {
     "command": "COMMAND",
     "to": "--metrics",
-    "linger_s": "--metrics-linger",
     "warmup_begins_log": "--warmup-begins",
     "warmup_begins_file": "--warmup-begins",
 }

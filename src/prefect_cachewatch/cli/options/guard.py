@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch.cli.options.container import CONTAINER_SECTION, container_from, environment_from
-from prefect_cachewatch.cli.options.fields import DURATION, Fields, build_model
+from prefect_cachewatch.cli.options.fields import Fields, build_model
 from prefect_cachewatch.cli.options.profile_choice import PROFILE_OPTIONS, profile_from
 from prefect_cachewatch.cli.options.ready import READY_SECTION, WARMUP
 from prefect_cachewatch.cli.options.sections import Section, option
@@ -103,14 +103,7 @@ _OUTPUT = [
     option(
         "--metrics",
         metavar="WHERE",
-        help="Prometheus metrics; HOST:PORT, :PORT on loopback, a range :9464-9479, or file:DIR for node-exporter.",
-    ),
-    option(
-        "--metrics-linger",
-        type=DURATION,
-        default="1m",
-        show_default=True,
-        help="How long the endpoint stays at the end for whoever has scraped it, to see the end.",
+        help="Prometheus metrics; HOST:PORT, :PORT on loopback, or file:DIR for node-exporter.",
     ),
 ]
 
@@ -250,7 +243,7 @@ def metrics_from(options: dict[str, Any]) -> Metrics | None:
         return None
     if where.startswith("file:") and where != "file:" and not where.startswith("file:///"):
         where = f"file:{make_absolute([where.removeprefix('file:')])[0]}"
-    return build_model(Metrics, to=where, linger_s=options["metrics_linger"])
+    return build_model(Metrics, to=where)
 
 
 def poll_note(stall: StallPolicy, asked: bool) -> str | None:
