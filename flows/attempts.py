@@ -419,7 +419,8 @@ def write_reports(inputs: Inputs, report: Report, name: str) -> None:
         report: the report.
         name: file name in the run directory.
     """
-    note_report(report)
+    again = report.retry is not None and report.retry.again
+    note_report(report, last=not again and (inputs.delivery is None or report.outcome != "completed"))
     for path in (inputs.run_dir / name, inputs.outputs.report):
         if path is not None and (problem := write_report_within(inputs.files, report, path)):
             inputs.logger.warning(problem)

@@ -74,7 +74,7 @@ class Telling:
         self.has_begun, self.since_s, self.watch = True, None, watch
 
     def tell(self) -> None:
-        """Note that the run has ended, and now only waits for the API."""
+        """Note that the run, or its last attempt, has ended, and now only waits for the API."""
         self.since_s, self.watch = time.monotonic(), None
 
 
@@ -92,14 +92,17 @@ def note_work(watch: Watch | None = None) -> None:
         told.work(watch)
 
 
-def note_report(report: Report) -> None:
+def note_report(report: Report, *, last: bool) -> None:
     """Note the report of an attempt that has ended, if somebody reads it.
 
     Args:
         report: the report.
+        last: whether the run now only waits for the API; false if another attempt or the publication follows.
     """
     if (told := whom_to_tell.get()) is not None:
         told.report = report
+        if last:
+            told.tell()
 
 
 def note_end() -> None:
