@@ -164,9 +164,10 @@ test-faults: $(VENV)/.test ## Inject real faults, and write build/faults.md; bes
 	@mkdir -p build
 	FAULTS_TABLE=build/faults.md $(BIN)/pytest -m faults tests/faults $(ARGS)
 
-# The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes docs/peers.md.
-test-peers: $(VENV)/.test ## Run the checks of timeout's, dumb-init's and tini's test suites; write docs/peers.md.
-	PEERS_TABLE=docs/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers $(ARGS)
+# The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes build/peers.md.
+test-peers: $(VENV)/.test ## Run the checks of timeout's, dumb-init's and tini's test suites; write build/peers.md.
+	@mkdir -p build
+	PEERS_TABLE=build/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers $(ARGS)
 
 # Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
 test-containers: $(VENV)/.test ## Test containers on an engine of its own; as root.
