@@ -5,7 +5,7 @@
 --readable makes a path below a private directory (the interpreter below /root) reachable for any user; --tmpfs mounts
 a small file system; --overlay DIR OPTIONS mounts overlayfs over two file systems in memory, a directory `cache` with 40 files
 in the lower one; --bind mounts a directory on itself, so that it can be remounted; --fuse DIR PIDFILE mounts a file
-system that can hang (see fuse_server.py). Nothing of it is seen outside.
+system that can hang (see fuse_server.py), and --sshfs one that says it is sshfs. Nothing of it is seen outside.
 """
 
 import ctypes
@@ -58,13 +58,13 @@ def mount_overlay(directory: str, options: str) -> None:
     mount("overlay", directory, "overlay", 0, f"lowerdir={lower},upperdir={upper}/up,workdir={upper}/work,{options}")
 
 
-def mount_fuse(directory: str, pid_file: str) -> None:
+def mount_fuse(directory: str, pid_file: str, kind: str) -> None:
     """Mount a file system of `fuse_server` and start its process, whose pid goes to a file."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     from fuse_server import Server
 
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    mount("hanging", directory, "fuse", 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other")
+    mount("hanging", directory, kind, 0, f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other")
     if os.fork() == 0:
         os.setsid()
         null = os.open("/dev/null", os.O_RDWR)
@@ -95,8 +95,8 @@ def main(words: list[str]) -> None:
         elif rest[0] == "--tmpfs":
             mounts.append((rest[1], rest[2]))
             rest = rest[3:]
-        elif rest[0] == "--fuse":
-            fuse.append((rest[1], rest[2]))
+        elif rest[0] in ("--fuse", "--sshfs"):
+            fuse.append((rest[1], rest[2], "fuse" if rest[0] == "--fuse" else "fuse.sshfs"))
             rest = rest[3:]
         elif rest[0] == "--overlay":
             overlays.append((rest[1], rest[2]))
@@ -114,8 +114,8 @@ def main(words: list[str]) -> None:
             mount(directory, directory, "", MS_BIND)
     for directory, options in overlays:
         mount_overlay(directory, options)
-    for directory, pid_file in fuse:
-        mount_fuse(directory, pid_file)
+    for directory, pid_file, kind in fuse:
+        mount_fuse(directory, pid_file, kind)
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)

@@ -142,17 +142,13 @@ class Creation:
         """
         self.sighted, self._problem = False, None
         self._check_samples()
-        made, inodes = array("q"), array("q")
+        made = array("q")
         for index, held in enumerate(self.held):
             now = make_stamp(held.fd)
             for path, name, entry in self._entries(held):
-                if entry.is_file and entry.links == 1:
-                    inodes.append(hash((entry.device, entry.inode)))
                 if self._is_made(index, path, name, entry, now):
                     made.append(_as_sighted(index, path, entry))
                     self._sample(index, path, entry)
-        if self._problem is None and _has_twins(inodes):
-            self._problem = "two files have one inode number on this file system"
         self._made, self.sighted = _sort(made), True
         return {"made": len(made)}
 
@@ -305,11 +301,6 @@ def _holds(values: array[int], value: int) -> bool:
     """Say whether sorted numbers contain a value."""
     place = bisect_left(values, value)
     return place < len(values) and values[place] == value
-
-
-def _has_twins(values: array[int]) -> bool:
-    ordered = _sort(values)
-    return any(ordered[i] == ordered[i + 1] for i in range(len(ordered) - 1))
 
 
 def _is_layered(number: int | None) -> bool:

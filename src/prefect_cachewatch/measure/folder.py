@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from typing import Literal, NamedTuple
 
     from prefect_cachewatch.measure.snapshot import StatLike
-
-    Column = array[int] | list[int]
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
@@ -82,11 +80,11 @@ class Listing(NamedTuple):
     directory: str
     rank: int
     names: str
-    facts: Column
+    facts: array[int]
     """Inode numbers, then sizes, blocks and change times: any change to a file changes one of these."""
-    modified: Column | None
+    modified: array[int] | None
     """Modification times; None if each equals the change time."""
-    accessed: Column
+    accessed: array[int]
     """Access times; folders do not store them."""
     links: array[int] | None
     """Link counts; None if every file has only one name."""
@@ -104,7 +102,7 @@ class Listing(NamedTuple):
             self.accessed[index],
         )  # fmt: skip
 
-    def inodes(self) -> Column:
+    def inodes(self) -> array[int]:
         """Return the inode numbers."""
         return self.facts[: len(self)]
 
@@ -125,31 +123,27 @@ class Listing(NamedTuple):
         )  # fmt: skip
 
 
-def read_facts(stats: Sequence[StatLike]) -> Column:
+def read_facts(stats: Sequence[StatLike]) -> array[int]:
     """Pack inode numbers, sizes, blocks and change times, column after column."""
     values = [*map(_inode_of, stats), *map(_size_of, stats), *map(_blocks_of, stats), *map(_changed_of, stats)]
     return _column("Q", values)
 
 
-def _column(code: Literal["q", "Q"], values: list[int]) -> Column:
+def _column(code: Literal["q", "Q"], values: list[int]) -> array[int]:
     try:
         return array(code, values)
     except OverflowError:
-        return values
+        return array(code, [clamped(code, value) for value in values])
 
 
-def _put(column: Column, index: int, value: int) -> Column:
-    """Set a value; return the column, or a list in its place if the value does not fit."""
-    try:
-        column[index] = value
-    except OverflowError:
-        column = list(column)
-        column[index] = value
-    return column
+def clamped(code: str, value: int) -> int:
+    """A date that 64 bits do not hold, such as one after 2262, becomes the nearest one."""
+    least, most = (0, (1 << 64) - 1) if code == "Q" else (-(1 << 63), (1 << 63) - 1)
+    return min(max(value, least), most)
 
 
 def read_listing(
-    directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: Column | None = None
+    directory: str, rank: int, names: str, stats: Sequence[StatLike], facts: array[int] | None = None
 ) -> Listing:
     """Pack the result of a scan.
 
@@ -214,7 +208,7 @@ class Folder:
         """Whether all its files existed at the start, and no byte of them has been counted."""
         return isinstance(self.codes, int) and self.codes <= _ORIGINAL
 
-    def sizes(self) -> Column:
+    def sizes(self) -> array[int]:
         """Return the apparent sizes."""
         return self.facts[len(self) : 2 * len(self)]
 
@@ -243,11 +237,11 @@ class Folder:
             folder.codes = folder.codes[0]
         return folder
 
-    def is_as_listed(self, names: str, facts: Column) -> bool:
+    def is_as_listed(self, names: str, facts: array[int]) -> bool:
         """Whether nothing has changed since."""
         return not self.linked and self.facts == facts and self.names == names
 
-    def has_the_same_files(self, names: str, facts: Column) -> bool:
+    def has_the_same_files(self, names: str, facts: array[int]) -> bool:
         """Whether the same inodes have the same names, in the same order."""
         count = len(self)
         return (
@@ -257,7 +251,7 @@ class Folder:
             and self.facts[:count] == facts[:count]
         )
 
-    def changed_indices(self, facts: Column) -> list[int]:
+    def changed_indices(self, facts: array[int]) -> list[int]:
         """Return the indices of the files that differ, for a listing with the same files."""
         count, old = len(self), self.facts
         found: set[int] = set()
@@ -278,7 +272,7 @@ class Folder:
             or facts[3 * count + index] != status.st_ctime_ns
         )
 
-    def inodes(self) -> Column:
+    def inodes(self) -> array[int]:
         """Return the inode numbers."""
         return self.facts[: len(self)]
 
@@ -315,8 +309,8 @@ class Folder:
         if self.modified is None and record.modified_ns != record.changed_ns:
             self.modified = _column("q", list(facts[3 * count :]))
         if self.modified is not None:
-            self.modified = _put(self.modified, index, record.modified_ns)
-        self.facts = _put(facts, 3 * count + index, record.changed_ns)
+            self.modified[index] = clamped("q", record.modified_ns)
+        facts[3 * count + index] = clamped("Q", record.changed_ns)
         code = _code(record)
         if isinstance(self.codes, int) and self.codes != code:
             self.codes = array("i", [self.codes]) * count
@@ -411,20 +405,6 @@ class Missing:
                 for index, (key, record) in enumerate(zip(folder.keys(), folder.records(), strict=True)):
                     if key in keys and key not in self.found:
                         self.found[key], self._places[key] = record, (folder, index)
-
-    def look_for_renamed(self, came: Mapping[tuple[int, int, int], list[int]]) -> None:
-        """Find files that are identified by path and have reappeared at another one, for `found` and `take`.
-
-        Args:
-            came: (rank, size, modification time) to the numbers of unknown files; the ones found are removed from it.
-        """
-        for _, folders in reversed(self._folders) if came else ():
-            for folder in folders:
-                for index, (key, record) in enumerate(zip(folder.keys(), folder.records(), strict=True)):
-                    numbers = came.get((folder.rank, record.size_bytes, record.modified_ns))
-                    if numbers and key & _INODE:
-                        number = numbers.pop()
-                        self.found[number], self._places[number] = record, (folder, index)
 
     def take(self, key: int) -> None:
         """Remove a file that was found."""

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
 
-NO_NAME = " (no name)"  # ends the displayed path of a file that has no name
-
 
 class Growth(NamedTuple):
     """The ledger's totals after a scan; all bytes.

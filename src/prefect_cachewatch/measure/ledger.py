@@ -12,9 +12,9 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import count
 
-from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, Missing, read_facts, read_listing
+from prefect_cachewatch.measure.folder import FileRecord, Folder, Listing, Missing, clamped, read_facts, read_listing
 from prefect_cachewatch.measure.growth import Growth, Rewriting
-from prefect_cachewatch.measure.numbers import Numbers, Sightings, renumber_folder, renumber_listing
+from prefect_cachewatch.measure.numbers import Numbers
 from prefect_cachewatch.measure.rewriting import find_rewriting, take_start
 
 TYPE_CHECKING = False
@@ -68,6 +68,7 @@ class Ledger:
     Args:
         birth_ns: returns the creation time of a path in nanoseconds, or None if unknown. Called only when an inode
             number appears under another path, to tell a rename from a reused number.
+        by_path: directories whose files are identified by path; see `known_by_path`.
 
     Example:
         >>> import os
@@ -76,7 +77,9 @@ class Ledger:
         0
     """
 
-    def __init__(self, birth_ns: Callable[[str], int | None] = lambda path: None) -> None:
+    def __init__(
+        self, birth_ns: Callable[[str], int | None] = lambda path: None, by_path: tuple[str, ...] = ()
+    ) -> None:
         self.scans = 0
         self.moved: list[tuple[str, str]] = []
         """Directory and name of each file that grew or was written to in the last scan."""
@@ -90,11 +93,7 @@ class Ledger:
         # A file that a scan did not find may have been moved during the scan, or to a place where the scan did not
         # look.
         self._missing = Missing()
-        self._numbers = Numbers()
-        self._unnamed: dict[int, FileRecord] = {}
-        self._unnamed_seen: dict[int, tuple[str, str, StatLike]] = {}
-        # Files that shared their number with another one in the last full scan, by number and path.
-        self._collided: set[tuple[int, str]] = set()
+        self._numbers = Numbers(by_path)
         self._full = True
         self._begun = 0
         # How many parts of a directory have arrived; in a full scan only for directories whose first part has changed.
@@ -118,11 +117,6 @@ class Ledger:
         """The records of all files that were present in the last scan."""
         return Files(self._folders)
 
-    @property
-    def by_path(self) -> bool:
-        """Whether inode numbers of a watched device turned out not to be unique or not to be stable."""
-        return bool(self._numbers.by_path)
-
     def begin(self, full: bool = True) -> None:
         """Begin a scan. A scan that is never ended leaves no trace.
 
@@ -133,7 +127,6 @@ class Ledger:
         self._full = full
         self._begun += 1
         self._parts, self._start, self._staged, self._patches, self._looks = {}, {}, {}, [], []
-        self._unnamed_seen = {}
 
     def is_same(self, directory: str, rank: int, names: Sequence[str], stats: Sequence[StatLike]) -> bool:
         """Accept all entries of a directory, or of a part of it, if they are unchanged.
@@ -155,8 +148,7 @@ class Ledger:
             folder = self._folders.get((directory, part) if part else directory)
             if folder is None:
                 return False
-        if rank in self._numbers.odd:
-            stats = self._numbers.of(directory, rank, names, stats)
+        stats = self._numbers.of(directory, rank, names, stats)
         # A full scan spends most of its user time on this line.
         if folder.linked or folder.rank != rank or folder.facts != read_facts(stats) or folder.names != "/".join(names):
             return False
@@ -185,8 +177,7 @@ class Ledger:
             return
         key = (directory, part) if part else directory
         self._numbers.notice(rank, stats)
-        if rank in self._numbers.odd:
-            stats = self._numbers.of(directory, rank, names, stats)
+        stats = self._numbers.of(directory, rank, names, stats)
         joined, facts = "/".join(names), read_facts(stats)
         folder = self._folders.get(key)
         if folder is not None and folder.rank == rank:
@@ -233,27 +224,13 @@ class Ledger:
                 status = looks.get(name)
                 if status is None:
                     continue
-                if folder.rank in self._numbers.odd:
-                    (status,) = self._numbers.of(directory, folder.rank, [name], [status])
+                (status,) = self._numbers.of(directory, folder.rank, [name], [status])
                 if status.st_ino != folder.facts[index] or status.st_nlink != 1:
                     return False
                 missing -= 1
                 if folder.differs(index, status):
                     self._looks.append((folder, index, status))
         return missing == 0
-
-    def see_unnamed(self, directory: str, rank: int, name: str, status: StatLike) -> None:
-        """Record a file without a name, in a scan that looks for such files; it counts once, even if named later.
-
-        Args:
-            directory: the one it would be in, with a trailing slash.
-            rank: number of its device within the scan.
-            name: what to call it.
-            status: its stat result.
-        """
-        if rank in self._numbers.odd:
-            (status,) = self._numbers.of(directory, rank, [name], [status])
-        self._unnamed_seen[status.st_ino | rank << 64] = directory, name, status
 
     def end(self) -> Growth:
         """End the scan.
@@ -274,9 +251,7 @@ class Ledger:
             folder.put(index, after)
             self._bytes_present += after.size_bytes - before.size_bytes
             self._blocks_present += after.blocks - before.blocks
-        self._let_go_of_unnamed()
         self._take_staged(self._stale())
-        self._take_unnamed()
         if self._full:
             self._missing.end_full_scan()
         if self.scans == 0:
@@ -373,11 +348,19 @@ class Ledger:
         return folders
 
     def _take_staged(self, stale: list[Folder]) -> None:
-        pool, seen, elsewhere = self._sightings(stale)
+        pool = {key: record for folder in stale for key, record in zip(folder.keys(), folder.records(), strict=True)}
+        steady: set[int] = set()  # numbers of files that still have their earlier name: others are additional ones
+        unknown: set[int] = set()
+        for listing in self._staged.values():
+            for key, name in zip(listing.keys(), listing.names.split("/"), strict=True):
+                record = pool.get(key)
+                if record is None:
+                    unknown.add(key)
+                elif record.name == name and record.directory == listing.directory:
+                    steady.add(key)
         # A file that this scan saw elsewhere, or that is known from a place where it did not look, is not new.
-        self._missing.look_for(seen.unknown.keys() - elsewhere)
-        by_path = self._numbers.by_path
-        self._missing.look_for_renamed(seen.by_size_and_date(by_path, elsewhere | self._missing.found.keys()))
+        elsewhere = self._known(unknown)
+        self._missing.look_for(unknown - elsewhere)
         taken = set(elsewhere)
         found: list[tuple[_Key, Listing, list[int], list[FileRecord | None]]] = []
         for place, listing in self._staged.items():
@@ -391,7 +374,7 @@ class Ledger:
                 record, status = pool.get(key), listing.seen(index)
                 if (
                     record is not None
-                    and key in seen.steady
+                    and key in steady
                     and (record.name != names[index] or record.directory != listing.directory)
                 ):
                     if status.st_nlink == 1:
@@ -416,77 +399,9 @@ class Ledger:
             # A folder with linked files is compared again in each scan, since any of their names may go.
             self._add(place, Folder.of_records(kept, made, linked=listing.links is not None))
 
-    def _sightings(self, stale: list[Folder]) -> tuple[dict[int, FileRecord], Sightings, set[int]]:
-        """Match what was seen with what was known.
-
-        Returns:
-            The records of changed folders, the sightings of files, and the numbers of files in unchanged folders.
-        """
-        while True:
-            pool = {
-                key: record for folder in stale for key, record in zip(folder.keys(), folder.records(), strict=True)
-            }
-            seen = Sightings(self._staged.values(), pool)
-            doubted = seen.renumbered(pool, self._numbers)
-            elsewhere = self._known(seen.unknown.keys())
-            collided = seen.collided(elsewhere if self._full else {})
-            if collided:
-                known = {record.path for folder in stale for record in folder.records()}
-                doubted |= {
-                    key >> 64
-                    for key, path, other in collided
-                    # A file that was moved during the scan would not collide again. Before the first scan there are no
-                    # moves.
-                    if not self.scans or {path, other} <= known or (key, path) in self._collided
-                }
-            if not doubted:
-                if self._full:
-                    self._collided = {(key, path) for key, path, _ in collided}
-                return pool, seen, set(elsewhere)
-            for rank in doubted:
-                self._go_by_path(rank, stale)
-
-    def _go_by_path(self, rank: int, stale: list[Folder]) -> None:
-        self._numbers.go_by_path(rank)
-        self._missing = Missing()
-        for folder in [*self._folders.values(), *stale]:
-            if folder.rank == rank:
-                renumber_folder(folder)
-        for place, listing in self._staged.items():
-            if listing.rank == rank:
-                self._staged[place] = renumber_listing(listing)
-
-    def _let_go_of_unnamed(self) -> None:
-        """Count as missing the files without a name that are now named or closed, as far as this scan looked."""
-        if not self._unnamed:
-            return
-        named = set[int]().union(*(listing.keys() for listing in self._staged.values()))
-        gone = {
-            key: record
-            for key, record in self._unnamed.items()
-            if key in named or (self._unnamed_seen and key not in self._unnamed_seen)
-        }
-        for key, record in gone.items():
-            del self._unnamed[key]
-            self._bytes_kept -= record.written_bytes
-            self._blocks_kept -= record.written_blocks
-        self._missing.add(gone)
-
-    def _take_unnamed(self) -> None:
-        if not self._unnamed_seen:
-            return
-        self._missing.look_for(self._unnamed_seen.keys() - self._unnamed.keys())
-        for key, (directory, name, status) in self._unnamed_seen.items():
-            record = self._unnamed.get(key)
-            if record is None:
-                record = self._claim({}, key, directory, name, status) or self._new(directory, name, status)
-            elif record.changed_ns != status.st_ctime_ns:
-                record = self._changed(record, directory, name, status)
-            self._unnamed[key] = record
-
-    def _known(self, keys: Set[int]) -> dict[int, FileRecord]:
-        """Return the records of the given inodes that are in folders."""
-        found: dict[int, FileRecord] = {}
+    def _known(self, keys: Set[int]) -> set[int]:
+        """Return those of the given inodes that are in folders."""
+        found: set[int] = set()
         if not keys or not self._folders:
             return found
         ranks: dict[int, set[int]] = {}
@@ -499,11 +414,7 @@ class Ledger:
                 here = ranks[folder.rank].intersection(folder.inodes())
                 if here:
                     self.doubtful.add(folder.directory)
-                    inodes = folder.inodes()
-                    names = folder.names.split("/")
-                    for inode in here:
-                        index = inodes.index(inode)
-                        found[inode | folder.rank << 64] = folder.record(index, names[index])
+                    found |= {inode | folder.rank << 64 for inode in here}
         return found
 
     def _claim(
@@ -572,7 +483,8 @@ class Ledger:
         # the modification time, but so does touch(1). A touch sets the access time to the same moment, but so may a
         # read and a write in one tick, or a write through a mapping. A change of mode moves only the change time, but
         # so do a write followed by setting the date back. These cases count no bytes, but still count as activity.
-        moved = status.st_mtime_ns != record.modified_ns
+        modified_ns = clamped("q", status.st_mtime_ns)
+        moved = modified_ns != record.modified_ns
         is_touch = size == record.size_bytes and (
             status.st_atime_ns == status.st_mtime_ns
             if moved
@@ -591,7 +503,7 @@ class Ledger:
         after = FileRecord(
             directory, name, size, blocks,
             max(size, high_bytes), max(blocks, high_blocks),
-            status.st_mtime_ns, status.st_ctime_ns,
+            modified_ns, status.st_ctime_ns,
             record.written_bytes + grown, record.written_blocks + grown_blocks,
             self.scans if has_grown else record.grown_scan,
             record.original and not has_grown,

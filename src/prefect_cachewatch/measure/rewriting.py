@@ -6,6 +6,7 @@ Standard library only, since it runs in the scan process.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
@@ -13,10 +14,10 @@ from prefect_cachewatch.measure.growth import Rewriting
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from prefect_cachewatch.measure.folder import Column, FileRecord, Folder
+    from prefect_cachewatch.measure.folder import FileRecord, Folder
 
     # Directory, file names joined by slashes, sizes in bytes.
-    StartListing = list[tuple[str, str, Column]]
+    StartListing = list[tuple[str, str, array[int]]]
 
 
 def take_start(folders: Iterable[Folder]) -> StartListing:
@@ -66,7 +67,7 @@ def find_rewriting(
     )
 
 
-def _sizes(listings: Iterable[tuple[str, str, Column]]) -> Iterator[tuple[str, int]]:
+def _sizes(listings: Iterable[tuple[str, str, array[int]]]) -> Iterator[tuple[str, int]]:
     for _, names, sizes in listings:
         yield from zip(names.split("/"), sizes, strict=True)
 

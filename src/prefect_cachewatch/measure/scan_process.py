@@ -31,7 +31,6 @@ from prefect_cachewatch.measure.tree import Tree, TreeScan
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
 _AT_FDCWD, _STATX_BTIME, _AT_SYMLINK_NOFOLLOW = -100, 0x800, 0x100
@@ -46,7 +45,7 @@ class ScanServer:
     def __init__(self) -> None:
         self.roots: list[str] = []
         self.ignore: list[str] = []
-        self.identities: dict[str, tuple[int, int]] = {}
+        self.by_path: tuple[str, ...] = ()
         self.creation: Creation | None = None
         self.ledger = Ledger(birth_ns)
         self.tree = Tree([], [], self.ledger)
@@ -74,13 +73,11 @@ class ScanServer:
         self.tree, self.filling = Tree(roots, ignore, self.ledger), Filling()
         return self.scan(space=True)
 
-    def scan(
-        self, full: bool = True, budget_s: float = 1.0, holders: Sequence[int] = (), space: bool = False
-    ) -> dict[str, Any]:
+    def scan(self, full: bool = True, budget_s: float = 1.0, space: bool = False) -> dict[str, Any]:
         began = time.perf_counter()
         if self.mark is not None:
             self.mark.begin_scan()
-        made = self.tree.full_scan(holders) if full else self.tree.partial_scan(budget_s, holders)
+        made = self.tree.full_scan() if full else self.tree.partial_scan(budget_s)
         answer = self._answer(made, began)
         answer["no_room"] = find_full(self.roots)
         if space:
@@ -96,7 +93,7 @@ class ScanServer:
             "errors": walk.errors,
             "linked": list(walk.linked_directories),
             "full": made.full,
-            "by_path": self.ledger.by_path,
+            "by_path": bool(self.by_path),
         }
         if growth is not None:
             if (filled_ns := self.filling.look(self.ledger.in_place)) is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from types import MappingProxyType
 
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-from prefect_cachewatch.measure.descent import Descent, find_borders
+from prefect_cachewatch.measure.borders import find_borders
 from prefect_cachewatch.measure.links import LINKS_MAX
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
@@ -43,6 +43,8 @@ _mode_of = operator.attrgetter("st_mode")
 THREADS = 16
 _WAITING_S = 0.0002  # for a call; a local one takes 2 us, one to a server in the same building 300 us and more
 _SAMPLE = 64
+# What lies deeper is not measured, and the scan says so: a path below it must stay within the kernel's 4,096 bytes.
+_LEVELS_MAX, _PATH_BYTES_MAX = 100, 3800
 
 
 class StatLike(Protocol):
@@ -277,48 +279,49 @@ def walk_below(
     Raises:
         OSError: the directory itself cannot be listed.
     """
-    # Depth first; directories that are open on the way down are pinned against renames and links.
+    # Depth first; the directories on the way down stay open, which pins them against renames and links.
+    below: Subdirectories = []
     try:
         status = os.fstat(top_fd)
-    except OSError:
+        if not walk.has_entered(status, rank):
+            below = list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk)
+    except BaseException:
         os.close(top_fd)
         raise
-    way = Descent(top_fd, status)
+    way = [(top, top_fd, below)]
     try:
-        device = status.st_dev
-        if walk.has_entered(status, rank):
-            return
-        stack = [(top, list_directory(top_fd, top, status, root_length, rank, ignored, visit, note, walk))]
-        while stack:
-            here, pending = stack[-1]
-            parent = way.fd
-            if not pending or parent is None:
-                stack.pop()
-                way.leave()
+        while way:
+            here, parent, pending = way[-1]
+            if not pending:
+                way.pop()
+                os.close(parent)
                 continue
             name, own = pending.pop()
+            path = f"{here}{name}/"
+            if len(way) >= _LEVELS_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
+                note_error(walk, here + name, OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)))
+                continue
             try:
                 fd = os.open(name, OPEN_DIRECTORY, dir_fd=parent)
             except OSError as error:
                 note_error(walk, here + name, error)
                 continue
-            below: Subdirectories = []
-            path = f"{here}{name}/"
+            below = []
             try:
                 if own is None:
                     own = os.fstat(fd)
-                if own.st_dev == device and not walk.has_entered(own, rank):
+                if own.st_dev == status.st_dev and not walk.has_entered(own, rank):
                     below = list_directory(fd, path, own, root_length, rank, ignored, visit, note, walk)
             except OSError as error:
                 note_error(walk, here + name, error)
             finally:
-                if not below:
+                if below:
+                    way.append((path, fd, below))
+                else:
                     os.close(fd)
-            if below and own is not None:
-                way.enter(name, fd, own)
-                stack.append((path, below))
     finally:
-        way.close()
+        for _, fd, _ in way:
+            os.close(fd)
 
 
 def list_directory(

@@ -11,13 +11,13 @@ import operator
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.tuples import NamedTuple
-from prefect_cachewatch.measure.descent import find_borders
-from prefect_cachewatch.measure.growth import NO_NAME, Growth
+from prefect_cachewatch.measure.borders import find_borders
+from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.measure.links import Links
 from prefect_cachewatch.measure.snapshot import (
@@ -41,16 +41,11 @@ _QUIET_MIN = 1000
 _COARSE_NS = 2_000_000_000
 
 
-# So that a path with a name in it stays below the kernel's limit, at four bytes for each character.
-_LONG_PATH = 950
-
 _pack = struct.Struct("QQqq").pack
 _identity_and_times = operator.attrgetter("st_dev", "st_ino", "st_mtime_ns", "st_ctime_ns")
 
 
 _LINK_RANKS = 1 << 20
-_DELETED = " (deleted)"
-_BUDGET_S = 0.2
 
 
 def _pack_facts(status: os.stat_result) -> bytes:
@@ -117,15 +112,8 @@ class Tree:
         self._doubtful: set[str] = set()
         """Directories whose date proves nothing, to be listed in the next partial scan."""
 
-    def full_scan(self, holders: Sequence[int] = ()) -> TreeScan:
-        """Scan everything.
-
-        Args:
-            holders: pids at the top of a process tree whose files without a name are included.
-
-        Returns:
-            The scan.
-        """
+    def full_scan(self) -> TreeScan:
+        """Scan everything."""
         # The known state is updated in place; an error on the way makes the next scan a full one. A directory whose
         # files are unchanged needs no new date, unless its date proved nothing.
         to_note = self._doubtful if self._known else EVERYTHING
@@ -149,7 +137,6 @@ class Tree:
         self._root_of = {r.path: (r, ranks.setdefault(r.device, len(ranks))) for r in walk.roots}
         self._link_paths = walk.links
         self._look_at_links(walk)
-        self._look_at_unnamed(holders)
         growth = self.ledger.end()
         self._known, self._quiet = known, []
         if self.ledger.scans == 1:
@@ -157,12 +144,11 @@ class Tree:
         self._after()
         return TreeScan(growth, walk, True)
 
-    def partial_scan(self, budget_s: float, holders: Sequence[int] = ()) -> TreeScan:
+    def partial_scan(self, budget_s: float) -> TreeScan:
         """Scan the files that changed recently and the directories; everything if nothing is known yet.
 
         Args:
             budget_s: after this time nothing more is looked at; recently changed files come first.
-            holders: as in a full scan.
 
         Returns:
             The scan; a full one if a partial one is not possible.
@@ -177,19 +163,17 @@ class Tree:
                 break
             walk.roots.append(root)
         if not self._known or len(walk.roots) < len(self._root_of) or find_borders(self.roots) != self._borders:
-            return self.full_scan(holders)
+            return self.full_scan()
         stop_s = time.monotonic() + budget_s
         known, self._new = self._known, {}
         self._settled_ns = self._wall_ns() - _COARSE_NS
         self._known = {}  # an error on the way makes the next scan a full one
         self.ledger.begin(full=False)
         first = self._look_at_hot_files(known, stop_s - budget_s / 2, walk)
-        if not self.ledger.by_path:  # a renamed file is told from a new one only in a full scan
-            self._look_at_directories(known, first, stop_s, walk)
+        self._look_at_directories(known, first, stop_s, walk)
         walk.calls.close()
         os.chdir("/")
         self._look_at_links(walk)
-        self._look_at_unnamed(holders)
         growth = self.ledger.end()
         known.update(self._new)
         self._known, self._new = known, {}
@@ -212,25 +196,9 @@ class Tree:
         for (directory, rank), files in found.items():
             self.ledger.see(directory, rank, [name for name, _ in files], [status for _, status in files])
 
-    def _look_at_unnamed(self, holders: Sequence[int]) -> None:
-        if not holders:
-            return
-        for path, status in find_unnamed(self.roots, holders):
-            root, rank = self._root_above(path)
-            directory, name = _parent(path), path.rpartition("/")[2]
-            relative = directory[len(root.path.rstrip("/")) + 1 :]
-            if self._is_beyond_border(path, root.path):
-                continue
-            if status.st_dev == root.device and not (self._ignored and self._ignored(name, relative)):
-                self.ledger.see_unnamed(directory, rank, name + NO_NAME, status)
-
     def _root_above(self, path: str) -> tuple[RootScan, int]:
         above = [entry for entry in self._root_of.values() if path.startswith(entry[0].path.rstrip("/") + "/")]
         return max(above, key=lambda entry: len(entry[0].path))
-
-    def _is_beyond_border(self, path: str, root: str) -> bool:
-        below = (entry for entry in self._borders.items() if entry[0].startswith(root.rstrip("/") + "/"))
-        return any(f"{path}/".startswith(f"{around}{name}/") for around, names in below for name in names)
 
     def _after(self) -> None:
         scan = self.ledger.scans
@@ -246,8 +214,6 @@ class Tree:
                 self._doubtful.add(directory)
 
     def _note(self, path: str, status: os.stat_result, below: tuple[str, ...]) -> None:
-        if len(path) > _LONG_PATH:  # partial scans go by path: what lies this deep is left to the full ones
-            return
         facts, settled = _pack_facts(status), status.st_mtime_ns < self._settled_ns
         directory = self._new.get(path)
         if directory is None:
@@ -394,57 +360,3 @@ def _open_below(root: str, path: str) -> int:
         with Opened(fd) as above:
             fd = os.open(name, OPEN_DIRECTORY, dir_fd=above)
     return fd
-
-
-def find_unnamed(
-    roots: Sequence[str], holders: Iterable[int], budget_s: float = _BUDGET_S
-) -> Iterator[tuple[str, os.stat_result]]:
-    """Find regular files without a name that a process tree holds open below some directories.
-
-    Args:
-        roots: absolute directories.
-        holders: pids at the top of the tree.
-        budget_s: the longest time, in seconds; processes not reached by then are left out.
-
-    Returns:
-        The path that each would have, or had, and its stat result; a file that is held twice appears twice.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as d, tempfile.TemporaryFile(dir=d) as file:
-        ...     _ = file.write(b"abc"), file.flush()
-        ...     [status.st_size for _, status in find_unnamed([os.path.realpath(d)], [os.getpid()])]
-        [3]
-    """
-    below = tuple(root.rstrip("/") + "/" for root in roots)
-    end_s = time.monotonic() + budget_s
-    pending, seen = list(holders), set[int]()
-    while pending and time.monotonic() < end_s:
-        pid = pending.pop(0)
-        if pid in seen:
-            continue
-        seen.add(pid)
-        try:
-            fds = os.listdir(f"/proc/{pid}/fd")
-            pending += _children(pid)
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        for fd in fds:
-            link = f"/proc/{pid}/fd/{fd}"
-            try:
-                target = os.readlink(link)
-                if not target.endswith(_DELETED) or not target.startswith(below):
-                    continue
-                status = os.stat(link)
-            except OSError:
-                continue
-            if status.st_mode & 0o170000 == 0o100000 and status.st_nlink == 0:
-                yield target.removesuffix(_DELETED), status
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-            found += map(int, file.read().split())
-    return found

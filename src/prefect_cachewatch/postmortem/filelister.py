@@ -17,7 +17,7 @@ from json.encoder import encode_basestring_ascii
 
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.secrets import redact
-from prefect_cachewatch.measure.descent import find_borders
+from prefect_cachewatch.measure.borders import find_borders
 
 _BATCH = 1000
 _MAX_DEPTH = 128

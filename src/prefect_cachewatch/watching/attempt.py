@@ -501,13 +501,11 @@ class Watch:
             rule: the stall rule.
             baseline: the scan process's answer to `site.begin()`.
         """
-        supervisor = self._running()
         return GrowthMonitor(
             self.site,
             rule,
             self._clock,
             baseline,
-            holders=lambda: supervisor.root_pids,
             told=self.told,
             busy=self._busy,
             as_root=self._as_root,

@@ -7,14 +7,14 @@ a generator under guard as well as work in another task or process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import ScanError, ScanTimeout
-from prefect_cachewatch.measure.growth import NO_NAME, Growth
+from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
 from prefect_cachewatch.watching.outcomes import describe_link
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
@@ -76,7 +76,6 @@ class GrowthMonitor:
         rule: the stall rule.
         clock: monotonic time in seconds.
         baseline: the scan process's answer to `site.begin()`.
-        holders: pids at the top of the process tree that writes; its open files may have no name.
         told: the progress that its output told of last.
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
@@ -90,7 +89,6 @@ class GrowthMonitor:
         rule: StallRule,
         clock: Callable[[], float],
         baseline: Mapping[str, Any],
-        holders: Callable[[], Sequence[int]] = tuple,
         told: Callable[[], LoggedProgress | None] = lambda: None,
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
@@ -119,10 +117,8 @@ class GrowthMonitor:
         self._partial_scans = 0
         self.samples: list[Sample] = []
         self._clock = clock
-        self._holders = holders
         self._told = told
         self._told_count = 0  # what the rule knows of it
-        self._only_unnamed = True  # whether the files that have a name were silent in the last scan
         self._offset = Growth()
         self._roots = {root["path"]: root["inode"] for root in baseline["roots"]}
         self._known_errors = set(baseline["errors"])
@@ -233,13 +229,12 @@ class GrowthMonitor:
         self._note_links(answer)
         if answer.get("by_path"):
             self.note(
-                "the inode numbers of the cache directory's file system are not stable or not unique: files were followed "
-                "by their paths, renamed ones by size and date"
+                "the file system of the cache directory keeps no inode numbers: its files were followed by their paths, and "
+                "one that was renamed counted once more"
             )
         before, self.growth = self.growth, self._offset_growth(Growth(**answer["growth"]))
         self._scans = int(answer["scan"])
         grown = self.growth.last_path is not None
-        self._only_unnamed = not grown or str(self.growth.last_path).endswith(NO_NAME)
         if grown:
             self.last_path = self.growth.last_path
             self._scan_times.append((ended_s, self._scans))
@@ -320,8 +315,6 @@ class GrowthMonitor:
             self._offset = self.growth
         else:
             asked: dict[str, Any] = {} if full else {"full": False, "budget_s": _FULL_SHARE * self.rule.poll_s}
-            if self._only_unnamed and (holders := self._holders()):
-                asked["holders"] = list(holders)
             if self.rule.asks_for_space(self.began_s):
                 asked["space"] = True
             scanner.send("scan", **asked)
