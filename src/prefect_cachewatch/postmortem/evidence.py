@@ -154,7 +154,8 @@ def collect_evidence(
 
     def lock_files() -> None:
         draft.steps.append("lock files")
-        draft.lock_files = read_lock_files(tail, filesystems)
+        last_path = growth.last_path if growth is not None else ""
+        draft.lock_files = read_lock_files(tail, filesystems, draft.files, draft.locks_text, last_path)
 
     _run_until(deadline, clock, lock_files, draft)
     window_s = max(0.0, started - before.monotonic_s) if before else 0.0
@@ -375,11 +376,14 @@ def _join(
         earlier = None  # the pid was given to another process meanwhile
     if now and before and earlier is None:
         # It began in the window: all of it counts.
-        earlier = replace(now, cpu_s=0.0, major_faults=0, io=type(now.io)() if now.io else None, runnable_s=0.0)
+        earlier = replace(
+            now, cpu_s=0.0, turns=0, major_faults=0, io=type(now.io)() if now.io else None, runnable_s=0.0
+        )
     return replace(
         facts,
         cpu_in_window_s=now.cpu_s - earlier.cpu_s if now and earlier else None,
         runnable_in_window_s=_runnable_in_window(now, earlier),
+        turns_in_window=now.turns - earlier.turns if now and earlier else None,
         major_faults_in_window=now.major_faults - earlier.major_faults if now and earlier else None,
         io=now.io if now else None,
         io_in_window=now.io.since(earlier.io) if now and earlier and now.io and earlier.io else None,

@@ -35,6 +35,8 @@ class ProcessFacts:
     cpu_s: float = 0.0
     cpu_in_window_s: float | None = None
     runnable_in_window_s: float | None = None
+    turns_in_window: int | None = None
+    """How often its threads got a CPU: a process that polls wakes up again and again."""
     resident_bytes: int | None = None
     swap_bytes: int | None = None
     nice: int = 0
@@ -118,6 +120,7 @@ class GrowthFacts:
     min_growth_bytes: int = 4096
     samples: tuple[tuple[float, int, int], ...] = ()
     unready: str = ""
+    last_path: str = ""
 
 
 @dataclass(frozen=True)

@@ -170,19 +170,21 @@ def _read_totals(pid: int) -> ProcessReading | None:
         return None
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, _read_runnable(pid))
+    runnable_s, turns = _read_runnable(pid)
+    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, runnable_s, turns)
 
 
-def _read_runnable(pid: int) -> float | None:
-    # Time on a CPU and time in the run queue, in nanoseconds (Documentation/scheduler/sched-stats.rst): on a busy
+def _read_runnable(pid: int) -> tuple[float | None, int]:
+    # Time on a CPU and time in the run queue, in nanoseconds, and turns on a CPU (Documentation/scheduler/sched-stats.rst): on a busy
     # machine a computing process is told from an idle one by what it waits for, not by what it gets.
     try:
         tids = os.listdir(f"/proc/{pid}/task")[:_MAX_THREADS]
     except OSError:
-        return None
+        return None, 0
     readings = [read_proc(f"/proc/{pid}/task/{tid}/schedstat").split() for tid in tids]
-    known = [int(words[0]) + int(words[1]) for words in readings if len(words) >= 2]
-    return sum(known) / 1e9 if known else None
+    known = [(int(words[0]) + int(words[1]), int(words[2])) for words in readings if len(words) >= 3]
+    runnable_s = sum(ns for ns, _ in known) / 1e9 if known else None
+    return runnable_s, sum(turns for _, turns in known)
 
 
 def _read_io(pid: int) -> IoCounters | None:

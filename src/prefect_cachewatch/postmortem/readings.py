@@ -32,7 +32,7 @@ class IoCounters:
 class ProcessReading:
     """One process in a cheap sample: its identity (pid and start time) and its running totals.
 
-    `runnable_s` is CPU used and waited for, over all threads that are alive.
+    `runnable_s` is CPU used and waited for, `turns` how often they got one, over all threads that are alive.
     """
 
     pid: int
@@ -41,6 +41,7 @@ class ProcessReading:
     major_faults: int
     io: IoCounters | None
     runnable_s: float | None = None
+    turns: int = 0
 
 
 @dataclass(frozen=True)

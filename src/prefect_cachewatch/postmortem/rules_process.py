@@ -7,12 +7,13 @@ it does not apply.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.postmortem.model import ProcessFacts
 from prefect_cachewatch.postmortem.view import View, cause, describe_holder, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
+from prefect_cachewatch.supervise.lockfiles import YOUNG, LockFile
 from prefect_cachewatch.watching.headline import NOT_KNOWN
 from prefect_cachewatch.watching.sections import Diagnosis
 
@@ -21,6 +22,9 @@ _IDLE_CORES = 0.02
 _UNTOLD_CPU_S = 0.025
 _BUSY_CORES = 0.5
 _SIGKILL = 9
+_SURE = ("high", "medium", "low")
+# Names that lock by being there; an empty *.lock may as well be what a lock by flock(2) left behind.
+_BATONS = ("lock", ".lock", "baton")
 
 
 def oom_killed(view: View) -> Diagnosis | None:
@@ -81,25 +85,56 @@ def stopped_by_signal(view: View) -> Diagnosis | None:
 
 
 def stale_lock(view: View) -> Diagnosis | None:
-    """It waits for a lock file whose holder has ended: by its log, by its Python stack, or by the dead pid in the file."""
-    stale = [lock for lock in view.evidence.lock_files if lock.stale and (lock.in_log or lock.pid is not None)]
-    lock = next((lock for lock in stale if lock.in_log), None)
+    """It waits for a lock file whose holder has ended: by its log, its Python stack, a dead pid in the file, or its polling."""
+    return _waits_for_file(view, [lock for lock in view.evidence.lock_files if lock.stale])
+
+
+def _waits_for_file(view: View, locks: Sequence[LockFile]) -> Diagnosis | None:
+    """Name the lock file that the tree waits for, if its waiting fits one."""
     _, frame = _lock_frame(view)
-    lock = lock or next(iter(stale), None)
-    if lock is None or not (lock.in_log or frame or view.leaf(WaitKind.SLEEP)):
+    ranked = [(sure, lock) for lock in locks if (sure := _how_sure(view, lock, bool(frame)))]
+    if not ranked:
         return None
-    pid = f", whose pid {lock.pid} has ended" if lock.pid is not None else ""
+    sure, lock = min(ranked, key=lambda one: _SURE.index(one[0]))
+    path = shown(lock.path, 300)
+    if lock.stale:
+        whose = "which nobody alive holds" + (
+            f"; pid {lock.pid}, which is in it, has ended" if lock.pid is not None else ""
+        )
+    elif lock.holder:
+        whose = f"held by {shown(lock.holder, 200)}"
+    elif lock.why_held == YOUNG:
+        whose = f"and nobody alive is seen to hold it ({YOUNG})"
+    else:
+        whose = lock.why_held
     return cause(
-        f"it waits for the lock file {shown(lock.path, 300)}, which no living process holds{pid}",
+        f"it waits for the lock file {path}, made {format_duration(float(round(lock.age_s)))} ago, {whose}",
         (
-            f"{shown(lock.path, 300)}: written {format_duration(lock.age_s)} ago, open in no process"
-            + (f", pid {lock.pid} in it" if lock.pid is not None else ", nothing in it"),
+            f"{path}: written {format_duration(lock.age_s)} ago, {lock.why_held or 'open in no process'}"
+            + (f", pid {lock.pid} in it" if lock.pid is not None else ", nothing in it" if not lock.size_bytes else ""),
             f"log: {shown(view.log_line(re.compile(re.escape(lock.path))), 240)}" if lock.in_log else "",
             f"python: {frame}" if frame else "",
+            "" if lock.in_log else "it wakes up again and again and does nothing else, as one does that polls a file",
         ),
-        f"Remove it: rm {shown(lock.path, 300)}. A run that was killed has left it behind.",
-        "high" if lock.in_log else "medium",
+        f"Remove it: rm {path}. A run that was killed has left it behind."
+        if lock.stale
+        else "See what its holder does, and whether it still lives; if nobody needs it any more, remove the file.",
+        sure,
     )
+
+
+def _how_sure(view: View, lock: LockFile, has_frame: bool) -> str | None:
+    """How sure it is that the tree waits for a lock file; None if nothing says so."""
+    name = lock.path.rsplit("/", 1)[-1]
+    if lock.in_log or (lock.in_use and lock.holder and (view.polls or view.leaf(WaitKind.SLEEP))):
+        return "high"
+    if has_frame or (lock.pid is not None and lock.stale and view.leaf(WaitKind.SLEEP)):
+        return "medium"
+    if not view.polls or lock.in_use:  # its own file
+        return None
+    if lock.holder or lock.pid is not None or name in _BATONS or name.endswith(".lck"):
+        return "medium"
+    return "low"
 
 
 def waiting_for_lock(view: View) -> Diagnosis | None:
@@ -127,7 +162,10 @@ def waiting_for_lock(view: View) -> Diagnosis | None:
             if lock.holder_pid > 0
             else "Find the holder on the other hosts or containers that share this directory.",
         )
+    held = _waits_for_file(view, [lock for lock in view.evidence.lock_files if not lock.stale])
     wait = view.leaf(WaitKind.LOCK)
+    if held is not None and wait is None:
+        return held
     if wait:
         return cause(
             f"{who(wait.process)} waits for a lock on {shown(wait.target) or 'a file'}, held by a process not seen here",

@@ -14,6 +14,7 @@ from prefect_cachewatch.postmortem.readings import LockWait
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, waiting_leaves
 from prefect_cachewatch.watching.sections import Diagnosis
 
+_TURNS, _TURNS_PER_S = 3, 0.15
 # The result of a rule. Its category is the rule's name, which `diagnose` adds.
 cause = partial(Diagnosis, "")
 
@@ -125,6 +126,13 @@ class View:
     def major_faults_per_s(self) -> float | None:
         """Page faults that needed a disk, a second."""
         return self._rate([process.major_faults_in_window for process in self.alive])
+
+    @cached_property
+    def polls(self) -> bool:
+        """Whether a process wakes up again and again."""
+        return any(
+            (process.turns_in_window or 0) >= max(_TURNS, _TURNS_PER_S * self.window_s) for process in self.alive
+        )
 
     def leaf(self, *kinds: WaitKind) -> Wait | None:
         """Find the first leaf of one of these kinds."""

@@ -1,26 +1,43 @@
-"""Finds the lock files that a generator may wait for: those that its log names, and those in the cache without a holder."""
+"""Finds the lock files that a silent generator may wait for, and who holds or made each.
+
+Those that its last lines name, those that it has open, and those in the cache that are named as locks or that another
+process has locked. Whether it does wait for one is judged by the rules.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from prefect_cachewatch.common.mounts import mount_of, read_mounts
+from prefect_cachewatch.common.mounts import is_in, mount_of, read_mounts
+from prefect_cachewatch.common.proc_locks import parse_locks
+from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.postmortem.model import FilesystemFacts
-from prefect_cachewatch.supervise.lockfiles import LockFile, find_lock_files, look_at_lock
+from prefect_cachewatch.supervise.filelocks import describe_holders, find_holders
+from prefect_cachewatch.supervise.lockfiles import LockFile, find_lock_files, has_lock_name, look_at_lock
+from prefect_cachewatch.supervise.open_files import OpenFile
+from prefect_cachewatch.supervise.proc import read_proc
 
 # Hugging Face's hub: "Still waiting to acquire lock on X (elapsed: 20.1 seconds)"; filelock: "The file lock 'X' could not
 # be acquired", "Lock 140 not acquired on X, waiting 0.05 seconds".
 _NAMED = re.compile(
     r"(?i)(?:wait\w*|acquir\w*)\b[^/\n]{0,100}(/[^'\"\n]{1,4000}?\.lock)\b|lock ['\"]?(/[^'\"\n]{1,4000}?\.lock)\b.{0,3}(?:could not|cannot) be acquired"
 )
+_WAITS = re.compile(r"(?i)\b(?:wait|lock|acquir|block|held|busy|retry|baton|another process)")
+_LOCK_WORD = re.compile(r"(?i)\b(?:lock|locked|baton|mutex|semaphore)\b")
+_HAS = re.compile(r"(?i)\b(?:acquired|created|released|removed|took|obtained)\b")
+_HAS_NOT = re.compile(r"(?i)\b(?:not|cannot|can't|couldn't|never) (?:be )?(?:acquired|obtained)")
+_PATH = re.compile(r"(?<![\w/])/[^\s'\"<>|,;()\[\]{}]{1,4000}")
 _LAST_LINES = 20
 _MOST = 50
+_LOOK_S = 0.3
 
 
 def named_locks(log_tail: str) -> tuple[str, ...]:
-    """Find the lock files that the last lines of a log say it waits for.
+    """Find the files that the last lines of a log say it waits for, as a lock.
 
     Args:
         log_tail: the end of the log.
@@ -31,39 +48,104 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
     Example:
         >>> named_locks("Still waiting to acquire lock on /hub/.locks/a.lock (elapsed: 20.1 seconds)\\n")
         ('/hub/.locks/a.lock',)
+        >>> named_locks("another process builds it: waiting for /c/pack_cpu/baton\\n")
+        ('/c/pack_cpu/baton',)
     """
-    lines = [line for line in log_tail.splitlines() if line.strip()][-_LAST_LINES:]
-    found = (match[1] or match[2] for line in reversed(lines) for match in _NAMED.finditer(line[:5000]))
+    lines = [line[:5000] for line in log_tail.splitlines() if line.strip()][-_LAST_LINES:]
+    found: list[str] = []
+    for line in reversed(lines):
+        found += [match[1] or match[2] for match in _NAMED.finditer(line)]
+        if not _WAITS.search(line) or (_HAS.search(line) and not _HAS_NOT.search(line)):
+            continue
+        paths = [path.rstrip(".:!?`") for path in _PATH.findall(line)]
+        found += [path for path in paths if has_lock_name(path) or _LOCK_WORD.search(line)]
     return tuple(dict.fromkeys(found))
 
 
-def read_lock_files(log_tail: str, filesystems: Sequence[FilesystemFacts]) -> tuple[LockFile, ...]:
-    """Look at the lock files that the log names, and for stale ones in the cache directories.
+def read_lock_files(
+    log_tail: str,
+    filesystems: Sequence[FilesystemFacts],
+    files: Mapping[int, Iterable[OpenFile]],
+    locks_text: str = "",
+    last_path: str = "",
+) -> tuple[LockFile, ...]:
+    """Look at the lock files that the log names, that the tree has open, and that lie in the cache directories.
 
     Args:
         log_tail: the end of the log.
         filesystems: of the cache directories; those that have not answered are left alone.
+        files: the tree's pids and their open files.
+        locks_text: /proc/locks.
+        last_path: the file that grew last: a lock is often beside it.
 
     Returns:
-        Those that the log names, then stale ones that it does not name.
+        Those that the log names, then those that are open, then the others.
     """
-    tops = {facts.path.rstrip("/") + "/": facts for facts in filesystems}
     mounts = read_mounts()
-    found: dict[str, LockFile] = {}
-    for path in named_locks(log_tail)[:_MOST]:
-        top = next((facts for prefix, facts in tops.items() if path.startswith(prefix)), None)
+    tops = {facts.path: facts for facts in filesystems}
+
+    def may_be_asked(path: str) -> bool:
+        top = next((facts for prefix, facts in tops.items() if is_in(path, prefix)), None)
         mount = mount_of(path, mounts)
-        if (top.responded if top is not None else mount is not None and not mount.is_network) and (
-            lock := look_at_lock(path)
-        ):
-            found[path] = replace(lock, in_log=True)
-    for facts in filesystems:
-        mount = mount_of(facts.path, mounts)
-        if not facts.responded or mount is None or mount.is_network:
+        return top.responded if top is not None else mount is not None and not mount.is_network
+
+    locked = {lock.inode: lock.mark for lock in parse_locks(locks_text) if not lock.waits and lock.exclusive}
+    named = [path for path in named_locks(log_tail) if may_be_asked(path)]
+    in_use = {file.target for held in files.values() for file in held if file.kind == "file"}
+    opened = [path for path in in_use if has_lock_name(path) and may_be_asked(path)]
+    opened += [
+        file.target
+        for held in files.values()
+        for file in held
+        if file.kind == "file" and file.inode in locked and may_be_asked(file.target)
+    ]
+    directories = [os.path.dirname(path) for path in (*named, last_path) if any(is_in(path, top) for top in tops)]
+    directories += [facts.path for facts in filesystems if facts.responded]
+    directories = [directory for directory in directories if may_be_asked(directory)]
+    found: dict[str, LockFile] = {}
+    for path in (*named[:_MOST], *opened[:_MOST], *find_lock_files(directories, locked)):
+        if len(found) >= _MOST:
+            break
+        lock = look_at_lock(path) if path not in found else None
+        if lock is None or lock.pid in files:  # a lock of the tree's own is not waited for
             continue
-        for path in find_lock_files(facts.path):
-            if path not in found and (lock := look_at_lock(path)) is not None and lock.stale:
-                found[path] = lock
-            if len(found) >= _MOST:
-                break
+        lock = _with_holder(replace(lock, in_log=path in named, in_use=path in in_use), locked, files)
+        if lock is not None:
+            found[path] = lock
     return tuple(found.values())
+
+
+def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int]) -> LockFile | None:
+    """Say who holds a lock file; None if the tree itself does, or the file is locked in another file system only."""
+    mark = f"{os.major(lock.device):02x}:{os.minor(lock.device):02x}:{lock.inode}"
+    if locked.get(lock.inode) == mark:
+        try:
+            holders = [each for each in find_holders(os.stat(lock.path), _LOOK_S) if each.exclusive]
+        except OSError:
+            return None
+        if any(holder.pid in tree for holder in holders):
+            return None
+        who = describe_holders(holders) if holders else "a process that is not seen from here"
+        return replace(lock, why_held=lock.why_held or "a process has locked it", holder=who)
+    if not has_lock_name(lock.path) and not lock.in_log:
+        return lock if lock.pid is not None else None
+    if lock.pid is None and lock.stale and (builder := _find_worker(os.path.dirname(lock.path), tree)) is not None:
+        return replace(lock, why_held="a process works in its directory", holder=builder)
+    return lock
+
+
+def _find_worker(directory: str, tree: Collection[int]) -> str | None:
+    """Find a process that is not of the tree and works in a directory: what it locks by a mere file shows nowhere else."""
+    end_s = time.monotonic() + _LOOK_S
+    for name in os.listdir("/proc"):
+        if time.monotonic() > end_s:
+            break
+        if not name.isdigit() or int(name) in tree:
+            continue
+        try:
+            cwd = os.readlink(f"/proc/{name}/cwd")
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        if cwd == directory:
+            return f"pid {name} ({for_terminal(os.fsdecode(read_proc(f'/proc/{name}/comm')).strip(), 40)})"
+    return None

@@ -15,9 +15,10 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from prefect_cachewatch.common.files import LOCK_FILE
 from prefect_cachewatch.common.mounts import mount_of, read_mounts
 from prefect_cachewatch.supervise.filelocks import has_exclusive_holder
 from prefect_cachewatch.supervise.proc import read_stat
@@ -25,8 +26,12 @@ from prefect_cachewatch.supervise.run_files import pid_namespace
 
 # A holder of other kinds than filelock's does not keep the file open, but touches it now and then.
 _QUIET_S = 60.0
+YOUNG = "it was written a moment ago"
 _CONTENT_BYTES = 256
 _PID = re.compile(r"\A\s*(\d{1,10})\b\s*(\S{1,255})?")
+# Of files that lock by being there, and of the directories in which programs keep nothing but such.
+_NAME = re.compile(r"\.?lock|baton|.+\.(?:lock|lck|pid|incomplete)")
+_DIRECTORIES = (".lock", ".locks", "locks")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO; in any other a holder may be out of sight
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -43,6 +48,10 @@ class LockFile:
         pid: written in it; None if there is none.
         why_held: why it is not certain that it is stale; empty for a stale one.
         in_log: whether the log names it as waited for.
+        size_bytes: of its content.
+        holder: who has locked it, or works in its directory, and is no process of the tree that waits; empty if nobody
+            is known to.
+        in_use: whether a process of that tree has it open.
     """
 
     path: str
@@ -52,6 +61,9 @@ class LockFile:
     pid: int | None = None
     why_held: str = ""
     in_log: bool = False
+    size_bytes: int = 0
+    holder: str = ""
+    in_use: bool = False
 
     @property
     def stale(self) -> bool:
@@ -59,13 +71,25 @@ class LockFile:
         return not self.why_held
 
 
-def find_lock_files(top: str, most: int = 20_000, budget_s: float = 0.2) -> Iterator[str]:
-    """Find files named *.lock with something in them below a directory, following no link.
+def has_lock_name(path: str) -> bool:
+    """Say whether a file is named as programs name what they lock by.
 
-    An empty one is what a lock by flock(2) leaves behind, and stands in no way.
+    Example:
+        >>> [has_lock_name(path) for path in ("/c/lock", "/c/.lock/0", "/c/a.lck", "/c/clock", "/c/a.bin")]
+        [True, True, True, False, False]
+    """
+    directory, name = os.path.split(path)
+    return _NAME.fullmatch(name) is not None or os.path.basename(directory) in _DIRECTORIES
+
+
+def find_lock_files(
+    tops: Sequence[str], inodes: Collection[int], most: int = 20_000, budget_s: float = 0.2
+) -> Iterator[str]:
+    """Find files below directories that are named as locks, or that a process has locked; follows no link.
 
     Args:
-        top: the directory.
+        tops: the directories, those first that are looked through first.
+        inodes: numbers of the files that are locked, as candidates: a number is unique in one file system only.
         most: how many entries are looked at.
         budget_s: the longest time, in seconds; not a bound for a file system that hangs.
 
@@ -73,20 +97,22 @@ def find_lock_files(top: str, most: int = 20_000, budget_s: float = 0.2) -> Iter
         Their paths.
     """
     end_s = time.monotonic() + budget_s
-    pending = [top]
+    pending, seen = list(reversed(tops)), set[str]()
     while pending:
-        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+        here = pending.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        with contextlib.suppress(OSError), os.scandir(here) as entries:
             for entry in entries:
                 most -= 1
                 if most < 0 or time.monotonic() > end_s:
                     return
                 if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-                elif (
-                    entry.name.endswith(".lock")
-                    and entry.is_file(follow_symlinks=False)
-                    and entry.stat(follow_symlinks=False).st_size
-                ):
+                    pending.insert(0, entry.path)
+                    continue
+                wanted = entry.inode() in inodes or has_lock_name(entry.path)
+                if wanted and entry.name != LOCK_FILE and entry.is_file(follow_symlinks=False):
                     yield entry.path
 
 
@@ -109,7 +135,15 @@ def look_at_lock(path: str) -> LockFile | None:
             return None
         pid, why = _read_holder(fd, path, status)
         age_s = max(0.0, time.time() - status.st_mtime)
-        return LockFile(path, status.st_dev, status.st_ino, age_s, pid, why or _why_open(fd))
+        return LockFile(
+            path,
+            status.st_dev,
+            status.st_ino,
+            age_s,
+            pid,
+            why or _why_open(fd) or _why_young(status),
+            size_bytes=status.st_size,
+        )
     finally:
         os.close(fd)
 
@@ -127,9 +161,11 @@ def _read_holder(fd: int, path: str, status: os.stat_result) -> tuple[int | None
     mount = mount_of(path, read_mounts())
     if (mount is None or mount.is_network) and (pid is None or host is None):
         return pid, "a process of another host may hold it"
-    if time.time() - status.st_mtime < _QUIET_S:
-        return pid, "it was written a moment ago"
     return pid, ""
+
+
+def _why_young(status: os.stat_result) -> str:
+    return YOUNG if time.time() - status.st_mtime < _QUIET_S else ""
 
 
 def _why_open(fd: int) -> str:

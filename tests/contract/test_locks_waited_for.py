@@ -1,0 +1,114 @@
+"""A silent tree that waits for a lock: the message names the file, its age and its holder, whatever the lock is called."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.contract.harness import QUICK, Place, Ran
+
+SHORT = (*QUICK, "--stall-after", "3s", "--first-write-within", "60s")
+POLLS = """
+(PLACE / 'cache/pack/main.cpp').write_bytes(os.urandom(50_000))
+while True:
+    try:
+        os.close(os.open(LOCK, os.O_CREAT | os.O_EXCL)); break
+    except FileExistsError:
+        time.sleep(0.1)
+"""
+TRIES = """
+import fcntl
+(PLACE / 'cache/pack/main.cpp').write_bytes(os.urandom(50_000))
+while True:
+    with open(LOCK, 'a') as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB); break
+        except BlockingIOError:
+            pass
+    time.sleep(0.1)
+"""
+SLEEPS = "(PLACE / 'cache/pack/main.cpp').write_bytes(os.urandom(50_000))\ntime.sleep(3600)\n"
+SPINS = "(PLACE / 'cache/pack/main.cpp').write_bytes(os.urandom(50_000))\nwhile True:\n    time.sleep(0.1)\n"
+
+
+@pytest.fixture
+def pack(place: Place) -> Path:
+    (place.cache / "pack").mkdir(parents=True)
+    return place.cache / "pack"
+
+
+def leave(lock: Path, content: str = "") -> Path:
+    lock.parent.mkdir(exist_ok=True)
+    lock.write_text(content)
+    os.utime(lock, (1_700_000_000, 1_700_000_000))
+    return lock
+
+
+def ended_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+def hang(place: Place, source: str, lock: Path) -> Ran:
+    ran = place.exec(*SHORT, command=place.program(f"LOCK = {str(lock)!r}\n{source}"))
+    assert (ran.status, ran.report["stall"]["kind"]) == (124, "no_growth"), ran.said
+    return ran
+
+
+@pytest.mark.parametrize("name", ["lock", ".lock", "baton", "build.lck", "build.lock", "build.incomplete"])
+def test_a_lock_that_nobody_alive_holds_is_named(place: Place, pack: Path, name: str) -> None:
+    lock = leave(pack / name)
+    ran = hang(place, POLLS, lock)
+    assert ran.report["diagnosis"]["category"] == "stale_lock"
+    assert f"{lock}, made " in ran.report["message"] and "nobody alive holds" in ran.report["message"]
+    assert lock.exists()
+
+
+def test_a_pid_file_of_a_dead_process_is_named_with_its_pid(place: Place, pack: Path) -> None:
+    pid = ended_pid()
+    ran = hang(place, POLLS, lock := leave(pack / "build.pid", f"{pid}\n"))
+    assert str(lock) in ran.report["message"] and f"pid {pid}" in ran.report["message"]
+
+
+def test_a_lock_of_any_name_that_the_last_line_names_is_named(place: Place, pack: Path) -> None:
+    lock = leave(pack / "in-progress")
+    ran = hang(place, f"print('waiting for the baton {lock}', flush=True)\n{POLLS}", lock)
+    assert ran.report["diagnosis"]["confidence"] == "high"
+    assert str(lock) in ran.report["message"]
+
+
+@pytest.mark.parametrize("user", ["own", "other"])
+def test_the_holder_of_a_lock_that_is_tried_again_and_again_is_named(place: Place, pack: Path, user: str) -> None:
+    lock = leave(pack / ".lock" / "0")
+    lock.chmod(0o666)
+    source = f"import fcntl, os, time; f = open({str(lock)!r}, 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(3600)"
+    if user == "other":
+        if os.geteuid() != 0:
+            pytest.skip("only root starts a process of another user")
+        source = source.replace("print", "os.setgroups([]); os.setuid(65534); print")
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            ran = hang(place, TRIES, lock)
+        finally:
+            holder.kill()
+    assert ran.report["diagnosis"]["category"] == "waiting_for_lock"
+    assert f"{lock}, made " in ran.report["message"] and f"held by pid {holder.pid}" in ran.report["message"]
+
+
+@pytest.mark.parametrize("content", ["", "own", "elsewhere"])
+def test_a_hang_beside_a_lock_file_that_is_not_waited_for_is_not_blamed_on_it(
+    place: Place, pack: Path, content: str
+) -> None:
+    lock = pack / "lock"
+    source = {
+        "": SLEEPS,  # a lock that nobody holds, and a tree that does not poll
+        "own": f"Path(LOCK).write_text(str(os.getpid()))\n{SPINS}",
+        "elsewhere": f"import fcntl\nf = open(LOCK, 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n{SPINS}",
+    }[content]
+    if not content:
+        leave(lock)
+    ran = hang(place, source, lock)
+    assert "lock" not in ran.report["diagnosis"]["category"], ran.said
