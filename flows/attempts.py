@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,11 @@ from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.filled_key import known_key
-from prefect_cachewatch.run.history import PastRun, history_path, past_runs, remember_run
-from prefect_cachewatch.run.learning import Learning
+from prefect_cachewatch.run.learning import RunHistory
 from prefect_cachewatch.run.missed import KnownKey
 from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
-from prefect_cachewatch.run.past import JobRun, last_runs
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
-from prefect_cachewatch.run.regression import slower_than_before
 from prefect_cachewatch.run.runner import Runner, View
 from prefect_cachewatch.tasks.generation import Attempt, monitor_growth, run_generator
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
@@ -47,7 +44,6 @@ from prefect_cachewatch.tasks.prefect_api.artifacts import (
     AnyLogger,
     publish_completion,
     publish_failure,
-    publish_history,
 )
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, emit_generation_event, storage_resource
 from prefect_cachewatch.tasks.prefect_api.origin import this_origin, this_run
@@ -61,7 +57,6 @@ from prefect_cachewatch.watching.stall import effective_poll_s
 # Whether the generator's output is copied to this process's own: the command does so, a worker does not.
 show_output: ContextValue[bool] = ContextValue("show_output", False)
 
-_HISTORY_S = 5.0
 Decide = Callable[[Outcome, Watch], NextAttempt | None]
 _TASKS_END_S = 20.0
 AWAKE_S = 1.0
@@ -90,13 +85,8 @@ class Inputs:
     trace: Path | None = None
     metrics: MetricsExporter | None = None
     files: Files = field(default_factory=InPlace)
-    learning: Learning | None = None
+    history: RunHistory | None = None
     known: KnownKey = field(default_factory=KnownKey)
-
-    def remember(self, outcome: Outcome) -> None:
-        """Add a run that has completed to the history that windows are learned from."""
-        if self.learning is not None:
-            self.learning.remember(outcome)
 
     def with_build_directory(self, job: CacheJob, env: dict[str, str]) -> Inputs:
         """Return the same inputs for a job that has been given its directories.
@@ -188,22 +178,18 @@ def prepare(
     )
 
 
-def learning_for(inputs: Inputs, site: CacheDirectories) -> Inputs:
-    """Return the same inputs with the learned windows of the run.
+def with_history(inputs: Inputs, site: CacheDirectories) -> Inputs:
+    """Return the same inputs with the job's history.
 
     Args:
         inputs: the run's inputs.
         site: the run's directories, open.
     """
-    if not inputs.stall.learned:
-        return inputs
     delivery = inputs.delivery
-    learning = Learning(
-        inputs.job, inputs.stall, site, inputs.files, inputs.logger.info,
-        key=delivery.recipe.key if delivery is not None else None,
-        records=os.path.dirname(delivery.target.growth_mark) if delivery is not None else None,
-    )  # fmt: skip
-    return replace(inputs, learning=learning)
+    # A staged build has another directory each time; the path that consumers open stays the same.
+    paths, key = (site.paths, None) if delivery is None else ([delivery.current], delivery.recipe.key)
+    history = RunHistory(inputs.job, inputs.stall, paths, inputs.files, inputs.logger.info, key)
+    return replace(inputs, history=history)
 
 
 def check_retry(inputs: Inputs, retry: RetryPolicy) -> None:
@@ -263,11 +249,11 @@ def run_attempt(
         on_stall=stalled, attempts=most, origin=this_origin(), known=inputs.known,
         published=inputs.delivery is not None,
     )  # fmt: skip
-    size = _expected_size(inputs, site.paths)
+    size = _expected_size(inputs)
     watch = runner.watch(
         inputs.place, site, inputs.stall, inputs.stop, inputs.env,
         log=inputs.outputs.log or inputs.run_dir / f"generator-{number}.log", show_output=show_output.get(),
-        expected_bytes=size.size_bytes if size else None, learning=inputs.learning,
+        expected_bytes=size.size_bytes if size else None, history=inputs.history,
     )  # fmt: skip
     note_work(watch)
     resource = storage_resource(storage.storage if storage is not None else None, site.paths)
@@ -311,8 +297,8 @@ def run_attempt(
         raise failure
     outcome = runner.conclude(watch, watch.finish())
     output.end(failed=outcome.name != "completed")
-    if inputs.learning is not None:
-        inputs.learning.note(outcome)
+    if inputs.history is not None:
+        inputs.history.note(outcome)
     section = decide(outcome, watch)
     return outcome, _report(inputs, watch, outcome, runner, number, resource, retry=section)
 
@@ -363,51 +349,21 @@ def _report(
         inputs.logger.info("post-mortem: cachewatch report %s", report.bundle)
     emit_generation_event(*describe_end(report), storage)
     if outcome.name == "completed":
-        path = _history(inputs, outcome.paths)
-        with contextlib.suppress(OSError):  # losing it loses only estimates
-            inputs.files.run(remember_run, path, report, timeout_s=_HISTORY_S)
-        runs = _last_runs(inputs, report)
-        slower = slower_than_before(runs)
-        if slower is not None:
-            inputs.logger.warning(slower.sentence())
-        publish_completion(report, _past_runs(inputs, path), inputs.stall, inputs.logger, slower=slower)
+        past = inputs.history.past_runs() if inputs.history is not None else []
+        pauses_s = [outcome.longest_silence_s, *(run.longest_pause_s for run in past)]
+        publish_completion(report, [each for each in pauses_s if each is not None], inputs.stall, inputs.logger)
     else:
         publish_failure(report, inputs.logger, patience_s)
-        runs = [] if outcome.name == "cancelled" or (retry is not None and retry.again) else _last_runs(inputs, report)
-    if runs:
-        publish_history(report.name, runs, inputs.logger)
     return report
 
 
-def _last_runs(inputs: Inputs, report: Report) -> list[JobRun]:
-    """Return the last runs of the job, this one first; none if this one's report cannot be read."""
-    try:
-        runs: list[JobRun] = inputs.files.run(last_runs, report.name, timeout_s=_HISTORY_S)
-    except Exception:  # noqa: BLE001 - a comparison with the past must not end a run
-        return []
-    return runs if runs and runs[0].started_at[:19] == report.started_at[:19] else []
-
-
-def _history(inputs: Inputs, paths: Sequence[str]) -> Path:
-    # A staged build has another directory each time; the path that consumers open stays the same.
-    return history_path(inputs.job.name, [inputs.delivery.current] if inputs.delivery else paths)
-
-
-def _past_runs(inputs: Inputs, path: Path) -> list[PastRun]:
-    try:
-        runs: list[PastRun] = inputs.files.run(past_runs, path, timeout_s=_HISTORY_S)
-    except OSError:
-        return []
-    return runs
-
-
-def _expected_size(inputs: Inputs, paths: Sequence[str]) -> ExpectedSize | None:
+def _expected_size(inputs: Inputs) -> ExpectedSize | None:
     """Return the size that the job names, else that of the last published build, else of the last run here."""
     if inputs.job.expected_bytes:
         return ExpectedSize(inputs.job.expected_bytes, "")
     if inputs.delivery is not None and (published := inputs.delivery.last_bytes()):
         return ExpectedSize(published, ", as the last build")
-    runs = _past_runs(inputs, _history(inputs, paths))
+    runs = inputs.history.past_runs() if inputs.history is not None else []
     return ExpectedSize(runs[0].bytes_present, ", as the last run") if runs else None
 
 

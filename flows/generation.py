@@ -32,10 +32,10 @@ from prefect_cachewatch.flows.attempts import (
     Inputs,
     check_retry,
     is_output_shown,
-    learning_for,
     live_view,
     prepare,
     run_attempt,
+    with_history,
     write_reports,
 )
 from prefect_cachewatch.flows.retrying import Retrying
@@ -146,8 +146,9 @@ def generate_cache(
                     site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark
                     delivery.resume(clean=clean, window_s=stall.stall_after_s)
-                inputs = learning_for(inputs, site)
+                inputs = with_history(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
+                _remember(inputs, admission.outcomes, state)
         except InputError as error:
             state = Failed(name="Refused", message=error.message)
         except BaseException as error:
@@ -203,7 +204,6 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
             logger.log(logging.INFO if outcome.missed is None else logging.WARNING, outcome.message)
             if inputs.delivery is not None:
                 return _deliver(inputs, inputs.delivery, retrying.outcomes, report)
-            inputs.remember(outcome)
             name = "Ready" if outcome.ready is not None and outcome.ready.left_running else None
             return Completed(name=name, message=outcome.message, data=_summary(inputs, number, report))
         logger.error(outcome.message)
@@ -229,6 +229,13 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
         retrying.pause(outcome, following)
 
 
+def _remember(inputs: Inputs, outcomes: list[Outcome], state: State[Any]) -> None:
+    """Add the run to the job's history."""
+    if inputs.history is not None and outcomes:
+        refused = outcomes[-1].name == "completed" and state.is_failed()
+        inputs.history.remember(outcomes, "not_published" if refused else None)
+
+
 def _cached(inputs: Inputs, report: Report) -> State[Any]:
     write_reports(inputs, report, "report.json")
     inputs.logger.info(report.message)
@@ -240,7 +247,6 @@ def _deliver(inputs: Inputs, delivery: PublishSession, outcomes: list[Outcome], 
     write_reports(inputs, report, f"report-{report.attempt}.json")
     if state.is_failed():
         return state
-    inputs.remember(outcomes[-1])
     return Completed(message=state.message, data=_summary(inputs, report.attempt, report))
 
 

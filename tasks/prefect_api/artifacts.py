@@ -21,10 +21,7 @@ from prefect_cachewatch.postmortem.chart import draw_growth
 from prefect_cachewatch.postmortem.listing_table import listing_rows
 from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.postmortem.where import describe_attempt, where_rows
-from prefect_cachewatch.run.history import PastRun, enough_window_s
-from prefect_cachewatch.run.history_page import describe_runs, history_markdown
-from prefect_cachewatch.run.past import JobRun
-from prefect_cachewatch.run.regression import Regression
+from prefect_cachewatch.run.history import enough_window_s
 from prefect_cachewatch.tasks.prefect_api.artifact_requests import create_artifact
 from prefect_cachewatch.watching.headline import describe_cause, headline_of, split_message
 from prefect_cachewatch.watching.leaving import describe_would_be_stops
@@ -76,50 +73,30 @@ def publish_failure(report: Report, logger: AnyLogger, patience_s: float = PATIE
 
 def publish_completion(
     report: Report,
-    history: Sequence[PastRun],
+    pauses_s: Sequence[float],
     stall: StallPolicy,
     logger: AnyLogger,
     patience_s: float = 10.0,
-    *,
-    slower: Regression | None = None,
 ) -> list[str]:
     """Publish the short summary of an attempt that completed.
 
     Args:
         report: the attempt's report.
-        history: completed runs of this cache, this one first.
+        pauses_s: the longest pauses of the completed runs of this cache, this one's first.
         stall: the policy of the attempt.
         logger: the run's logger.
         patience_s: seconds for which an unreachable server is tried; a completed run does not wait.
-        slower: what is said of a run that was slower than those before.
 
     Returns:
         The keys that were published.
     """
     key = f"cachewatch-{slugify(report.name)}-report"
-    text = completion_markdown(report, history, stall, slower)
-    description = _description(report) + (f" {slower.sentence()}" if slower is not None else "")
+    text, description = completion_markdown(report, pauses_s, stall), _description(report)
     made = _publish(
         lambda key: create_artifact("markdown", key, text, description),
         key, time.monotonic() + patience_s, logger,
     )  # fmt: skip
     return [key] if made is not None else []
-
-
-def publish_history(name: str, runs: Sequence[JobRun], logger: AnyLogger, patience_s: float = 10.0) -> None:
-    """Publish the last runs of a job: a table and a chart, one artifact per job with a version per run.
-
-    Args:
-        name: of the job.
-        runs: the newest first.
-        logger: the run's logger.
-        patience_s: seconds for which an unreachable server is tried.
-    """
-    text, description = history_markdown(name, runs), describe_runs(name, runs)
-    _publish(
-        lambda key: create_artifact("markdown", key, text, description),
-        f"cachewatch-{slugify(name)}-history", time.monotonic() + patience_s, logger,
-    )  # fmt: skip
 
 
 def _publish(make: Callable[[str], Any], key: str, deadline_s: float, logger: AnyLogger) -> UUID | None:
@@ -173,7 +150,7 @@ def report_markdown(report: Report) -> str:
         ("Longest pause before", format_duration(growth.longest_pause_s)),
         *([("Progress told", describe_last(report.logged))] if report.logged is not None else []),
         ("Generator", _ended(report)),
-        *((f"Learned, {window.where}", str(window)) for window in report.learned),
+        *([("Learned", str(report.learned))] if report.learned is not None else []),
         *_ready_rows(report),
     ]
     if stop is not None:
@@ -218,16 +195,13 @@ def report_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def completion_markdown(
-    report: Report, history: Sequence[PastRun], stall: StallPolicy, slower: Regression | None = None
-) -> str:
+def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallPolicy) -> str:
     """Write the short summary of an attempt that completed.
 
     Args:
         report: the attempt's report.
-        history: completed runs of this cache, this one first.
+        pauses_s: the longest pauses of the completed runs of this cache, this one's first.
         stall: the policy of the attempt.
-        slower: what is said of a run that was slower than those before.
 
     Returns:
         Markdown; text from outside is escaped.
@@ -247,17 +221,16 @@ def completion_markdown(
             f"{format_duration(growth.longest_pause_s)} of a window of {format_duration(stall.stall_after_s)}",
         ),
     ]
-    rows += [(f"Learned, {window.where}", str(window)) for window in report.learned]
+    if report.learned is not None:
+        rows.append(("Learned", str(report.learned)))
     rows += _ready_rows(report)
-    enough_s = enough_window_s(history, effective_poll_s(stall))
+    enough_s = enough_window_s(pauses_s, effective_poll_s(stall))
     if enough_s is not None:
-        runs = "this run" if len(history) == 1 else f"the last {len(history)} runs"
+        runs = "this run" if len(pauses_s) == 1 else f"the last {len(pauses_s)} runs"
         rows.append(
             ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
         )
     lines = [_heading(report), ""]
-    if slower is not None:
-        lines += [f"**{slower.sentence()}**", ""]
     lines += _missed(report)
     lines += [for_markdown(report.message, 2000), "", _chart(report), "", *_facts(rows)]
     return "\n".join([*lines, *_remarks(report)]) + "\n"

@@ -7,8 +7,6 @@ from dataclasses import replace
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.flows.generation import generate_cache  # noqa: F401 - imports as a worker does
 from prefect_cachewatch.postmortem.report import GrowthReport, Report, SampleReport, StallReport, StopSection
-from prefect_cachewatch.run.history import PastRun
-from prefect_cachewatch.run.regression import Regression
 from prefect_cachewatch.tasks.prefect_api.artifacts import completion_markdown, report_markdown
 from prefect_cachewatch.tasks.prefect_api.events import describe_end, resource_id
 from prefect_cachewatch.watching.sections import Diagnosis
@@ -51,18 +49,11 @@ def test_markup_in_a_cause_stays_text():
 
 def test_a_completed_run_compares_its_pause_with_the_window_and_says_what_would_have_been_enough():
     done = replace(STALLED, outcome="completed", stall=StallReport(None, None, None), message="Done.", diagnosis=None)
-    history = [PastRun("", 600.0, 2**30, 2**30, 2.0, 12.0), PastRun("", 600.0, 2**30, 2**30, 2.0, 30.0)]
-    text = completion_markdown(done, history, StallPolicy())
+    text = completion_markdown(done, [12.0, 30.0], StallPolicy())
     assert "12 s of a window of 5 minutes" in text
     assert "1 minute (twice the longest pause of the last 2 runs)" in text
     assert "3.44 MiB/s" in text
     assert "data:image/svg+xml" in text
-
-
-def test_a_completed_run_that_was_slower_says_so_first():
-    done = replace(STALLED, outcome="completed", stall=StallReport(None, None, None), message="Done.", diagnosis=None)
-    lines = completion_markdown(done, [], StallPolicy(), Regression(840, 600, 10)).splitlines()
-    assert lines[2] == "**The last run took 14 minutes, 40 % slower than the median of the 10 before (10 minutes).**"
 
 
 def test_a_warm_run_says_that_nothing_was_written():

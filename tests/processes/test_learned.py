@@ -1,19 +1,18 @@
-"""Learned windows with real generators: six short runs are learned from, and a stop in vain is made good."""
+"""Learned windows with real generators: five short runs are learned from, and a stop in vain is made good."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from prefect_cachewatch import CacheJob, StallPolicy, StopPolicy, watch
-from prefect_cachewatch.run.pauses import PAUSES, add_run, read_runs
+from prefect_cachewatch.run.history import add_run, history_path, read_history
 from prefect_cachewatch.watching import learned
-from prefect_cachewatch.watching.learned import PastPauses
-from support import CACHEWATCH, Ran, assert_none_left, new_tag, program, run_exec
+from support import CACHEWATCH, Ran, assert_none_left, new_tag, program
 from support import run as run_argv
 
 # Writes three files a quarter of a second apart; hangs before the last one for as often as the file `hangs` says.
@@ -38,7 +37,6 @@ class Job:
 
     def __init__(self, tmp_path: Path) -> None:
         self.tag, self.cache, self.hangs = new_tag(), tmp_path / "cache", tmp_path / "hangs"
-        self.history = tmp_path / f".cache{PAUSES}"
         self.job = CacheJob(
             name="learns", cache_dirs=[self.cache],
             command=[*program(WRITES, self.tag), str(self.cache), str(self.hangs)],
@@ -52,122 +50,83 @@ class Job:
         assert_none_left(self.tag)
         return report
 
-    def remembered(self) -> int:
-        return len(self.history.read_text().splitlines())
 
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    monkeypatch.setattr(learned, "_FLOOR_S", 1.5)  # half a minute in real life
-    return Job(tmp_path)
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHEWATCH_STATE", str(tmp_path / "state"))
 
 
 @pytest.mark.campaign
-def test_from_the_sixth_run_on_windows_are_learned_and_a_stop_in_vain_is_made_good(job: Job):
+def test_from_the_sixth_run_on_a_window_is_learned_and_a_stop_in_vain_is_made_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(learned, "_FLOOR_S", 1.5)  # half a minute in real life
+    job = Job(tmp_path)
     for number in range(5):
         report = job.run()
-        assert (report.outcome, report.learned) == ("completed", [])
-        assert f"the configured windows hold: {number} of 5 completed runs" in " ".join(report.notes)
-        assert job.remembered() == number + 1
+        assert (report.outcome, report.learned) == ("completed", None)
+        assert f"the configured window holds: {number} of 5 completed runs" in " ".join(report.notes)
     sixth = job.run()
     assert sixth.outcome == "completed"
-    assert {(each.phase, each.runs) for each in sixth.learned} == {("before_first_byte", 5), ("writing", 5)}
-    assert all(1.5 <= each.window_s < 8 for each in sixth.learned if each.phase == "writing")
+    assert sixth.learned.runs == 5 and 1.5 <= sixth.learned.window_s < 8
 
     once = job.run(hangs=1)  # the attempt that hangs is stopped by the learned window, and the second one completes
-    assert (once.outcome, once.attempt, once.learned) == ("completed", 2, [])
+    assert (once.outcome, once.attempt, once.learned) == ("completed", 2, None)
     assert "a learned window has stopped the attempt before" in " ".join(once.notes)
-    assert job.remembered() == 7
 
     always = job.run(hangs=9)
-    assert (always.outcome, always.attempt, always.stall.kind, always.stall.learned) == (
-        "stalled",
-        2,
-        "no_growth",
-        False,
-    )
-    assert always.stall.window_s == 8
-    assert job.remembered() == 7, "a run that did not complete tells nothing about healthy ones"
+    stall = always.stall
+    assert (always.outcome, always.attempt, stall.kind, stall.learned) == ("stalled", 2, "no_growth", False)
+    assert stall.window_s == 8
+    runs = read_history("learns")
+    assert [(run.outcome, run.attempts) for run in runs[:3]] == [("stalled", 2), ("completed", 2), ("completed", 1)]
 
 
 @pytest.mark.campaign
-def test_another_command_or_a_cache_that_is_not_empty_begins_anew(job: Job):
+def test_another_command_or_a_cache_that_is_not_empty_begins_anew(tmp_path: Path):
+    job = Job(tmp_path)
     job.run()
-    told = json.loads(job.history.read_text())
+    (told,) = read_history("learns")
     for _ in range(4):
-        add_run(str(job.history), told["job"], False, PastPauses(1, 1), "")
-    assert job.run().learned
+        add_run("learns", replace(told, longest_pause_s=1.0))
+    assert "ask for no shorter one" in " ".join(job.run().notes), "the floor is half a minute, and 8 s are configured"
     job.job = job.job.model_copy(update={"command": [*job.job.command, "--more"]})
     assert "0 of 5 completed runs of this command are known that began with an empty cache" in " ".join(job.run().notes)
     report = watch(job.job, StallPolicy(stall_after_s="learned"), bundle=False)  # type: ignore[arg-type]
-    assert "0 of 5 completed runs of this command are known that began with files in the cache" in " ".join(
-        report.notes
-    )
+    said = "0 of 5 completed runs of this command are known that began with files in the cache"
+    assert said in " ".join(report.notes)
 
 
-def test_who_has_not_asked_for_learned_windows_is_told_nothing_of_them(tmp_path: Path):
-    job = Job(tmp_path)
-    assert job.run(stall_after_s=8).notes == []
-    assert not job.history.exists()
+def test_who_has_not_asked_for_a_learned_window_is_told_nothing_of_it(tmp_path: Path):
+    assert Job(tmp_path).run(stall_after_s=8).notes == []
+    assert [run.outcome for run in read_history("learns")] == ["completed"]
 
 
-@pytest.mark.campaign
-def test_a_planted_history_leaves_the_floor_and_the_configured_window(tmp_path: Path):
-    """Without a lowered floor: pauses of nothing give half a minute, pauses of a week the configured window."""
-    job = Job(tmp_path)
-    job.run()
-    told = json.loads(job.history.read_text())
-    for silence_s, found in ((0.0, [("before_first_byte", 30.0)]), (600000.0, [])):
-        job.history.unlink()
-        for _ in range(9):
-            add_run(str(job.history), told["job"], False, PastPauses(silence_s, silence_s), "")
-        assert [(each.phase, each.window_s) for each in job.run().learned] == found
-
-
-def test_exec_says_what_it_has_learned_and_where_the_history_lies(tmp_path: Path):
-    cache, history = tmp_path / "cache", tmp_path / f".cache{PAUSES}"
-    options = f"exec --stall-after learned --poll 1s --cache-dir {cache} --report {tmp_path / 'r'} --"
+def test_exec_says_what_it_has_learned(tmp_path: Path):
+    cache = tmp_path / "cache"
+    options = f"exec --stall-after learned --poll 1s --cache-dir {cache} --"
     argv = [*options.split(), "sh", "-c", f"echo x > {cache}/x"]
     assert "0 of 5 completed runs" in run_cachewatch(*argv).stderr
-    told = json.loads(history.read_text())
+    (told,) = read_history("cache")
     for silence_s in (20.0, 31.0, 24.0, 40.0):
-        add_run(str(history), told["job"], False, PastPauses(silence_s, silence_s), "")
+        add_run("cache", replace(told, longest_pause_s=silence_s))
     shutil.rmtree(cache)
     said = run_cachewatch(*argv)
     assert said.status == 0
     sentence = "window 1 minute, learned from 5 runs; a healthy run as those is stopped with probability below 16.7 %"
-    assert f"while it writes: {sentence} (configured: 5 minutes)" in said.stderr
-    report = json.loads((tmp_path / "r").read_text())
-    window = {
-        "phase": "writing",
-        "window_s": 60.0,
-        "configured_s": 300.0,
-        "runs": 5,
-        "longest_s": 40.0,
-        "chance": 1 / 6,
-    }
-    assert window in report["learned"]
-    assert len(read_runs(str(history), told["job"])) == 6
-
-
-@pytest.mark.campaign
-def test_a_history_in_the_cache_never_counts_whatever_is_ignored_and_whoever_asks(tmp_path: Path):
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / PAUSES).write_text("x" * 1000)
-    ran = run_exec(cache, "--no-default-ignores", command=["true"])
-    assert (ran.status, ran.report["outcome"]) == (1, "nothing_written")
-    assert ran.report["growth"]["files_present"] == 0
+    assert f"{sentence} (configured: 5 minutes)" in said.stderr
+    assert len(read_history("cache")) == 6
 
 
 def test_a_history_that_cannot_be_used_is_said_and_the_run_goes_on(tmp_path: Path):
-    cache, history = tmp_path / "cache", tmp_path / f".cache{PAUSES}"
+    history = history_path("cache")
+    history.parent.mkdir(parents=True)
     os.mkfifo(history)  # opened without care, it would hang
     said = run_cachewatch(
-        "exec", "--stall-after", "learned", "--cache-dir", str(cache), "--", "sh", "-c", f"echo > {cache}/x"
+        *f"exec --stall-after learned --cache-dir {tmp_path}/cache -- sh -c".split(), f"echo > {tmp_path}/cache/x"
     )
     assert said.status == 0
-    assert "the configured windows hold: the history of pauses cannot be read" in said.stderr
+    assert f"the run was not added to {history}: " in said.stderr
 
 
 @pytest.mark.parametrize("command", [["watch", "--pid", "1", "--cache-dir", "/tmp"], ["replay", __file__]])

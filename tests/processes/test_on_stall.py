@@ -113,7 +113,7 @@ def test_the_history_has_a_run_that_was_left_alone_as_it_ended(cache, tmp_path, 
         assert ran.status == 0, ran.stderr
         return ran.stdout
 
-    (last,) = json.loads(told("history", "cache", "--json"))["runs"]
+    (last,) = json.loads(told("report", "--history", "cache", "--json"))["runs"]
     assert (last["outcome"], last["stalls"]) == ("completed", 1)
     assert "then    Tensor cache generation completed" in told("report", str(bundle))
     assert ", then completed" in told("report", "--list")

@@ -246,7 +246,6 @@ def test_the_run_page_shows_the_state(site, browser, pictures, ui, kind, width):
     [
         ("stall", "-report", ["Cause", "deadlock", "Next", "confidence high"]),
         ("stall", "-listing", ["total: 9 files in 1 directory", "layers.7.tensorbin", "suspect_partial"]),
-        ("stall", "-history", ["1 run, 0 of them completed, 1 stall", "deadlocked"]),
         ("healthy", "-report", ["Longest pause", "Window that would have been enough"]),
     ],
 )

@@ -20,7 +20,7 @@ from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.run.filled_key import compared_key
-from prefect_cachewatch.run.learning import Learning, run_learned
+from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
 from prefect_cachewatch.run.runner import Runner
@@ -128,7 +128,7 @@ def _watch_command(
         relay.settle()
         return replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
 
-    def attempt(site: CacheDirectories, learning: Learning | None, number: int) -> tuple[Outcome, Report]:
+    def attempt(site: CacheDirectories, history: RunHistory, number: int) -> tuple[Outcome, Report]:
         def say_stall(report: Report) -> None:
             progress.say_stall(report)
             runner.write(report, settings.outputs.report)
@@ -142,7 +142,7 @@ def _watch_command(
             place, site, settings.stall, settings.stop, env,
             log=settings.outputs.log, show_output=True, expected_bytes=job.expected_bytes, clock=relay.clock, adapt=adapt,
             # A server that is left running must not keep our terminal open.
-            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None, learning=learning,
+            stdin_fd=0 if _is_open(0) and job.ready.kind == "exit" else None, history=history,
         )  # fmt: skip
         watches[:] = [watch]
         outcome = runner.run(watch)
@@ -156,11 +156,8 @@ def _watch_command(
         return outcome, report
 
     with place.open_site(create=settings.create, files=files) as site:
-        if settings.stall.learned:
-            learning = Learning(job, settings.stall, site, files, say)
-            outcome, report = run_learned(learning, lambda number: attempt(site, learning, number), relay.received)
-        else:
-            outcome, report = attempt(site, None, 1)
+        history = RunHistory(job, settings.stall, site.paths, files, say)
+        outcome, report = run_remembered(history, lambda number: attempt(site, history, number), relay.received)
     if metrics is not None:
         _finish_metrics(metrics, outcome.name)
     if settings.as_json:

@@ -27,7 +27,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fleet": ("prefect_cachewatch.cli.fleet:command", "Many generations as one: jobs.yaml, on this host or over workers."),
     "store": ("prefect_cachewatch.cli.store:command", "List, verify, activate, roll back and clean up published caches."),
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a generation that stalled or failed."),
-    "history": ("prefect_cachewatch.cli.history:command", "The last runs of a job: outcome, size, duration, pauses, causes."),
     "replay": ("prefect_cachewatch.cli.replay:command", "What a stall policy would have done on a recorded run."),
     "doctor": ("prefect_cachewatch.cli.doctor:command", "What a run needs: what works here, what is missing, what to do."),
     "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),

@@ -12,7 +12,6 @@ import click
 from prefect_cachewatch.cli.options.fields import DURATION, SIZE
 from prefect_cachewatch.cli.options.guard import RULES, poll_note, stall_from
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.cli.replay_runs import show_runs
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
@@ -21,6 +20,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.trace.files import read_trace
 from prefect_cachewatch.run.trace.replay import Enough, Replay, find_enough, replay_trace
 from prefect_cachewatch.run.trace.rows import Trace
+from prefect_cachewatch.watching.learned import refuse_learned
 from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import effective_poll_s
 
@@ -35,7 +35,7 @@ _ENDINGS = {
 
 
 @click.command("replay", params=RULES.options())
-@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv|DIR")
+@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE.csv")
 @click.option("--hang-at", type=DURATION, help="Freeze the generator so long after the start, for ever.")
 @click.option(
     "--warmup-within",
@@ -49,16 +49,10 @@ def command(trace: Path, hang_at: float | None, expected_bytes: int | None, as_j
     """Run the stall rule over a recorded trace in simulated time, and say what it would have done.
 
     The exit status is 0 whatever the verdict. Traces come from exec --record, or any sampler that writes
-    t_s,total_bytes,file_count. Of a directory of traces of one job's completed runs: the windows learned from them.
+    t_s,total_bytes,file_count.
     """
     policy = stall_from(options)
-    if trace.is_dir():
-        if hang_at is not None or expected_bytes is not None:
-            raise InputError("--hang-at and --expect are for one trace: each run of a directory is frozen half-way")
-        show_runs(trace, policy, options["warmup_within_s"], as_json=as_json)
-        return
-    if policy.learned:
-        raise InputError("--stall-after learned needs the traces of several runs: name the directory that they lie in")
+    refuse_learned(policy)
     recorded = read_trace(trace)
     found = replay_trace(
         recorded, policy, hang_at, _warmup(policy, options["warmup_within_s"], expected_bytes, recorded)

@@ -1,45 +1,54 @@
-"""`cachewatch report`: shows a bundle in a terminal, or its page in a browser."""
+"""`cachewatch report`: shows a bundle in a terminal, its page in a browser, or the last runs of a job."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import textwrap
 import webbrowser
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.cli.tables import with_last
-from prefect_cachewatch.common.closing import Opened
-from prefect_cachewatch.common.directories import OPEN_DIRECTORY
+from prefect_cachewatch.cli.tables import aligned, with_last
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration, short_moment
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.postmortem.bundlestore import default_bundle_root, find_bundles, load_end, load_report
-from prefect_cachewatch.run.past import read_report_in
+from prefect_cachewatch.postmortem.bundlestore import (
+    default_bundle_root,
+    find_bundles,
+    load_end,
+    load_report,
+)
+from prefect_cachewatch.run.history import PastRun, known_jobs, read_history
 from prefect_cachewatch.watching.headline import split_message
 
-_MAX_FILES = 10
+_MAX_FILES, _MAX_JOBS = 10, 20
 
 
 @click.command("report")
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @click.option("--open", "open_page", is_flag=True, help="Open its report.html in a browser.")
 @click.option("--list", "list_all", is_flag=True, help="List the bundles there are, the newest first.")
-@json_option("Write its report.json as it is, or the list as one JSON object.")
+@click.option("--history", "job", metavar="NAME", help="Show the last runs of the job NAME, the newest first.")
+@json_option("Write its report.json as it is, or the list or the history as one JSON object.")
 @click.option(
     "--bundle-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where bundles lie, if not in the usual place."
 )
-def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool, bundle_dir: Path | None) -> None:
+def command(
+    bundle: Path | None, open_page: bool, list_all: bool, job: str | None, as_json: bool, bundle_dir: Path | None
+) -> None:
     """Show the post-mortem of a generation that stalled or failed; without BUNDLE the newest one.
 
     BUNDLE is its directory, or its name as --list shows it.
     """
+    if job is not None:
+        _show_history(job, as_json)
+        return
     root = bundle_dir or default_bundle_root()
     width = min(100, shutil.get_terminal_size((80, 24)).columns)
     if list_all:
@@ -75,6 +84,28 @@ def command(bundle: Path | None, open_page: bool, list_all: bool, as_json: bool,
             raise InputError(f"{for_terminal(str(page))} is missing: the bundle is not complete")
         if not webbrowser.open(page.resolve().as_uri()):
             raise InputError(f"no browser was found on this machine: open {for_terminal(str(page))} in one")
+
+
+def _show_history(job: str, as_json: bool) -> None:
+    runs = read_history(job)
+    if not runs:
+        shown, known = for_terminal(job, 100), ", ".join(for_terminal(name, 100) for name in known_jobs()[:_MAX_JOBS])
+        if not known:
+            raise InputError(f"there is no run of {shown!r} yet, nor of any other job: each run adds itself at its end")
+        raise InputError(f"there is no run of {shown!r} yet: known are {known}")
+    if as_json:
+        click.echo(json.dumps({"name": job, "runs": [asdict(run) for run in runs]}))
+        return
+    rows = [["WHEN (UTC)", "OUTCOME", "SIZE", "DURATION", "LONGEST PAUSE", "STALLS", "CAUSE"], *map(_cells_of, runs)]
+    for line in aligned(rows, {2, 3, 4, 5}):
+        click.echo(line)
+
+
+def _cells_of(run: PastRun) -> list[str]:
+    pause = "-" if run.longest_pause_s is None else format_duration(run.longest_pause_s)
+    outcome = for_terminal(run.outcome.replace("_", " "), 20)
+    size, cause = format_bytes(run.bytes_present), for_terminal(run.cause or "", 40)
+    return [short_moment(run.started_at), outcome, size, format_duration(run.duration_s), pause, str(run.stalls), cause]
 
 
 def describe_bundle(
@@ -193,12 +224,10 @@ def _facts_of(path: Path) -> dict[str, Any]:
     day, time = path.name[:8], path.name[9:13]
     facts: dict[str, Any] = {"path": str(path), "written": f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]}"}
     try:
-        with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
-            report = read_report_in(fd)
-    except (OSError, ValueError):
+        report = load_report(path)
+    except InputError:
         return facts | {"readable": False}
-    diagnosis, end = report.get("diagnosis"), load_end(path)
-    category = diagnosis.get("category") if isinstance(diagnosis, dict) else None
+    end, category = load_end(path), report["diagnosis"].get("category")
     then = None if end is None else end.get("outcome")
     told = {"name": report.get("name"), "outcome": report.get("outcome"), "category": category, "then": then}
     return facts | {"readable": True} | told

@@ -266,8 +266,7 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
     add("Last growth after", growth.get("last_growth_s"), format_duration)
     add("Longest pause", growth.get("longest_pause_s"), format_duration)
     add("Progress told", report.get("logged"), lambda told: describe_last(LoggedProgress(**told)))
-    for learned in report.get("learned") or ():
-        add(f"Learned window, {learned['phase'].replace('_', ' ')}", LearnedWindow(**learned))
+    add("Learned", report.get("learned"), lambda learned: str(LearnedWindow(**learned)))
     add("Tree gone after", stop.get("gone_after_s"), lambda s: f"{s:.2f} s")
     add("Exit code", report.get("exit_code"))
     add("Signal", report.get("signal"))

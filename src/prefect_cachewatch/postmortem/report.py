@@ -162,8 +162,8 @@ class Report:
     logged: LoggedProgress | None = None
     #: Where a stall was to be reported only: when the generator would have been stopped, and why.
     would_be_stops: list[ReportedStall] = field(default_factory=list)
-    #: The windows that were learned from earlier runs; empty if the configured ones held.
-    learned: list[LearnedWindow] = field(default_factory=list)
+    #: The window that was learned from earlier runs; null if the configured one held.
+    learned: LearnedWindow | None = None
     #: Of a completed run that did not use the whole cache that it found; null for every other.
     cache_missed: CacheMissed | None = None
     #: Null for a run that had nothing to do.
@@ -249,7 +249,7 @@ def build_report(
         ready=outcome.ready,
         logged=redact_all(outcome.logged, secrets),
         would_be_stops=list(outcome.would_be_stops),
-        learned=list(outcome.learned.windows),
+        learned=outcome.learned,
         findings=[
             {"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts
         ],

@@ -18,7 +18,7 @@ from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy,
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.report import Report, check_report_path
 from prefect_cachewatch.run.filled_key import known_key
-from prefect_cachewatch.run.learning import Learning, run_learned
+from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
 from prefect_cachewatch.run.runner import Runner
@@ -175,13 +175,13 @@ def watch(
                 files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir,
                 known=known,
             )  # fmt: skip
-            watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, learning=learning)
+            watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, history=history)
             outcome = runner.run(watch)
             return outcome, runner.report(watch, outcome)
 
         with place.open_site(files=files) as site:
-            learning = Learning(job, stall, site, files, lambda _: None)
-            return run_learned(learning, attempt)[1]
+            history = RunHistory(job, stall, site.paths, files, lambda _: None)
+            return run_remembered(history, attempt)[1]
 
 
 def _placed(job: CacheJob, files: Files, log: Path | None) -> tuple[Runtime, dict[str, str]]:

@@ -1,7 +1,7 @@
-"""Figures of earlier runs of a cache: a short file per cache, for estimates and advice.
+"""How the last runs of each job went: a file of JSON lines a job, the newest last, in the user's state directory.
 
-One JSON line per completed run, the newest last, in the user's state directory. If it is lost,
-only estimates are lost: no error here fails a run.
+Estimates, learned windows and `cachewatch report --history` read it. If it is lost, only these are lost: no error here
+fails a run.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import make_own_directory, open_own_directory
@@ -21,116 +22,131 @@ from prefect_cachewatch.common.files import write_entry
 from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.durable import read_small_file
 
 KEEP_RUNS = 50
-#: A larger file is none of ours.
-HISTORY_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # a larger file is none of ours
 _SAFETY = 2.0
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """The figures of a completed run."""
+    """How one run went; times, sizes and pause are those of its last attempt."""
 
-    ended_at: str
+    started_at: str
+    outcome: str
     duration_s: float
     bytes_written: int
     bytes_present: int
-    first_write_s: float | None
-    longest_pause_s: float
+    #: While it wrote, the silence at its end included; None: it wrote nothing.
+    longest_pause_s: float | None = None
+    cause: str | None = None
+    attempts: int = 1
+    #: Attempts that stalled, and stalls that stopped nothing.
+    stalls: int = 0
+    #: Whether bytes were in its directories at the start.
+    warm: bool = False
+    #: Digest of its directories.
+    place: str = ""
+    #: Digest of its command, and of whatever else its pauses depend on.
+    kind: str = ""
+
+    @property
+    def wrote(self) -> bool:
+        """Whether it completed and wrote: then its figures say something about the next run."""
+        return self.outcome == "completed" and self.bytes_written > 0
 
 
-def history_path(name: str, cache_dirs: Sequence[str]) -> Path:
-    """Return the path of a cache's history; the same for the same name and directories."""
-    key = hashlib.sha256("\0".join(sorted(cache_dirs)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return state_home() / "history" / f"{slugify(name)[:60]}-{key}.jsonl"
+def digest_of(*parts: str) -> str:
+    """Return a short digest of texts, in this order."""
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def past_runs(path: Path, limit: int = 10) -> list[PastRun]:
-    """Read the last completed runs that wrote something, the newest first.
+def place_of(cache_dirs: Sequence[str]) -> str:
+    """Return the digest of directories, in any order."""
+    return digest_of(*sorted(cache_dirs))
 
-    Args:
-        path: from `history_path`.
-        limit: the most runs to return.
 
-    Returns:
-        The runs; none if the file is missing or damaged.
+def history_path(name: str) -> Path:
+    """Return the path of a job's history; names that differ in capitals and signs alone have one."""
+    return state_home() / "history" / f"{slugify(name)[:60].strip('-')}.jsonl"
+
+
+def read_history(name: str) -> list[PastRun]:
+    """Read the last runs of a job, the newest first; none if there is no file, and no line that is damaged.
 
     Example:
-        >>> past_runs(Path("/nowhere"))
+        >>> read_history("a job that never ran")
         []
     """
-    text = ""
+    path, text = history_path(name), ""
     with contextlib.suppress(OSError, StoreError), Opened(open_own_directory(path.parent)) as here:
         text = _read(here, path.name)
-    return [run for run in reversed(parse_history(text)) if run.bytes_written > 0][:limit]
+    return [run for line in reversed(text.splitlines()) if (run := _run_of(line)) is not None]
+
+
+def known_jobs() -> list[str]:
+    """List the jobs that have a history, by the names of their files."""
+    with contextlib.suppress(OSError):
+        return sorted(path.stem for path in (state_home() / "history").glob("*.jsonl"))
+    return []
 
 
 def last_run(name: str, cache_dirs: Sequence[str]) -> PastRun | None:
-    """Return the last completed run of a cache that wrote something; None if none is known."""
-    return next(iter(past_runs(history_path(name, [os.path.realpath(path) for path in cache_dirs]), 1)), None)
+    """Return the last run in these directories that completed and wrote; None if none is known."""
+    place = place_of([os.path.realpath(path) for path in cache_dirs])
+    return next((run for run in read_history(name) if run.wrote and run.place == place), None)
 
 
-def parse_history(text: str) -> list[PastRun]:
-    """Read the text of a history, the newest run last; lines that are damaged are left out.
+def add_run(name: str, run: PastRun) -> None:
+    """Add a run to a job's history, which keeps the last 50.
 
-    Example:
-        >>> parse_history("[1]")
-        []
+    Raises:
+        OSError: it cannot be written, or something else stands in its place.
     """
-    runs = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            runs.append(PastRun(**json.loads(line)))
-    return runs
-
-
-def remember_run(path: Path, report: Report) -> None:
-    """Add a completed run to the history; keeps the last 50.
-
-    Args:
-        path: from `history_path`.
-        report: report of the run.
-    """
-    growth = report.growth
-    run = PastRun(
-        report.started_at,
-        report.duration_s,
-        growth.bytes_written,
-        growth.bytes_present,
-        growth.first_write_s,
-        growth.longest_pause_s,
-    )
-    with contextlib.suppress(OSError, StoreError), Opened(make_own_directory(path.parent)) as here:
-        lines = _read(here, path.name).splitlines()
-        lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
-        write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
-
-
-def _read(here: int, name: str) -> str:
-    """Read a history that is a regular file of a bounded size, so that no pipe in its place is waited for."""
+    path = history_path(name)
     try:
-        return read_small_file(here, name, HISTORY_BYTES).decode("utf-8", "replace")
-    except FileNotFoundError:
-        return ""
+        with Opened(make_own_directory(path.parent)) as here:
+            lines = _read(here, path.name).splitlines()
+            lines = [*lines[-(KEEP_RUNS - 1) :], json.dumps(asdict(run))]
+            write_entry(here, path.name, ("\n".join(lines) + "\n").encode())
+    except StoreError as error:
+        raise OSError(str(error)) from None
 
 
-def enough_window_s(runs: Sequence[PastRun], poll_s: float) -> float | None:
+def enough_window_s(pauses_s: Sequence[float], poll_s: float) -> float | None:
     """Return the stall window that would have been enough: twice the longest pause, at least two polls.
 
     Args:
-        runs: earlier completed runs.
+        pauses_s: the longest pauses of completed runs.
         poll_s: time between two measurements; a pause is not known more exactly than that.
 
     Returns:
         Seconds, rounded up to whole ones; None without any run.
 
     Example:
-        >>> enough_window_s([PastRun("", 60, 1, 1, 2.0, 12.4), PastRun("", 60, 1, 1, 2.0, 3.0)], 5)
+        >>> enough_window_s([12.4, 3.0], 5)
         25.0
     """
-    if not runs:
+    return float(math.ceil(max(2 * poll_s, _SAFETY * max(pauses_s)))) if pauses_s else None
+
+
+def _read(here: int, name: str) -> str:
+    """Read a history that is a regular file of a bounded size, so that no pipe in its place is waited for."""
+    try:
+        return read_small_file(here, name, _MOST_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _run_of(line: str) -> PastRun | None:
+    try:
+        found: dict[str, Any] = json.loads(line)
+        pause_s, cause = found["longest_pause_s"], found["cause"]
+        return PastRun(
+            str(found["started_at"]), str(found["outcome"]), float(found["duration_s"]), int(found["bytes_written"]),
+            int(found["bytes_present"]), None if pause_s is None else float(pause_s), None if cause is None else str(cause),
+            int(found["attempts"]), int(found["stalls"]), found["warm"] is True, str(found["place"]), str(found["kind"]),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    return float(math.ceil(max(2 * poll_s, _SAFETY * max(run.longest_pause_s for run in runs))))

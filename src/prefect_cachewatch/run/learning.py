@@ -1,180 +1,134 @@
-"""The learned windows of one run: read before its first attempt, kept for its next ones, added to when it has completed.
+"""The history of a job, for one run of it: the window that is learned from it, and what the run adds to it at its end.
 
-Every access to the history has a deadline; without it the configured windows hold. No Prefect.
+Every access has a deadline; without the history the configured window holds. No Prefect.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from prefect_cachewatch.common.aside import Files
 from prefect_cachewatch.common.secrets import redact_argv
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration, format_moment
-from prefect_cachewatch.run.pauses import add_run, find_pauses_file, read_runs
+from prefect_cachewatch.run.history import PastRun, add_run, digest_of, history_path, place_of, read_history
 from prefect_cachewatch.watching.attempt import Outcome
-from prefect_cachewatch.watching.learned import (
-    LEAST_RUNS,
-    PAUSES,
-    LearnedWindows,
-    PastPauses,
-    learn,
-    least_window_s,
-)
+from prefect_cachewatch.watching.learned import LEAST_RUNS, LearnedWindow, learn_window
 from prefect_cachewatch.watching.stall import effective_poll_s
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, StallPolicy
-    from prefect_cachewatch.watching.site import CacheDirectories
 
 T = TypeVar("T")
 
-_WITHIN_S = 5.0
+_WITHIN_S = 2.0
 
 
-def job_fingerprint(command: Sequence[str], storage: str, further: Mapping[str, str]) -> str:
-    """Make the fingerprint of a job on its storage; what changes it begins a new history.
-
-    Args:
-        command: its argv; a secret in it does not count.
-        storage: the file system that the cache lies on.
-        further: whatever else the cache depends on, such as its key.
-
-    Returns:
-        16 hexadecimal digits.
-
-    Example:
-        >>> job_fingerprint(["gen", "--token=a"], "nfs4 a:/x", {}) == job_fingerprint(["gen", "--token=b"], "nfs4 a:/x", {})
-        True
-    """
-    body = json.dumps([redact_argv(list(command)), storage, dict(further)], sort_keys=True)
-    return hashlib.sha256(body.encode("ascii")).hexdigest()[:16]
-
-
-class Learning:
-    """The learned windows of a run, for all its attempts.
+class RunHistory:
+    """A job's history, for all attempts of one run.
 
     Args:
         job: the job, as it is run.
-        stall: its policy; without `learned` nothing is read, written or said.
-        site: its directories, open; if there are none yet, the history is looked for when windows are asked for.
-        files: the helper process that reads and writes the history.
+        stall: its policy; without a learned window nothing is said, and nothing read before the end.
+        cache_dirs: its directories, resolved, by the paths that stay the same from run to run.
+        files: the helper process that reads and writes.
         say: told what was learned, and what went wrong, in sentences.
-        key: the digest of all that a published cache depends on; None without a store.
-        records: the directory of cachewatch's own files for a published cache; None without a store.
+        key: the digest of all that a published cache depends on; it stands for the command. None without a store.
     """
 
     def __init__(
         self,
         job: CacheJob,
         stall: StallPolicy,
-        site: CacheDirectories,
+        cache_dirs: Sequence[str],
         files: Files,
         say: Callable[[str], None],
-        *,
         key: str | None = None,
-        records: str | None = None,
     ) -> None:
-        self._stall, self._files, self._say = stall, files, say
-        self._job, self._site, self._key, self._records = job, site, key, records
-        self._found = not site.paths
-        self._path: str | None = None
-        self._known_as = ""
-        self._runs: list[tuple[bool, PastPauses]] = []
+        self._name, self._stall, self._files, self._say = job.name, stall, files, say
+        self._place = place_of(cache_dirs)
+        image = job.container.image if job.container is not None else ""
+        # What ends a pause counts too: with other lines of progress the same run has other pauses.
+        self._kind = digest_of(key or "\0".join(redact_argv(job.command)), image, stall.progress, *job.progress_log)
         self._warm: bool | None = None
-        self._note = ""
-        if stall.learned and site.paths:
-            self._open()
+        self._has_stopped = False
 
-    def _open(self) -> None:
-        # Of directories that were found the order is chance.
-        first = min(self._site.paths) if self._found else self._site.paths[0]
-        mount = self._site.mounts.get(first)
-        storage = f"{mount.type} {mount.source}" if mount is not None else ""
-        job = self._job
-        further = {"image": job.container.image} if job.container is not None else {}
-        # What ends a pause: with other lines of progress the same run has other pauses.
-        further |= {"key": self._key or "", "progress": self._stall.progress, "lines": "\n".join(job.progress_log)}
-        if self._found:  # it is watched from later on, and has one phase
-            further["found"] = "\n".join(sorted(self._site.paths))
-        self._known_as = job_fingerprint([] if self._key else job.command, storage, further)
+    def past_runs(self) -> list[PastRun]:
+        """Read the last runs in these directories that completed and wrote, the newest first; none if they cannot be read."""
         try:
-            path: str = f"{self._records}/{PAUSES}" if self._records else self._ask(find_pauses_file, first)
-            self._runs = self._ask(read_runs, path, self._known_as)
-            self._path = path
-        except OSError as error:
-            self._note = f"the configured windows hold: the history of pauses cannot be read: {_why(error)}"
+            found: list[PastRun] = self._files.run(read_history, self._name, timeout_s=_WITHIN_S)
+        except OSError:
+            return []
+        return [run for run in found if run.wrote and run.place == self._place]
 
-    def _ask(self, function: Callable[..., T], *arguments: object) -> T:
-        found: T = self._files.run(function, *arguments, timeout_s=_WITHIN_S)
-        return found
-
-    def windows(self, present_bytes: int) -> LearnedWindows:
-        """Return the windows of the next attempt, and say which they are.
+    def window(self, present_bytes: int) -> tuple[LearnedWindow | None, str]:
+        """Return the window of the next attempt, and say what it is.
 
         Args:
             present_bytes: bytes in the cache directories before its start. A run that begins with an empty cache and
                 one that resumes learn apart, since they are silent in different places.
 
         Returns:
-            The windows; none after an attempt that a learned window has stopped, and while no directory is known.
+            The learned window, if there is a shorter one than the configured; and why there is none, if one was wanted.
         """
-        if not self._stall.learned or not self._site.paths:
-            return LearnedWindows()
-        if not self._known_as:
-            self._open()
         if self._warm is None:
             self._warm = present_bytes > 0
-        learned = LearnedWindows(note=self._note) if self._note else self._learn(self._warm)
-        for window in learned.windows:
-            self._say(f"{window.where}: {window} (configured: {format_duration(window.configured_s)})")
-        if learned.note:
-            self._say(learned.note)
-        return learned
-
-    def _learn(self, warm: bool) -> LearnedWindows:
-        runs = [run for run_warm, run in self._runs if run_warm == warm]
-        learned = learn(runs, self._stall, least_window_s(effective_poll_s(self._stall)))
-        if learned.windows:
-            return learned
-        begun = "files in the cache" if warm else "an empty cache"
-        why = f"{len(runs)} of {LEAST_RUNS} completed runs of this command are known that began with {begun}"
-        if len(runs) >= LEAST_RUNS:
-            why = f"the pauses of {len(runs)} completed runs ask for no shorter ones"
-        return LearnedWindows(note=f"the configured windows hold: {why}")
+        if not self._stall.learned:
+            return None, ""
+        if self._has_stopped:
+            return None, "a learned window has stopped the attempt before: the configured one holds"
+        runs = [run for run in self.past_runs() if run.kind == self._kind and run.warm == self._warm]
+        pauses_s = [run.longest_pause_s for run in runs if run.longest_pause_s is not None]
+        window = learn_window(pauses_s, self._stall.stall_after_s, effective_poll_s(self._stall))
+        if window is not None:
+            self._say(f"{window} (configured: {format_duration(window.configured_s)})")
+            return window, ""
+        begun = "files in the cache" if self._warm else "an empty cache"
+        why = f"{len(pauses_s)} of {LEAST_RUNS} completed runs of this command are known that began with {begun}"
+        if len(pauses_s) >= LEAST_RUNS:
+            why = f"the pauses of {len(pauses_s)} completed runs ask for no shorter one"
+        note = f"the configured window holds: {why}"
+        self._say(note)
+        return None, note
 
     def note(self, outcome: Outcome) -> None:
-        """Take in how an attempt ended: after a stop by a learned window the configured ones hold."""
-        if outcome.learned_stop is not None:
-            self.forgo()
+        """Take in how an attempt ended: after a stop by a learned window the configured one holds."""
+        self._has_stopped = self._has_stopped or outcome.learned_stop is not None
 
-    def forgo(self) -> None:
-        """Have the configured windows hold from now on, since a learned one has stopped an attempt of this run."""
-        self._note = "a learned window has stopped the attempt before: the configured ones hold"
+    def run_of(self, outcomes: Sequence[Outcome], ended: str | None = None) -> PastRun:
+        """Return what the history has of this run.
 
-    def remember(self, outcome: Outcome) -> None:
-        """Add the run to the history: its last attempt has completed, and its cache is published if it was to be."""
-        if self._path is None:
-            return
-        ended_at = format_moment(time.time())
+        Args:
+            outcomes: of its attempts, at least one.
+            ended: how the run ended, if not as its last attempt.
+        """
+        last, pause_s = outcomes[-1], outcomes[-1].longest_silence_s
+        stalls = sum(max(int(outcome.name == "stalled"), len(outcome.would_be_stops)) for outcome in outcomes)
+        causes = [outcome.diagnosis.category for outcome in outcomes if outcome.diagnosis is not None]
+        return PastRun(
+            format_moment(last.started_at), ended or last.name, round(last.duration_s, 3), last.growth.bytes_written,
+            last.growth.bytes_present, pause_s if pause_s is None else round(pause_s, 3), causes[-1] if causes else None,
+            len(outcomes), stalls, bool(self._warm), self._place, self._kind,
+        )  # fmt: skip
+
+    def remember(self, outcomes: Sequence[Outcome], ended: str | None = None) -> None:
+        """Add this run to the history; as `run_of`."""
         try:
-            self._ask(add_run, self._path, self._known_as, bool(self._warm), outcome.silences, ended_at)
+            self._files.run(add_run, self._name, self.run_of(outcomes, ended), timeout_s=_WITHIN_S)
         except OSError as error:
-            self._say(f"the run's pauses were not added to {for_terminal(self._path, 1000)}: {_why(error)}")
+            if self._stall.learned:
+                why = error.strerror or str(error) or type(error).__name__
+                self._say(f"the run was not added to {for_terminal(str(history_path(self._name)), 1000)}: {why}")
 
 
-def run_learned(
-    learning: Learning, attempt: Callable[[int], tuple[Outcome, T]], received: Sequence[int] = ()
+def run_remembered(
+    history: RunHistory, attempt: Callable[[int], tuple[Outcome, T]], received: Sequence[int] = ()
 ) -> tuple[Outcome, T]:
-    """Run a generator, and once more with the configured windows if a learned one has stopped it.
+    """Run a generator, once more with the configured window if a learned one has stopped it, and add it to its history.
 
     Args:
-        learning: the run's learned windows.
+        history: the job's.
         attempt: makes an attempt of a number.
         received: the signals that have ended the run, live.
 
@@ -182,16 +136,12 @@ def run_learned(
         What the last attempt returned.
     """
     outcome, more = attempt(1)
-    learning.note(outcome)
+    outcomes = [outcome]
+    history.note(outcome)
     # Two generators must not write beside each other.
     alone = outcome.stop is None or not outcome.stop.survivors
     if outcome.learned_stop is not None and alone and not received:
         outcome, more = attempt(2)
-    if outcome.name == "completed":
-        learning.remember(outcome)
+        outcomes.append(outcome)
+    history.remember(outcomes)
     return outcome, more
-
-
-def _why(error: OSError) -> str:
-    where = f" ({for_terminal(os.fsdecode(error.filename), 1000)})" if error.filename else ""
-    return f"{error.strerror or type(error).__name__}{where}"

@@ -35,7 +35,7 @@ from prefect_cachewatch.watching.stall import Verdict
 if TYPE_CHECKING:
     from prefect_cachewatch.config import StallPolicy, StopPolicy
     from prefect_cachewatch.metrics.exporter import MetricsExporter
-    from prefect_cachewatch.run.learning import Learning
+    from prefect_cachewatch.run.learning import RunHistory
     from prefect_cachewatch.run.trace.recorder import TraceRecorder
 
 _TAIL_LINES = 50
@@ -138,7 +138,7 @@ class Runner:
         expected_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapt: Callable[[Launch], Launch] = lambda launch: launch,
-        learning: Learning | None = None,
+        history: RunHistory | None = None,
     ) -> Watch:
         """Make the watch of a generator that is to be started.
 
@@ -154,7 +154,7 @@ class Runner:
             expected_bytes: size of the finished cache, for the metrics.
             clock: monotonic time in seconds.
             adapt: changes how it is started.
-            learning: the run's learned windows.
+            history: the job's, for its learned window.
 
         Returns:
             The watch, not started yet.
@@ -174,7 +174,7 @@ class Runner:
             on_sample=self.sampled, before_stop=self.before_stop, on_stall=self.left_alone,
             busy=self.is_busy,
             make_supervisor=lambda launch: supervisor(adapt(launch)), files=self._files,
-            learn=learning.windows if learning is not None else None,
+            learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
         made.contradict = self.contradict
         look_ahead(self._files, made, self._secrets)

@@ -31,7 +31,7 @@ from prefect_cachewatch.supervise.run_files import runs_directory
 from prefect_cachewatch.supervise.supervisor import Launch, Supervisor, TreeEnd, wait_for_report
 from prefect_cachewatch.watching.emptiness import Emptiness
 from prefect_cachewatch.watching.failed_writes import FailedWrites
-from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows, PastPauses
+from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.leaving import LeftAlone, describe_left_alone
 from prefect_cachewatch.watching.log_progress import LogProgress
 from prefect_cachewatch.watching.marking import write_completed, write_started
@@ -100,10 +100,10 @@ class Outcome:
     #: Set when the attempt has been examined; null for one that completed or was cancelled.
     diagnosis: Diagnosis | None = None
     would_be_stops: tuple[ReportedStall, ...] = ()
-    silences: PastPauses = field(default_factory=PastPauses)
-    """The longest silence of each phase."""
-    learned: LearnedWindows = field(default_factory=LearnedWindows)
-    """The windows in force that were learned from earlier runs."""
+    longest_silence_s: float | None = None
+    """While it wrote, the silence at its end included."""
+    learned: LearnedWindow | None = None
+    """The window in force, if it was learned from earlier runs."""
     rewriting: Rewriting | None = None
     """What became of the files that were there at the start; of a completed attempt, as far as it is known."""
     doubts: tuple[Finding, ...] = ()
@@ -114,7 +114,7 @@ class Outcome:
     @property
     def learned_stop(self) -> LearnedWindow | None:
         """The learned window that it was stopped by; None if it was stopped by a configured one, or not at all."""
-        return self.learned.behind(self.kind) if self.name == "stalled" else None
+        return self.learned if (self.name, self.kind) == ("stalled", "no_growth") else None
 
     @property
     def was_stopped(self) -> bool:
@@ -142,7 +142,7 @@ class Watch:
         busy: whether the tree has computed or read of late; default unknown, which counts as yes.
         make_supervisor: makes the supervisor of the generator; default a guard on this host.
         files: the helper process that handles state files; default this process.
-        learn: gets the bytes that are there before the start, and returns the windows learned from earlier runs.
+        learn: gets the bytes that are there before the start; returns the window learned from earlier runs, and a note.
     """
 
     def __init__(
@@ -162,11 +162,11 @@ class Watch:
         busy: Callable[[], bool] = lambda: True,
         make_supervisor: Callable[[Launch], Supervisor] = GuardClient,
         files: Files | None = None,
-        learn: Callable[[int], LearnedWindows] | None = None,
+        learn: Callable[[int], tuple[LearnedWindow | None, str]] = lambda _: (None, ""),
     ) -> None:
         self.files = files or InPlace()
         self._state_answers = True
-        self._learn = learn or (lambda _: LearnedWindows())
+        self._learn = learn
         self.site, self.job, self.stall, self.stop_policy = site, job, stall, stop
         self.output = output or OutputPump()
         self.run_id = os.urandom(16).hex()
@@ -224,7 +224,7 @@ class Watch:
         baseline = self.site.begin()
         present_bytes = baseline["growth"]["bytes_present"]
         self._began_files = baseline["growth"]["files_present"]
-        learned = self._learn(present_bytes)
+        learned, learned_note = self._learn(present_bytes)
         self._prepare_serving()
         self._prepare_logged()
         if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
@@ -272,10 +272,10 @@ class Watch:
         self.started_at, self.started_s = time.time(), self._clock()
         if self.logged is not None:
             self.logged.begin(self.started_s)
-        warmup = self.serving.warmup(present_bytes, learned) if self.serving is not None else None
+        warmup = self.serving.warmup(present_bytes) if self.serving is not None else None
         rule = StallRule(self.stall, self.started_s, warmup, learned)
         self.monitor_state = self.monitor_with(rule, baseline)
-        self.monitor_state.notes += [*notes, *self.supervisor.notes, *filter(None, [learned.note])]
+        self.monitor_state.notes += [*notes, *self.supervisor.notes, *filter(None, [learned_note])]
         if self.serving is not None and warmup is not None:
             self.serving.start(self.supervisor, warmup, self._hand_over)
 
@@ -442,7 +442,7 @@ class Watch:
             ready=self.serving.result(started, rule.phases.changes) if self.serving is not None else None,
             logged=self.told(),
             would_be_stops=self.would_be_stops,
-            silences=rule.silences(),
+            longest_silence_s=rule.longest_silence_s,
             learned=rule.learned,
             rewriting=self._rewriting() if name == "completed" else None,
         )
@@ -617,8 +617,8 @@ class Watch:
                 told=self.describe_told(),
                 stopped=report is not None,
             )
-            if (learned := state.rule.learned.behind(self.verdict.kind)) is not None:
-                message += f" Decided by a learned window: {learned}."
+            if self.verdict.kind == "no_growth" and state.rule.learned is not None:
+                message += f" Decided by a learned window: {state.rule.learned}."
             if self.job.on_stall == "report":
                 message += " The generator would have been stopped, and was left alone."
             leader = self.supervisor.leader_exit if self.supervisor else None

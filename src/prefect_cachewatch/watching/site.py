@@ -41,7 +41,6 @@ from prefect_cachewatch.supervise.filelocks import (
     take_exclusive,
 )
 from prefect_cachewatch.supervise.tending import wake
-from prefect_cachewatch.watching.learned import PAUSES
 from prefect_cachewatch.watching.servers.records import find_server_on
 
 _CHECK_TIMEOUT_S, _WOKEN_S, _HOME_TIMEOUT_S = 10.0, 10.0, 3.0
@@ -137,8 +136,7 @@ class CacheDirectories(Closing):
         files: Files | None = None,
     ) -> None:
         self._files = files or InPlace()
-        # The history of an earlier run may lie in the cache.
-        self.ignore = [*ignore, f"/{PAUSES}", *_REMOVED]
+        self.ignore = [*ignore, *_REMOVED]
         self.scanner = DirectoryScanner(deadline_s)
         self._closed = False
         self.to_clean = False

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
+from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
-from prefect_cachewatch.watching.servers.warmup import PhaseName, Phases, Warmup
+from prefect_cachewatch.watching.servers.warmup import Phases, Warmup
 
 if TYPE_CHECKING:  # pydantic stays out of a process that watches for hours
     from prefect_cachewatch.config import StallPolicy
@@ -130,7 +130,7 @@ class StallRule:
         policy: the windows.
         started_s: monotonic time at which the generator was started.
         warmup: for a job that starts a server: which silence is its warm-up. None: none is.
-        learned: windows learned from earlier runs, in place of longer ones of the policy.
+        learned: the window learned from earlier runs, in place of the policy's longer one.
 
     Example:
         >>> from prefect_cachewatch.config import StallPolicy
@@ -144,7 +144,7 @@ class StallRule:
         policy: StallPolicy,
         started_s: float,
         warmup: Warmup | None = None,
-        learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
+        learned: LearnedWindow | None = None,
     ) -> None:
         self.policy, self.learned = policy, learned
         self.phases = Phases(warmup)
@@ -158,7 +158,7 @@ class StallRule:
         self.last_growth_s: float | None = None
         self.suspicions: list[Suspicion] = []
         self.reading: Reading | None = None
-        self._silences: dict[PhaseName, float] = {}
+        self._longest_silence_s = 0.0  # while it wrote
         self._gaps = 0
         self._tick_s = started_s
         self._stood_still = False
@@ -183,8 +183,8 @@ class StallRule:
         if self.phases.now == "warm_up":
             return self.phases.warmup_window_s + unseen_s
         if self.first_write_s is None:
-            return self.learned.shorten("before_first_byte", self.policy.first_write_within_s) + unseen_s
-        window = self.learned.shorten("writing", self.policy.stall_after_s)
+            return self.policy.first_write_within_s + unseen_s
+        window = self.policy.stall_after_s if self.learned is None else self.learned.window_s
         if self.policy.adaptive == "extend":
             window = min(4 * window, max(window, 3 * self.longest_pause_s))
         return window + unseen_s
@@ -342,16 +342,19 @@ class StallRule:
             return 0.0
         return max(0.0, min(due))
 
-    def silences(self) -> PastPauses:
-        """Return the longest silence of each phase so far, the present one included."""
-        # A server's last silence, before it is ready, is its warm-up, even if it is too short to have begun one.
-        now = self.phases.now if self.phases.warmup is None else "warm_up"
-        found = {**self._silences, now: max(self.pause_s, self._silences.get(now, 0.0))}
-        return PastPauses(found.get("before_first_byte"), found.get("writing"), found.get("warm_up"))
+    @property
+    def longest_silence_s(self) -> float | None:
+        """The longest silence while it wrote, the present one included; None if nothing was written.
+
+        A server's last silence is its warm-up, even if it is too short to have begun one.
+        """
+        if self.first_write_s is None:
+            return None
+        return max(self._longest_silence_s, self.pause_s if self.phases.warmup is None else 0.0)
 
     def _note_silence(self, silence_s: float) -> None:
-        phase = self.phases.now
-        self._silences[phase] = max(silence_s, self._silences.get(phase, 0.0))
+        if self.phases.now == "writing":
+            self._longest_silence_s = max(silence_s, self._longest_silence_s)
 
     def _follow_phase(self, now_s: float, seen: Measurement) -> None:
         marked = self.phases.look(

@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,10 @@ import pytest
 from prefect_cachewatch.common.aside import Aside
 from prefect_cachewatch.fleet.host import missing_caches
 from prefect_cachewatch.fleet.jobs import FleetJob
-from prefect_cachewatch.measure.scan_process import measure
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
-from prefect_cachewatch.run.history import PastRun, history_path
+from prefect_cachewatch.run.history import PastRun, add_run, place_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def files(tmp_path_factory):
 
 
 def _files():
-    with contextlib.closing(Aside.spawn([measure.__module__])) as files:
+    with contextlib.closing(Aside.spawn()) as files:
         yield files
 
 
@@ -45,9 +42,7 @@ def test_a_cache_that_was_removed_emptied_or_cut_is_missing(tmp_path, files):
     assert missing_caches([job(cache)], files, elsewhere=False) == {"c": f"{cache} is empty"}
     (cache / "a.bin").write_bytes(b"x" * 900)
     assert missing_caches([job(cache)], files, elsewhere=False) == {}
-    history = history_path("c", [str(cache)])
-    history.parent.mkdir(parents=True, exist_ok=True)
-    history.write_text(json.dumps(asdict(PastRun("", 1.0, 1000, 1000, None, 0.0))) + "\n")
+    add_run("c", PastRun("", "completed", 1.0, 1000, 1000, place=place_of([str(cache)])))
     assert missing_caches([job(cache)], files, elsewhere=False) == {"c": "it has 900 B of the 1000 B that its run left"}
 
 

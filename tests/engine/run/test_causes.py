@@ -15,7 +15,6 @@ from prefect_cachewatch.postmortem.diagnosis import CATEGORIES
 from prefect_cachewatch.run.causes import CAUSES
 from prefect_cachewatch.run.retry import RetryDecision, decide_retry, describe_next, last_traceback
 from prefect_cachewatch.watching.attempt import Outcome
-from prefect_cachewatch.watching.learned import LearnedWindows
 from prefect_cachewatch.watching.sections import Diagnosis
 
 PAGE = (Path(__file__).parents[3] / "docs" / "retries.md").read_text()
@@ -29,7 +28,7 @@ def ended(cause: str | None = None, confidence: str = "high", present: int = 0, 
     growth = Growth(present, present, present, present, present, 1)
     given: dict[str, Any] = {
         "name": "failed", "kind": None, "message": "", "exit_code": 1, "signal": None, "started_at": 0.0, "duration_s": 1.0,
-        "growth": growth, "diagnosis": diagnosis, "learned": LearnedWindows(),
+        "growth": growth, "diagnosis": diagnosis, "learned": None,
     }  # fmt: skip
     fields = Outcome.__dataclass_fields__
     empty = {name: () for name in fields if name not in given and name not in more}

@@ -10,13 +10,13 @@ from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.run.retry import RetryDecision, count_attempts, decide_retry
 from prefect_cachewatch.watching.attempt import Outcome
-from prefect_cachewatch.watching.learned import LearnedWindow, LearnedWindows
+from prefect_cachewatch.watching.learned import LearnedWindow
 
-LEARNED = LearnedWindows((LearnedWindow("writing", 30.0, 300.0, 9, 1.0, 0.1),))
+LEARNED = LearnedWindow(30.0, 300.0, 9, 1.0)
 ONCE_MORE = RetryDecision(True, "the window was learned: once more with the configured one", extra=True)
 
 
-def attempt(name: str = "stalled", kind: str | None = "no_growth", learned: LearnedWindows = LEARNED) -> Outcome:
+def attempt(name: str = "stalled", kind: str | None = "no_growth", learned: LearnedWindow | None = LEARNED) -> Outcome:
     values: dict[str, Any] = dict.fromkeys(Outcome.__dataclass_fields__)
     return Outcome(**{**values, "name": name, "kind": kind, "growth": Growth(), "learned": learned})
 
@@ -31,7 +31,7 @@ def test_a_stop_by_a_learned_window_is_no_failure_yet_whatever_the_policy(policy
 
 
 def test_it_uses_up_no_attempt_and_counts_as_no_barren_one():
-    configured = attempt(learned=LearnedWindows())
+    configured = attempt(learned=None)
     assert count_attempts([attempt(), configured]) == 1
     assert not decide(attempt(), configured, attempts=1).again
     assert decide(attempt(), configured, attempts=2).reason == "attempt 1 of 2 ended stalled"

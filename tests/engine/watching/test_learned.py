@@ -1,4 +1,4 @@
-"""Learned windows as values: what is learned, the chance that is stated with it, and what the stall rule makes of it."""
+"""The learned window as a value: what is learned, the chance that is stated with it, and what the stall rule makes of it."""
 
 from __future__ import annotations
 
@@ -9,54 +9,34 @@ import pytest
 
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import InputError
-from prefect_cachewatch.watching.learned import (
-    LearnedWindow,
-    LearnedWindows,
-    PastPauses,
-    learn,
-    least_window_s,
-    refuse_learned,
-)
+from prefect_cachewatch.watching.learned import LearnedWindow, learn_window, refuse_learned
 from prefect_cachewatch.watching.servers.warmup import Warmup
 from prefect_cachewatch.watching.stall import Measurement, StallRule
 
-POLICY = StallPolicy(stall_after_s=300, first_write_within_s=1200, warmup_within_s=1800)
+
+def window_of(*pauses_s: float, poll_s: float = 5) -> float | None:
+    found = learn_window(pauses_s, 300, poll_s)
+    return None if found is None else found.window_s
 
 
-def writing(*silences_s: float) -> list[PastPauses]:
-    return [PastPauses(writing_s=each) for each in silences_s]
-
-
-def windows(runs: list[PastPauses], floor_s: float = 30, **more: int) -> dict[str, tuple[float, int]]:
-    return {each.phase: (each.window_s, each.runs) for each in learn(runs, POLICY, floor_s, **more).windows}
-
-
-def test_a_window_is_one_and_a_half_times_the_longest_pause_of_its_own_phase():
-    runs = [PastPauses(100 + n, 40 - n, 200 + n) for n in range(5)]
-    assert windows(runs) == {"before_first_byte": (156.0, 5), "writing": (60.0, 5), "warm_up": (306.0, 5)}
+def test_the_window_is_one_and_a_half_times_the_longest_pause():
+    assert window_of(20, 31, 24, 40, 28) == 60.0
 
 
 def test_with_fewer_than_five_runs_the_configured_window_holds():
-    assert windows(writing(1, 2, 3, 4)) == {}
-    assert windows([*writing(1, 2, 3, 4), PastPauses(before_first_byte_s=9)]) == {}
+    assert window_of(1, 2, 3, 4) is None
 
 
 def test_no_window_is_shorter_than_the_floor_or_longer_than_the_configured_one():
-    assert windows(writing(*[0.001] * 9)) == {"writing": (30, 9)}
-    assert windows(writing(*[0.001] * 9), floor_s=60) == {"writing": (60, 9)}
-    assert windows(writing(1, 1, 1, 1, 200)) == {}
-    assert windows(writing(1, 1, 1, 1, 1e9)) == {}
-    assert [least_window_s(poll_s) for poll_s in (1, 7.5, 15)] == [30, 30, 60]
-
-
-def test_the_last_fifty_runs_count():
-    assert windows(writing(100, *[20] * 50)) == {"writing": (30, 50)}
-    assert windows(writing(*[20] * 30, 100, *[20] * 29)) == {"writing": (150, 50)}
+    assert window_of(*[0.001] * 9) == 30
+    assert window_of(*[0.001] * 9, poll_s=15) == 60
+    assert window_of(1, 1, 1, 1, 200) is None
+    assert window_of(1, 1, 1, 1, 1e9) is None
 
 
 def test_the_chance_is_rounded_up():
     def told(runs: int) -> str:
-        return str(LearnedWindow("writing", 62, 300, runs, 41, 1 / (runs + 1)))
+        return str(LearnedWindow(62, 300, runs, 41))
 
     assert told(23).startswith("window 62 s, learned from 23 runs; a healthy run as those is stopped with probability")
     assert [told(runs).rpartition("below ")[2] for runs in (5, 19, 23)] == ["16.7 %", "5.0 %", "4.2 %"]
@@ -77,14 +57,14 @@ DISTRIBUTIONS: dict[str, Callable[[Random], float]] = {
 def test_a_healthy_next_run_is_silent_for_longer_than_all_before_no_more_often_than_stated(name: str, runs: int):
     random, tries = Random(f"{name} {runs}"), 4000
     draw = DISTRIBUTIONS[name]
-    unbounded = POLICY.model_copy(update={"stall_after_s": float("inf")})
     beyond = stopped = 0
     for _ in range(tries):
-        learned = learn(writing(*(max(0.0, draw(random)) for _ in range(runs))), unbounded, 0.0).windows[0]
+        learned = learn_window([max(0.0, draw(random)) for _ in range(runs)], float("inf"), 0.0)
+        assert learned is not None
         silence_s = draw(random)
         beyond += silence_s > learned.longest_s  # the bound itself: as if the factor were 1
         stopped += silence_s >= learned.window_s
-    chance = learned.chance
+    chance = 1 / (runs + 1)
     error = 4 * (chance * (1 - chance) / tries) ** 0.5
     assert beyond / tries <= chance + error
     assert stopped <= beyond
@@ -102,10 +82,11 @@ def test_runs_that_depend_on_each_other_but_are_exchangeable_keep_the_bound():
 
 
 class Run:
-    """A rule with learned windows and its clock."""
+    """A rule with a learned window and its clock."""
 
-    def __init__(self, learned: LearnedWindows, warmup: Warmup | None = None) -> None:
-        self.rule = StallRule(StallPolicy(poll_s=5, churn_after_s=1e5), 0.0, warmup, learned)
+    def __init__(self, learned_s: float | None = None, warmup: Warmup | None = None) -> None:
+        learned = None if learned_s is None else LearnedWindow(learned_s, 300, 9, 1.0)
+        self.rule = StallRule(StallPolicy(poll_s=5), 0.0, warmup, learned)
         self.bytes, self.t = 0, 0.0
 
     def go(self, until_s: float, written: int = 0) -> str:
@@ -120,56 +101,34 @@ class Run:
         return verdict.status
 
 
-def learned(**windows_s: float) -> LearnedWindows:
-    return LearnedWindows(
-        tuple(LearnedWindow(name, each, 1e6, 9, 1.0, 0.1) for name, each in windows_s.items())  # type: ignore[arg-type]
-    )
-
-
-def test_each_phase_has_its_own_learned_window_and_the_others_stay_as_configured():
-    assert Run(learned(before_first_byte=40)).go(1000) == "never_started after 40"
-    assert Run(learned(writing=40)).go(1300) == "never_started after 1200"
-    run = Run(learned(writing=40))
+def test_the_learned_window_holds_while_it_writes_and_the_others_stay_as_configured():
+    assert Run(40).go(1300) == "never_started after 1200"
+    run = Run(40)
     run.go(1000, 9000)
     assert run.go(2000) == "no_growth after 40"
-    run = Run(learned(before_first_byte=40))
-    run.go(30, 9000)
-    assert run.go(2000) == "no_growth after 300"
 
 
-def test_a_learned_window_never_lengthens_the_configured_one():
-    run = Run(learned(writing=900))
-    run.go(30, 9000)
-    assert run.go(2000) == "no_growth after 300"
-
-
-def test_a_stall_is_put_down_to_the_window_of_its_own_phase():
-    found = learned(writing=40)
-    assert found.behind("no_growth") is found.windows[0]
-    assert [found.behind(kind) for kind in ("never_started", "churning", "filesystem_unresponsive", None)] == [None] * 4
-
-
-def test_the_silences_of_a_run_are_what_the_windows_are_compared_with_the_end_included():
-    run = Run(LearnedWindows())
+def test_the_longest_silence_of_a_run_is_what_the_window_is_compared_with_the_end_included():
+    run = Run()
     for t in (100, 120, 180, 190):
         run.go(t, 9000)
-    assert run.rule.silences() == PastPauses(100, 60)
+    assert run.rule.longest_silence_s == 60
     run.go(290)  # silent to its end
-    assert run.rule.silences() == PastPauses(100, 100)
-    never = Run(LearnedWindows())
+    assert run.rule.longest_silence_s == 100
+    never = Run()
     never.go(50)
-    assert never.rule.silences() == PastPauses(50)
+    assert never.rule.longest_silence_s is None
 
 
 def test_a_servers_last_silence_is_its_warm_up():
-    run = Run(LearnedWindows(), Warmup(1800))
+    run = Run(warmup=Warmup(1800))
     run.go(100, 9000)
     run.go(160, 9000)
     run.go(360)
-    assert run.rule.silences() == PastPauses(100, 60, 200)
+    assert run.rule.longest_silence_s == 60
 
 
-def test_a_watch_without_a_history_refuses_learned_windows():
+def test_a_watch_without_a_history_refuses_a_learned_window():
     with pytest.raises(InputError, match=r"exec, generate or a fleet: .*; give a duration such as 5m"):
         refuse_learned(StallPolicy(stall_after_s="learned"))  # type: ignore[arg-type]
-    refuse_learned(POLICY)
+    refuse_learned(StallPolicy())

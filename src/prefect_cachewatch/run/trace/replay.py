@@ -18,7 +18,6 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles
-from prefect_cachewatch.watching.learned import LearnedWindows, PastPauses
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 from prefect_cachewatch.watching.stall import Kind, Measurement, StallRule, Suspicion, Verdict, effective_poll_s
 
@@ -61,7 +60,6 @@ class Replay:
     hang_at_s: float | None
     measurements: int
     phases: tuple[PhaseChange, ...] = ()
-    silences: PastPauses = PastPauses()  # noqa: RUF009 - frozen
 
     @property
     def after_last_growth_s(self) -> float:
@@ -79,7 +77,6 @@ def replay_trace(
     policy: StallPolicy,
     hang_at_s: float | None = None,
     warmup: Warmup | None = None,
-    learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
 ) -> Replay:
     """Watch a trace with a policy.
 
@@ -89,7 +86,6 @@ def replay_trace(
         hang_at_s: seconds after the trace's first row at which the generator freezes and never ends; None: it goes
             on to the trace's end, and has ended there.
         warmup: for the trace of a server: which silence is its warm-up.
-        learned: windows learned from other runs.
 
     Returns:
         The result. As in a real watch, a stall is reported within its window + one poll.
@@ -108,7 +104,7 @@ def replay_trace(
     start_s = trace.start_s
     until_s = math.inf if hang_at_s is None else start_s + hang_at_s
     files = TraceFiles(trace, until_s)
-    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf, warmup, learned)
+    watch, verdict, now_s = _run(trace, files, policy, trace.end_s if hang_at_s is None else math.inf, warmup)
     rule = watch.rule
     return Replay(
         status="ended" if not verdict.final else "stalled" if verdict.status == "stalled" else "deadline_exceeded",
@@ -125,7 +121,6 @@ def replay_trace(
         hang_at_s=hang_at_s,
         measurements=watch.measurements,
         phases=tuple(rule.phases.changes),
-        silences=rule.silences(),
     )
 
 
@@ -185,11 +180,10 @@ def _run(
     policy: StallPolicy,
     end_s: float,
     warmup: Warmup | None = None,
-    learned: LearnedWindows = LearnedWindows(),  # noqa: B008 - frozen
 ) -> tuple[_Watch, Verdict, float]:
     """Measure until a verdict is final or the trace ends; returns the time, too."""
     now_s, verdict = trace.start_s, Verdict("growing")
-    watch = _Watch(policy, now_s, warmup, learned)
+    watch = _Watch(policy, now_s, warmup)
     watch.scan(files, now_s)
     # Where the watch itself ended the run, its last measurement belongs to it.
     last_s = end_s + _LEAST_STEP_S if trace.ending == "stopped" else math.nextafter(end_s, 0)
@@ -208,8 +202,8 @@ def _run(
 class _Watch:
     """A ledger and a rule, fed with a trace's files."""
 
-    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None, learned: LearnedWindows) -> None:
-        self.rule = StallRule(policy, started_s, warmup, learned)
+    def __init__(self, policy: StallPolicy, started_s: float, warmup: Warmup | None) -> None:
+        self.rule = StallRule(policy, started_s, warmup)
         self.growth = Growth()
         self.measurements = 0
         self._ledger = Ledger()

@@ -31,7 +31,6 @@ from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config import CacheJob, ReadyServer, StallPolicy
-    from prefect_cachewatch.watching.learned import LearnedWindows
     from prefect_cachewatch.watching.servers.handover import HandedOver
 
 _HAND_OVER_S = 45.0
@@ -264,18 +263,17 @@ class ServerReadiness:
         what, _ = describe_wanted(self.ready)
         return f"{what} ({self.watcher.last_answer})" if self.watcher.last_answer else what
 
-    def warmup(self, present_bytes: int, learned: LearnedWindows) -> Warmup:
+    def warmup(self, present_bytes: int) -> Warmup:
         """Make the rule of its warm-up.
 
         Args:
             present_bytes: bytes in the cache directories before the start.
-            learned: the windows learned from earlier runs.
 
         Returns:
             The rule; `start` passes the job's mark to it.
         """
         return Warmup(
-            learned.shorten("warm_up", self._stall.warmup_within_s),
+            self._stall.warmup_within_s,
             marked_by_job=self.ready.warmup_begins_log is not None or self.ready.warmup_begins_file is not None,
             expected_bytes=self._job.expected_bytes,
             present_at_start=present_bytes,
