@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.cli.tables import aligned, with_last
+from prefect_cachewatch.cli.tables import with_last
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration, short_moment
 from prefect_cachewatch.errors import InputError
@@ -96,16 +96,17 @@ def _show_history(job: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"name": job, "runs": [asdict(run) for run in runs]}))
         return
-    rows = [["WHEN (UTC)", "OUTCOME", "SIZE", "DURATION", "LONGEST PAUSE", "STALLS", "CAUSE"], *map(_cells_of, runs)]
-    for line in aligned(rows, {2, 3, 4, 5}):
+    rows = [["WHEN (UTC)", "OUTCOME", "SIZE", "DURATION", "PAUSE", "STALLS"], *map(_cells_of, runs)]
+    causes = [for_terminal(run.cause or "", 40) for run in runs]
+    width = max(80, min(100, shutil.get_terminal_size((80, 24)).columns))
+    for line in with_last(rows, ["CAUSE", *causes], {2, 3, 4, 5}, width, label="cause: "):
         click.echo(line)
 
 
 def _cells_of(run: PastRun) -> list[str]:
     pause = "-" if run.longest_pause_s is None else format_duration(run.longest_pause_s)
-    outcome = for_terminal(run.outcome.replace("_", " "), 20)
-    size, cause = format_bytes(run.bytes_present), for_terminal(run.cause or "", 40)
-    return [short_moment(run.started_at), outcome, size, format_duration(run.duration_s), pause, str(run.stalls), cause]
+    outcome, duration = for_terminal(run.outcome.replace("_", " "), 20), format_duration(run.duration_s)
+    return [short_moment(run.started_at), outcome, format_bytes(run.bytes_present), duration, pause, str(run.stalls)]
 
 
 def describe_bundle(
