@@ -88,7 +88,7 @@ def test_report_shows_a_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split() for line in out.splitlines()] == [
         ["WHEN", "(UTC)", "OUTCOME", "SIZE", "DURATION", "PAUSE", "STALLS", "CAUSE"],
         ["2026-01-31", "23:59", "stalled", "1000", "B", "30", "s", "-", "1", "waiting_for_lock"],
-        ["2026-01-31", "23:59", "completed", "1000", "B", "30", "s", "12.4", "s", "0"],
+        ["2026-01-31", "23:59", "completed", "1000", "B", "30", "s", "12", "s", "0"],
     ]
     _, out, _ = shown(capsys, "--history", "llama", "--json")
     assert [run["outcome"] for run in json.loads(out)["runs"]] == ["stalled", "completed"]
