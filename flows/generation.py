@@ -116,7 +116,7 @@ def generate_cache(
     run_metrics = FlowMetrics(metrics, job, logger)
     with contextlib.closing(Aside.spawn()) as files:
         try:
-            warning = check_exposure({"job": job, "publish": publish, "profile": profile}, strict=job.strict_secrets)
+            warning = check_exposure({"job": job, "publish": publish, "profile": profile})
             if warning is not None and not is_output_shown():  # a command has printed it on standard error
                 logger.warning(warning)
             admission.metrics = exporter = run_metrics.open(files)

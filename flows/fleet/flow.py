@@ -36,7 +36,6 @@ from prefect_cachewatch.flows.fleet.workers import WorkerExecutor
 from prefect_cachewatch.flows.generation import final_state
 from prefect_cachewatch.flows.telling import ContextValue
 from prefect_cachewatch.run.delivery import describe_publication
-from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
@@ -88,7 +87,6 @@ def generate_fleet(
     name: Annotated[str, Field(min_length=1, max_length=100)] | None = None,
     deployment: str | None = None,
     policy: FleetPolicy | None = None,
-    strict_secrets: bool = False,
 ) -> State[Any]:
     """Generate many caches under guard, each as a run of its own below this one.
 
@@ -98,8 +96,6 @@ def generate_fleet(
         deployment: Deployment that runs the jobs which name none, as flow/name; without any they run on the fleet's own
             host, each in a process of its own.
         policy: Parallelism, failures, missing limits, resuming; what is set here goes before the file's.
-        strict_secrets: Refuse jobs that hold what looks like a secret, which Prefect would store with their parameters;
-            otherwise each job's run logs a warning.
     """
     logger = get_run_logger()
     outlive_readers()
@@ -110,8 +106,6 @@ def generate_fleet(
             plan = read_jobs_file(jobs, name=name, deployment=deployment, policy=given)
         else:
             plan = plan_of_jobs(jobs, name=name, deployment=deployment, policy=policy)
-        if strict_secrets:
-            check_exposure({job.name: job for job in plan.jobs}, strict=True)
         with get_client(sync_client=True) as client, contextlib.ExitStack() as stack:
             return final_state(_run_fleet(client, plan, logger, stack))
     except InputError as error:

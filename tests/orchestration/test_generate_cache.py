@@ -324,14 +324,8 @@ def test_a_secret_in_the_name_of_a_file_is_in_no_message(tmp_path: Path) -> None
     assert '"***"' in str(listing.data)
 
 
-def test_secrets_in_the_parameters_are_warned_of_or_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_in_the_parameters_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = job(tmp_path / "cache", WRITES, env={"DB_PWD": "hunter2-hunter2"})
-    refused = run(given.model_copy(update={"strict_secrets": True}))
-    assert (refused.type, refused.name) == ("FAILED", "Refused")
-    assert "job.env.DB_PWD looks like a secret" in str(refused.message)
-    assert "env_secrets" in str(refused.message)
-    assert not (tmp_path / "cache").exists()
-    caplog.clear()
     assert run(given).name == "Completed"
     warned = [record.getMessage() for record in caplog.records if "looks like a secret" in record.getMessage()]
     assert len(warned) == 1

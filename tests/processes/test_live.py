@@ -194,13 +194,10 @@ def test_each_sample_is_a_json_object_for_other_tools(tmp_path):
     assert samples[-1]["window_s"] == 300
 
 
-@pytest.mark.parametrize(
-    ("verbose", "each", "steps"), [("-v", False, True), ("-vv", True, True), ("--quiet", False, False)]
-)
-def test_more_is_said_of_each_step_and_still_more_of_each_measurement(tmp_path, verbose, each, steps):
+@pytest.mark.parametrize(("verbose", "steps"), [("-v", True), ("--quiet", False)])
+def test_more_is_said_of_each_step(tmp_path, verbose, steps):
     argv = exec_argv(tmp_path / "cache", *OFTEN, "--no-bundle", verbose, command=["sleep", "1"])
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
-    assert (ran.stderr.count("; scan ") >= 3) is each
     assert ("the command was started as pid" in ran.stderr) is steps
 
 

@@ -211,10 +211,9 @@ TIDY = f"""
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--foreground",)])
-def test_who_catches_what_ends_the_run_has_half_the_grace_period_before_sigterm(tmp_path, options):
+def test_who_catches_what_ends_the_run_has_half_the_grace_period_before_sigterm(tmp_path):
     command = [*program(TIDY, new_tag()), str(tmp_path)]
-    with running(exec_argv(tmp_path / "cache", *WELL, "--grace", "200s", *options, command=command)) as process:
+    with running(exec_argv(tmp_path / "cache", *WELL, "--grace", "200s", command=command)) as process:
         assert eventually((tmp_path / "up").exists)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
@@ -266,17 +265,6 @@ def test_what_ends_the_run_before_the_generator_exists_starts_nothing(tmp_path, 
         assert process.wait(PATIENCE_S) == 128 + getattr(signal, f"SIG{name}")
     assert error == f"cachewatch: SIG{name} before the generator was started\n"
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_rewritten_signal_ends_the_run_as_the_other_one(tmp_path):
-    command = [*program(TIDY, new_tag()), str(tmp_path)]
-    options = ("--grace", "200s", "--rewrite", "SIGTERM:int", "--rewrite", "hup:0")
-    with running(exec_argv(tmp_path / "cache", *WELL, *options, command=command)) as process:
-        assert eventually((tmp_path / "up").exists)
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 130
-    assert (tmp_path / "tidy").exists()
 
 
 def test_no_signal_changes_the_exit_status_at_the_very_end(tmp_path):

@@ -12,9 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from support import PATIENCE_S, WELL, assert_none_left, eventually, exec_argv, new_tag, program, run_exec, tagged
+from support import PATIENCE_S, WELL, assert_none_left, eventually, exec_argv, new_tag, program, tagged
 
 QUIET = (*WELL, "--quiet")
 LIFE_S = 100
@@ -102,8 +100,7 @@ TICKS = f"""
 """
 
 
-@pytest.mark.parametrize("options", [(), ("--foreground",)])
-def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path, options):
+def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path):
     tag, ticks, cache = new_tag(), tmp_path / "ticks", tmp_path / "cache"
 
     def ticking() -> bool:
@@ -112,7 +109,7 @@ def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path, options):
         return ticks.stat().st_size > before
 
     with terminal() as shell:
-        shell.type(line(*exec_argv(cache, *QUIET, *options, command=[*program(TICKS, tag), str(ticks)])))
+        shell.type(line(*exec_argv(cache, *QUIET, command=[*program(TICKS, tag), str(ticks)])))
         assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
         (ours,), (pid,) = commands(shell, cache), tagged(tag)
         for then in ("fg", "bg"):
@@ -134,28 +131,6 @@ def test_ctrl_z_fg_bg_and_ctrl_c_work_as_for_any_command(tmp_path, options):
     assert_none_left(tag)
 
 
-def test_a_command_in_the_foreground_reads_the_terminal_and_its_device(tmp_path):
-    source = f"""
-        import os, sys
-        tty = open("/dev/tty", "r+b", buffering=0)
-        tty.write(b"first? ")
-        first = tty.readline()
-        second = os.read(0, 100)
-        group = os.tcgetpgrp(0) == os.getpgrp()
-        open({str(tmp_path / "got")!r}, "wb").write(first + second + str(group).encode())
-    """
-    with terminal() as shell:
-        argv = exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=program(source, new_tag()))
-        shell.type(line(*argv))
-        assert eventually(lambda: b"first? " in shell.shown), shell.shown
-        shell.type("one\n")
-        time.sleep(0.3)
-        shell.type("two\n")
-        assert eventually((tmp_path / "got").exists), shell.shown
-        assert eventually(lambda: (tmp_path / "got").read_bytes().startswith(b"one\ntwo\n"))
-        assert_ended_with(0, shell)
-
-
 def test_a_command_of_a_session_of_its_own_has_no_terminal(tmp_path):
     source = f"""
         import os
@@ -170,68 +145,11 @@ def test_a_command_of_a_session_of_its_own_has_no_terminal(tmp_path):
         assert eventually(lambda: (tmp_path / "got").read_text() == "No such device or address")
 
 
-def test_ctrl_c_reaches_a_command_in_the_foreground_itself(tmp_path):
-    source = f"""
-        import signal, time
-        def heard(number, frame):
-            with open({str(tmp_path)!r} + f"/got.{{number}}", "a") as out:
-                out.write("x")
-        signal.signal(2, heard)
-        signal.signal(15, heard)
-        open({str(tmp_path / "started")!r}, "w").close()
-        time.sleep({LIFE_S})
-    """
-    tag = new_tag()
-    with terminal() as shell:
-        shell.type(line(*exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=program(source, tag))))
-        assert eventually((tmp_path / "started").exists), shell.shown
-        shell.type("\x03")
-        assert eventually((tmp_path / "got.2").exists)
-        assert eventually((tmp_path / "got.15").exists)
-        assert (
-            tmp_path / "got.2"
-        ).read_text() == "x"  # of the terminal: a second one would break off what it tidies up
-        assert_none_left(tag)
-        assert_ended_with(130, shell)
-
-
-@pytest.mark.parametrize("options", [(), ("--foreground",)])
-def test_a_terminal_that_is_closed_leaves_nobody(tmp_path, options):
+def test_a_terminal_that_is_closed_leaves_nobody(tmp_path):
     tag, ticks = new_tag(), tmp_path / "ticks"
     report = tmp_path / "report.json"
-    argv = exec_argv(
-        tmp_path / "cache", *QUIET, *options, "--report", report, command=[*program(TICKS, tag), str(ticks)]
-    )
+    argv = exec_argv(tmp_path / "cache", *QUIET, "--report", report, command=[*program(TICKS, tag), str(ticks)])
     with terminal(*argv) as shell:  # as of `xterm -e`: it leads the session
         assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
     assert_none_left(tag)
     assert eventually(lambda: report.exists() and '"cancelled"' in report.read_text())
-
-
-def test_a_shell_in_the_foreground_has_job_control(tmp_path):
-    # It makes a process group of its own, takes the terminal for it, and gives it back.
-    with terminal() as shell:
-        shell.type(line(*exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=["bash", "--norc", "-mi"])))
-        shell.type("echo flags-[$-]-$((1+1)) > " + str(tmp_path / "flags") + "\n")
-        assert eventually((tmp_path / "flags").exists), shell.shown
-        shell.type("exit 3\n")
-        assert eventually(lambda: os.tcgetpgrp(shell.fd) == shell.pid), shell.shown
-        assert_ended_with(3, shell)
-    assert "m" in (tmp_path / "flags").read_text().partition("]")[0]
-
-
-def test_foreground_refuses_what_has_no_terminal(tmp_path):
-    ran = run_exec(tmp_path / "cache", "--foreground", "--ready", "tcp=127.0.0.1:1", command=["true"])
-    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
-    assert "--foreground and --ready exclude each other" in ran.stderr
-
-
-def test_a_killed_run_in_the_foreground_leaves_nobody(tmp_path):
-    tag, ticks, cache = new_tag(), tmp_path / "ticks", tmp_path / "cache"
-    with terminal() as shell:
-        shell.type(line(*exec_argv(cache, *QUIET, "--foreground", command=[*program(TICKS, tag), str(ticks)])))
-        assert eventually(lambda: ticks.exists() and ticks.stat().st_size > 20), shell.shown
-        (ours,) = commands(shell, cache)
-        os.kill(ours, signal.SIGKILL)
-        assert_none_left(tag)
-        assert_ended_with(137, shell)

@@ -52,10 +52,8 @@ class ExecSettings:
     create: bool
     quiet: bool
     progress: Mode | None
-    foreground: bool
-    verbose: int
-    """1 for each step of the guard, 2 for each measurement too."""
-    rewrite: dict[int, int]
+    verbose: bool
+    """Whether each step of the guard is told."""
     metrics: Metrics | None
     note: str | None
     """Remarks on the options, printed before the start."""
@@ -96,7 +94,6 @@ def _run_with(settings: ExecSettings, files: Files, *, last: bool) -> int:
         lambda: _clients(watches),
         lambda number, at_once: _cancel(watches, number, at_once),
         before_start=_end_before_start,
-        rewrite=settings.rewrite,
         tell=_say if settings.verbose else None,
     )
     relay.begin()
@@ -126,7 +123,7 @@ def _watch_command(
 
     def adapt(launch: Launch) -> Launch:
         relay.settle()
-        return replace(launch, foreground=settings.foreground, tell=_say if settings.verbose else None)
+        return replace(launch, tell=_say if settings.verbose else None)
 
     def attempt(site: CacheDirectories, history: RunHistory, number: int) -> tuple[Outcome, Report]:
         def say_stall(report: Report) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,7 @@ from prefect_cachewatch.cli.options.guard import (
     stop_from,
 )
 from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
-from prefect_cachewatch.cli.options.sections import SectionedCommand, option, verbose_option
-from prefect_cachewatch.cli.signals import RELAYED
+from prefect_cachewatch.cli.options.sections import SectionedCommand, verbose_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError
@@ -41,17 +39,6 @@ KNOWN_PROGRAMS = frozenset(
         "trtllm-build", "tensorrt_llm.commands.build", "hf", "huggingface-cli", "run.py", "tt-inference-server",
     }
 )  # fmt: skip
-
-
-def _rewrite_from(pair: str) -> tuple[int, int]:
-    came, _, then = pair.partition(":")
-    try:
-        return _number_of(came), 0 if then == "0" else _number_of(then)
-    except (KeyError, ValueError):
-        raise InputError(
-            f"--rewrite {for_terminal(pair)!r} is not SIGNAL:SIGNAL: two names or numbers of signals that exec acts on, such as "
-            "TERM:INT, or :0 to ignore the first"
-        ) from None
 
 
 def _recognize(options: dict[str, Any]) -> str | None:
@@ -96,37 +83,14 @@ def _describe_ready(ready: ReadyWhen) -> str:
     return f"{ready.host}:{ready.port} takes connections" if ready.kind == "tcp" else "it is ready"
 
 
-def _number_of(text: str) -> int:
-    name = text.upper().removeprefix("SIG")
-    number = signal.Signals(int(text)) if text.isdecimal() else signal.Signals[f"SIG{name}"]
-    if number not in RELAYED:
-        raise ValueError(text)
-    return int(number)
-
-
-_PROCESS = [
-    option(
-        "--foreground",
-        is_flag=True,
-        help="Let the command stay in this session and process group: it can read the terminal, and Ctrl-C reaches both.",
-    ),
-    option(
-        "--rewrite",
-        "-r",
-        metavar="SIGNAL:SIGNAL",
-        multiple=True,
-        callback=lambda context, parameter, pairs: dict(map(_rewrite_from, pairs)),
-        help="Act on the first as if the second had come, such as TERM:INT; :0 ignores it. Repeatable.",
-    ),
-]
-_VERBOSE = verbose_option("Tell each signal and step (-vv: measurements too). The growth is shown in lines then.")
+_VERBOSE = verbose_option("Tell each signal and step. The growth is shown in lines then.")
 
 
 @click.command(
     "exec",
     cls=SectionedCommand,
     params=[COMMAND],
-    sections=guard_sections(basics=_PROCESS, output=[_VERBOSE], common="--on-stall"),
+    sections=guard_sections(output=[_VERBOSE], common="--on-stall"),
     needed={"--cache-dir": "required, unless a profile knows the command"},
     examples=[
         "cachewatch exec --cache-dir /mnt/cache --stall-after 10m -- python3 gen.py",
@@ -140,19 +104,12 @@ _VERBOSE = verbose_option("Tell each signal and step (-vv: measurements too). Th
     "--then stop, runs on); 1 if it ended with exit code 0 before it was."
 ),
 )  # fmt: skip
-def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: Any) -> int:
+def command(verbose: bool, **options: Any) -> int:
     """Run COMMAND and watch its cache directories grow; stop its whole process tree on a stall."""
     context = click.get_current_context()
     said = _recognize(options) if not (options["cache_dirs"] or options["image"]) else None
     job = with_ready(job_from(None, options), options)
     stall, stop = stall_from(options), stop_from(options)
-    if foreground and job.container is not None:
-        raise InputError("--foreground is for a command on this host: a container has a session of its own")
-    if foreground and job.ready.kind != "exit":
-        known = "" if is_ready_given() else f" (the command is known as a server: {said})"
-        raise InputError(
-            f"--foreground and --ready exclude each other: a server does not stay in the terminal's session{known}"
-        )
     poll_said = poll_note(stall, context.get_parameter_source("poll_s") is not click.core.ParameterSource.DEFAULT)
     settings = ExecSettings(
         job=job,
@@ -162,9 +119,7 @@ def command(foreground: bool, rewrite: dict[int, int], verbose: int, **options: 
         create=not options["no_create"],
         quiet=options["quiet"],
         progress=options["shown"],
-        foreground=foreground,
         verbose=verbose,
-        rewrite=rewrite,
         metrics=metrics_from(options),
         note="; ".join(filter(None, (said, poll_said))) or None,
         as_json=options["as_json"],

@@ -49,15 +49,10 @@ _SECTIONS = [
         option("--name", help="Name of the fleet; default the file's."),
     ]),
     Section("When jobs fail", "--on-failure --max-failures --resume", _POLICY.options("max_parallel")),
-    Section("Output", "--quiet --verbose --json --strict-secrets", [
+    Section("Output", "--quiet --verbose --json", [
         option("-q", "--quiet", is_flag=True, help="Say nothing but how it ended."),
-        verbose_option("Show Prefect's log from INFO on (-vv: DEBUG), and no live table."),
+        verbose_option("Show Prefect's log, and no live table."),
         option("--json", "as_json", is_flag=True, help="Print the jobs as JSON in place of the table; with --check what was looked at."),
-        option(
-            "--strict-secrets",
-            is_flag=True,
-            help="Refuse jobs that hold a secret, which Prefect would store with their parameters.",
-        ),
     ]),
 ]  # fmt: skip
 
@@ -78,9 +73,8 @@ def command(
     check: bool,
     name: str | None,
     deployment: str | None,
-    strict_secrets: bool,
     quiet: bool,
-    verbose: int,
+    verbose: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -92,14 +86,14 @@ def command(
         require_places(files)
         look_ahead(files, f"jobs file {jobs_file}", os.path.exists, jobs_file.absolute())
     plan = read_jobs_file(jobs_file, name=name, deployment=deployment, policy=_POLICY.given(options))
-    if (warning := check_exposure({job.name: job for job in plan.jobs}, strict=strict_secrets)) is not None:
+    if (warning := check_exposure({job.name: job for job in plan.jobs})) is not None:
         say(warning)
     if plan.jobs[0].deployment is None:
         check_host(plan.jobs)
     if check:
         _check(plan, for_terminal(str(jobs_file)), as_json)
         return 0
-    return _run(jobs_file.absolute(), plan, deployment, strict_secrets, quiet, as_json, verbose)
+    return _run(jobs_file.absolute(), plan, deployment, quiet, as_json, verbose)
 
 
 def _check(plan: FleetPlan, shown: str, as_json: bool) -> None:
@@ -147,20 +141,17 @@ def _run(
     jobs_file: Path,
     plan: FleetPlan,
     deployment: str | None,
-    strict_secrets: bool,
     quiet: bool,
     as_json: bool,
-    verbose: int,
+    verbose: bool,
 ) -> int:
-    if verbose > 1:
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "DEBUG")
     prepare_api(60.0)
     if not quiet and not api_url():
         say("starting a temporary Prefect server, since PREFECT_API_URL is not set")
     from prefect_cachewatch.flows.fleet.flow import fleet_view, generate_fleet  # noqa: PLC0415
     from prefect_cachewatch.flows.fleet.loop import SHOWN  # noqa: PLC0415
 
-    view = TerminalView(quiet, verbose > 0)
+    view = TerminalView(quiet, verbose)
     token = fleet_view.set(view)
     with logging_filtered(lambda record: view.passes(record, SHOWN)):
         try:
@@ -170,7 +161,6 @@ def _run(
                 name=plan.name,
                 deployment=deployment,
                 policy=plan.policy,
-                strict_secrets=strict_secrets,
                 return_state=True,
             )
         finally:

@@ -61,7 +61,7 @@ _RETRY = Fields(
     before_retry={"multiple": False},
 )
 _ATTEMPTS = Section("Attempts", "--attempts --on-retry", _RETRY.options())
-_VERBOSE = verbose_option("Show Prefect's log from DEBUG on (-vv: measurements too).")
+_VERBOSE = verbose_option("Show Prefect's log from DEBUG on.")
 _PREFECT = [
     option(
         "--api-patience",
@@ -69,11 +69,6 @@ _PREFECT = [
         default="5m",
         show_default=True,
         help="How long an API that does not answer is told how the run ended.",
-    ),
-    option(
-        "--strict-secrets",
-        is_flag=True,
-        help="Refuse a command or environment that holds a secret, which Prefect would store with the run's parameters.",
     ),
 ]
 
@@ -94,7 +89,6 @@ _PREFECT = [
 def command(
     name: str | None,
     api_patience: float,
-    strict_secrets: bool,
     **options: Any,
 ) -> int:
     """Generate through the Prefect flow; options, exit status and report of exec.
@@ -102,13 +96,12 @@ def command(
     With --store it is verified, published and activated: exit 1 if refused.
     """
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
-        return _generate(name, api_patience, strict_secrets, files, options)
+        return _generate(name, api_patience, files, options)
 
 
 def _generate(
     name: str | None,
     api_patience: float,
-    strict_secrets: bool,
     files: Files,
     options: dict[str, Any],
 ) -> int:
@@ -123,7 +116,7 @@ def _generate(
     retry = _retry_from(options)
     outputs, metrics = outputs_from(options), metrics_from(options)
     require_utf8({"job": job, "publish": publish, "outputs": outputs})
-    if (warning := check_exposure({"job": job, "publish": publish}, strict=strict_secrets)) is not None:
+    if (warning := check_exposure({"job": job, "publish": publish})) is not None:
         say(warning)
     place = place_job(job, dict(os.environ) | job.env, files)
     check_outputs_ahead(files, job, outputs, published=publish.ignore if publish is not None else None)
@@ -168,7 +161,7 @@ def run_flow(
     progress: Mode | None = None,
     api_patience_s: float = 300.0,
     as_json: bool = False,
-    verbose: int = 0,
+    verbose: bool = False,
 ) -> int:
     """Run `generate_cache` in this process and return its exit status.
 
@@ -185,7 +178,7 @@ def run_flow(
         progress: how the growth is shown; default live in a terminal, else by Prefect's log lines.
         api_patience_s: how long the command tries to tell a Prefect API that does not answer how the run ended.
         as_json: print the report as the last line of standard output.
-        verbose: 1 to show Prefect's log lines of level DEBUG too, 2 to show each measurement as well.
+        verbose: whether Prefect's log lines of level DEBUG are shown too.
 
     Returns:
         The status of `cachewatch exec`; 1 if the checks refuse the build.
@@ -208,7 +201,7 @@ def run_flow(
 
     with relayed_to_flow() as received, logging_filtered(clear):
         token = show_output.set(True)
-        shows = progress is not None or view.mode == "live" or verbose > 1
+        shows = progress is not None or view.mode == "live"
         view_token = live_view.set(view if shows else View())
         told = Telling()
         telling_token = whom_to_tell.set(told)

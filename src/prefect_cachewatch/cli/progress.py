@@ -42,13 +42,12 @@ class ProgressLine(View):
     Args:
         mode: how; default live in a terminal, else plain, and not at all if it is to be quiet.
         quiet: say nothing of a bundle.
-        verbose: from 1 on the default is plain, since other lines come between; from 2 on a line for each measurement.
+        verbose: the default is plain then, since other lines come between.
     """
 
-    def __init__(self, mode: Mode | None = None, quiet: bool = False, verbose: int = 0) -> None:
+    def __init__(self, mode: Mode | None = None, quiet: bool = False, verbose: bool = False) -> None:
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not verbose
         self.mode: Mode = mode or ("none" if quiet else "live" if terminal else "plain")
-        self._every_s, self._with_scan = (0.0, True) if verbose > 1 else (_PLAIN_EVERY_S, False)
         self._quiet = quiet
         self._block: LiveBlock | None = None
         self._rates: deque[float] = deque(maxlen=_RATES_MAX)
@@ -104,10 +103,9 @@ class ProgressLine(View):
         elif self.mode == "plain":
             suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
             news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
-            if now_s - self._last_plain_s >= self._every_s or news:
+            if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
                 self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
-                scan = f"; scan {1000 * watch.state.scan_s:.1f} ms" if self._with_scan else ""
-                self._say(f"cachewatch: {render_plain(self._state(watch))}{scan}")
+                self._say(f"cachewatch: {render_plain(self._state(watch))}")
 
     def _warn(self, warnings: Sequence[str]) -> None:
         for text in warnings[self._warned :]:

@@ -12,7 +12,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -29,8 +29,6 @@ ENDING = frozenset(
 )  # fmt: skip
 """All signals that end a process by default, except USR1, USR2 and real-time signals; those that a crash of this
 process sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and SIGPIPE and SIGXFSZ, which Python turns into errors of a write."""
-RELAYED = ENDING | _FORWARDED | _SUSPENDING
-"""All signals that a relay acts on."""
 # A second one of these ends the grace period; a closed terminal sends SIGHUP twice, a CPU limit SIGXCPU each second.
 _IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
 _SUSPEND_WITHIN_S = 1.0
@@ -58,7 +56,6 @@ class SignalRelay:
         cancel: called with an ending signal, and whether it is to end the grace period; in the relay's thread.
         ending: the ending signals.
         before_start: called in the main thread with an ending signal until `settle`; may raise.
-        rewrite: signals to act on as if another one, or none, had arrived: number to number, or to 0.
         tell: called with a sentence for each signal.
     """
 
@@ -69,14 +66,12 @@ class SignalRelay:
         *,
         ending: frozenset[int] = ENDING,
         before_start: Callable[[int], None] | None = None,
-        rewrite: Mapping[int, int] | None = None,
         tell: Callable[[str], None] | None = None,
     ) -> None:
         self.received: list[int] = []
         """The ending signals that have arrived, live."""
         self._clients, self._cancel, self._ending, self._before_start = clients, cancel, ending, before_start
-        self._rewrite, self._tell = dict(rewrite or {}), tell
-        self._asked: set[int] = set()  # signals that a rewrite has replaced: the command gets the original ones
+        self._tell = tell
         self._suspended_s = 0.0
         self._clock_lock = threading.Lock()
         self._continued_us = False
@@ -122,7 +117,6 @@ class SignalRelay:
             self._write = -1
 
     def _end_early(self, number: int, frame: FrameType | None) -> None:
-        number = self._rewrite.get(number, number)
         if self._before_start is not None and number in self._ending:
             self._before_start(number)
 
@@ -134,8 +128,8 @@ class SignalRelay:
                     with contextlib.suppress(Exception):  # the next one is handled in any case
                         self._end(number)
             early = self._forward(_once([*early, *self._passed_on(numbers)]))
-            if (last := _last_of(numbers, _SUSPENDING)) > _last_of(numbers, {signal.SIGCONT}):
-                self._suspend(numbers[last])
+            if _last_of(numbers, _SUSPENDING) > _last_of(numbers, {signal.SIGCONT}):
+                self._suspend()
         os.close(self._read)
 
     def _take(self, timeout_s: float | None) -> list[int] | None:
@@ -145,17 +139,15 @@ class SignalRelay:
             data = os.read(self._read, 1 << 16)
             if not data:
                 return None
-            came = [self._rewrite.get(number, number) for number in data]
             if (tell := self._tell) is not None:
-                for number, taken_as in zip(data, came, strict=True):
-                    tell(_said(number, taken_as, self._ending))
-            self._asked.update(number for sent, number in zip(data, came, strict=True) if number != sent)
-            numbers += [number for number in came if number]
+                for number in data:
+                    tell(_said(number, self._ending))
+            numbers += data
         return numbers
 
     def _end(self, number: int) -> None:
         for client in self._clients():
-            client.first_signal, client.asked_signals = client.first_signal or number, frozenset(self._asked)
+            client.first_signal = client.first_signal or number
         if self.received and number not in self.received:  # within the grace period
             self._forward([number])
         self.received.append(number)
@@ -173,12 +165,12 @@ class SignalRelay:
         told = [client.signal(numbers) for client in self._clients() if numbers]  # every client is asked
         return [] if any(told) else numbers
 
-    def _suspend(self, number: int) -> None:
+    def _suspend(self) -> None:
         clients = list(self._clients())
         with self._clock_lock:
             began_s = time.monotonic()
             for client in clients:
-                client.suspend(_SUSPEND_WITHIN_S, number)
+                client.suspend(_SUSPEND_WITHIN_S)
             # A SIGCONT that has arrived meanwhile was to continue us, and no other one may follow it.
             self._unread = self._take(0.0) or []
             if signal.SIGCONT not in self._unread:
@@ -228,14 +220,11 @@ def relayed_to_flow() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _said(number: int, taken_as: int, ending: frozenset[int]) -> str:
+def _said(number: int, ending: frozenset[int]) -> str:
     from prefect_cachewatch.supervise.proc import signal_name  # noqa: PLC0415 - loaded by then, and only for who asks
 
-    came = signal_name(number) + (
-        "" if taken_as == number else f", taken as {signal_name(taken_as)}," if taken_as else ""
-    )
-    what = "ends the run" if taken_as in ending else "suspends it" if taken_as in _SUSPENDING else "is passed on"
-    return f"{came} {what if taken_as else 'is ignored'}"
+    what = "ends the run" if number in ending else "suspends it" if number in _SUSPENDING else "is passed on"
+    return f"{signal_name(number)} {what}"
 
 
 def _once(numbers: list[int]) -> list[int]:

@@ -42,7 +42,6 @@ class CacheJob(InputModel):
     """One tensor-cache generation: what to run, and which directories to watch grow."""
 
     ADVANCED = (
-        "strict_secrets",
         "ignore",
         "wait_for",
         "allow_empty",
@@ -74,10 +73,6 @@ class CacheJob(InputModel):
     env_secrets: dict[EnvName, str] = Field(
         default_factory=dict,
         description="Variable name to the name of a Prefect Secret block; only the generator sees the value.",
-    )
-    strict_secrets: bool = Field(
-        default=False,
-        description="Refuse parameters that look like secrets, which Prefect stores and shows; otherwise a warning is logged.",
     )
     cwd: Path | None = Field(default=None, description="Working directory of the generator; default: the worker's.")
     expected_bytes: OptionalSize = Field(

@@ -110,7 +110,7 @@ class ContainerSupervisor(HelperClient):
         """Freeze nothing: the evidence is read from a container that goes on."""
         return []
 
-    def suspend(self, timeout_s: float, number: int = 0) -> None:
+    def suspend(self, timeout_s: float) -> None:
         """Suspend nothing: Ctrl-Z stops the watch, and its container goes on, as with docker run."""
 
     def resume(self) -> None:

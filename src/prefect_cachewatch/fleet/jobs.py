@@ -50,7 +50,7 @@ def check_deployment_name(name: str) -> str:
 
 
 # Fields of a job that change nothing in its cache.
-_ONLY_WATCHED = {"on_stall", "strict_secrets", "expected_bytes", "ignore", "allow_empty", "progress_log"}
+_ONLY_WATCHED = {"on_stall", "expected_bytes", "ignore", "allow_empty", "progress_log"}
 
 
 class FleetJob(CacheJob):

@@ -35,18 +35,14 @@ def exposed_secrets(parameters: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(where for name, value in parameters.items() for where in _find(name, value)))
 
 
-def check_exposure(parameters: Mapping[str, Any], *, strict: bool) -> str | None:
-    """Warn of secrets in the parameters of a flow run, or refuse them.
+def check_exposure(parameters: Mapping[str, Any]) -> str | None:
+    """Warn of secrets in the parameters of a flow run.
 
     Args:
         parameters: as for `exposed_secrets`.
-        strict: refuse them.
 
     Returns:
         One sentence; None if there are none.
-
-    Raises:
-        InputError: there are some, and `strict` is set.
     """
     found = exposed_secrets(parameters)
     if not found:
@@ -55,10 +51,7 @@ def check_exposure(parameters: Mapping[str, Any], *, strict: bool) -> str | None
     shown = ", ".join(for_terminal(where, 100) for where in found[:_SHOWN_MAX])
     store = "Prefect stores a flow run's parameters in its database and shows them"
     advice = "name a Secret block for each in env_secrets of the job, or leave it in the environment of who runs it"
-    message = f"{shown}{more} {'look' if len(found) > 1 else 'looks'} like a secret, and {store}: {advice}"
-    if strict:
-        raise InputError(f"refused by strict secrets: {message}")
-    return message
+    return f"{shown}{more} {'look' if len(found) > 1 else 'looks'} like a secret, and {store}: {advice}"
 
 
 def require_utf8(parameters: Mapping[str, Any]) -> None:

@@ -76,7 +76,6 @@ class GuardClient(HelperClient):
             "hold": list(launch.hold),
             "may_release": launch.may_release,
             "flow_pid": os.getpid(),
-            "foreground": os.getpgrp() if launch.foreground else None,
             "signals": inherited_signals(),
             "says_reaped": launch.tell is not None,
         }
@@ -101,7 +100,6 @@ class GuardClient(HelperClient):
                     theirs.fileno(),
                     sorted({theirs.fileno(), *stdio, *hold, *own}),
                     "cachewatch-guard",
-                    own_session=self._configuration["foreground"] is None,
                 )
         finally:
             for fd in own:  # only the guards hold the lock: it is released when both have died

@@ -8,9 +8,8 @@ guards: the living flow process asks for its release (see `Guard.release`). Stan
 caches and growth.
 
 Wire format: one JSON object a line. In: first the configuration, then {"cmd": "stop", "grace_s": n} or {"cmd":
-"freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend", "number": n}, {"cmd": "resume"}, {"cmd": "release"}. A
-stop may name the signal that it is for: {"cmd": "stop", "first": n}. A stop and a signal may also list signals that a
-user asked for by name: {"asked": [n]}. Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended,
+"freeze"}, {"cmd": "signal", "numbers": [n]}, {"cmd": "suspend"}, {"cmd": "resume"}, {"cmd": "release"}. A
+stop may name the signal that it is for: {"cmd": "stop", "first": n}. Out: started, exec_failed, no_reaper, reaped, exited, frozen, suspended,
 released, stopping, gone.
 """
 
@@ -50,9 +49,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _TEND_EVERY_S, _NOTES_END_S = 1.0, 2.0
 _HELD_S, _HELD_ORPHAN_S = 10.0, 2.0  # how long the inner guard may stay stopped; the second without a flow process
-_YIELD_S = 0.2  # time for the command to react to Ctrl-Z before it is stopped by force
 _RELEASED = 64  # exit status of an inner guard that has released the tree
-_OF_TERMINALS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -73,10 +70,9 @@ class Guard:
         self._strays: set[tuple[int, int]] = set()
         self._stray_sought = False
         self._kill_by_s = math.inf
-        self.foreground = self.says_reaped = False
+        self.says_reaped = False
         self._suspended: dict[int, ProcessStat] = {}
         self._heard = b""
-        self._asked: set[int] = set()
         self._heard_all = False
 
     def release(self, oom_score: bytes) -> None:
@@ -149,45 +145,27 @@ class Guard:
         elif command["cmd"] == "signal":
             self.forward(command["numbers"])
         elif command["cmd"] == "suspend":
-            self.suspend(int(command.get("number", 0)))
+            self.suspend()
         elif command["cmd"] == "resume":
             self.resume()
 
     def forward(self, numbers: Sequence[int]) -> None:
-        """Pass signals on to the command's process group, as dumb-init and `tini -g` do.
-
-        In the foreground only the command itself gets them: its group is the flow process's own, which would get its
-        own signal back.
-        """
+        """Pass signals on to the command's process group, as dumb-init and `tini -g` do."""
         for number in numbers:
             try:
-                if self.status is None and self.foreground:
-                    os.kill(self.leader, number)
-                elif self.status is None:  # not reaped yet: its pid and its group cannot belong to another process
+                if self.status is None:  # not reaped yet: its pid and its group cannot belong to another process
                     os.killpg(self.leader, number)
-                elif not self.foreground:
+                else:
                     for pid, found in descendants(os.getpid()).items():
                         if os.getpgid(pid) == self.leader:
                             send_signal(pid, found.start_ticks, number)
             except OSError:
                 continue  # it has just ended
 
-    def suspend(self, number: int = 0) -> None:
-        """SIGSTOP the whole tree; `resume` continues those that were not stopped before.
-
-        Args:
-            number: the signal that asks for it: a command in the foreground gets it first, and a moment to restore its
-                terminal.
-        """
-        if self.foreground and self.status is None and number:
-            if not _is_terminals_group(self.leader):
-                self.forward([number])
-            until_s = time.monotonic() + _YIELD_S
-            while time.monotonic() < until_s and (found := read_stat(self.leader)) and found.state not in "TtZ":
-                time.sleep(0.005)
+    def suspend(self) -> None:
+        """SIGSTOP the whole tree; `resume` continues those that were not stopped before."""
         for pid, found in _freeze().items():
-            # Ctrl-Z has stopped the command in the foreground before we did.
-            if found.state not in "Tt" or (self.foreground and pid == self.leader):
+            if found.state not in "Tt":
                 self._suspended[pid] = found
         self.say("suspended")
 
@@ -198,11 +176,11 @@ class Guard:
         self._suspended.clear()
 
     def _group(self) -> dict[int, ProcessStat]:
-        """Return the living processes of the command's group; in the foreground the command alone."""
+        """Return the living processes of the command's group."""
         living, group = self._look(), dict[int, ProcessStat]()
         for pid, found in living.items():
             try:
-                if pid == self.leader or (not self.foreground and os.getpgid(pid) == self.leader):
+                if pid == self.leader or os.getpgid(pid) == self.leader:
                     group[pid] = found
             except OSError:
                 continue  # it has just ended
@@ -212,10 +190,8 @@ class Guard:
         """Pass on a signal that ends the run to the processes that handle it; SIGQUIT to all, for their core dumps.
 
         Python and shells catch SIGINT by default, and would end from it without their SIGTERM cleanup. So a process
-        that catches or ignores SIGTERM gets SIGTERM alone, unless a user asked for SIGINT.
+        that catches or ignores SIGTERM gets SIGTERM alone.
         """
-        if self.foreground and number in _OF_TERMINALS and _is_terminals_group(self.leader):
-            return  # the terminal has already signalled them
         for pid, found in self._catching(number).items():
             send_signal(pid, found.start_ticks, number)
 
@@ -227,12 +203,7 @@ class Guard:
     def _is_for(self, pid: int, number: int) -> bool:
         status = read_status(f"/proc/{pid}/status")  # empty if it has just ended
         caught, ignored = (int(status.get(name, b"0"), 16) for name in (b"SigCgt", b"SigIgn"))
-        unasked = number == signal.SIGINT and number not in self._asked
-        return _has(caught, number) and not (unasked and _has(caught | ignored, signal.SIGTERM))
-
-    def note_asked(self, command: dict[str, Any]) -> None:
-        """Record the signals that a user has asked for by name."""
-        self._asked.update(command.get("asked", ()))
+        return _has(caught, number) and not (number == signal.SIGINT and _has(caught | ignored, signal.SIGTERM))
 
     def _tell_first(self, number: int, until_s: float) -> None:
         """Pass on the signal that ends the run, as timeout does; a process that catches it gets no other until then."""
@@ -253,7 +224,6 @@ class Guard:
         *lines, self._heard = self._heard.split(b"\n")
         commands = [json.loads(line) for line in lines if line]
         for command in commands:
-            self.note_asked(command)
             for number in command["numbers"] if command["cmd"] == "signal" else ():
                 self._tell_catching(number)
         stops = [command for command in commands if command["cmd"] == "stop"]
@@ -293,20 +263,6 @@ class Guard:
 
 def _has(mask: int, number: int) -> bool:
     return bool(mask >> (number - 1) & 1)
-
-
-def _is_terminals_group(pid: int) -> bool:
-    """Whether a process of this session is in its terminal's foreground group, which gets Ctrl-C and Ctrl-Z."""
-    try:
-        fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False  # it has no terminal
-    try:
-        return os.tcgetpgrp(fd) == os.getpgid(pid)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def _read_configuration(control: int) -> dict[str, Any] | None:
@@ -448,10 +404,7 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
     if pid == 0:
         step = "start"
         try:
-            if configuration["foreground"] is None:
-                os.setsid()
-            else:
-                _join_group(configuration["foreground"])
+            os.setsid()
             if configuration["may_release"]:  # a server that is released holds the locks of its directories itself
                 for fd in configuration["hold"]:
                     os.set_inheritable(fd, True)
@@ -488,13 +441,6 @@ def _spawn(configuration: dict[str, Any], guard: Guard) -> None:
         os._exit(0)
     started = read_stat(pid)
     guard.say("started", pid=pid, start_ticks=started.start_ticks if started else 0, guards=[os.getppid(), me])
-
-
-def _join_group(group: int) -> None:
-    try:
-        os.setpgid(0, group)
-    except OSError:
-        return  # the flow process has just died: the guard stops us
 
 
 def _restore_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
@@ -555,7 +501,6 @@ def _guard_inner(guard: Guard, configuration: dict[str, Any], flow_fd: int, oute
                 while b"\n" in buffer:
                     line, _, buffer = buffer.partition(b"\n")
                     command = json.loads(line)
-                    guard.note_asked(command)
                     if command["cmd"] == "stop":
                         why, grace_s = "stop", float(command.get("grace_s", grace_s))
                         first = first or int(command.get("first", 0))
@@ -643,7 +588,6 @@ def main(control: int) -> None:
     guard = Guard(control)
     found = read_stat(os.getpid())
     guard.run_token, guard.since_ticks = configuration["run_token"], found.start_ticks if found else 0
-    guard.foreground = configuration["foreground"] is not None
     guard.says_reaped = configuration["says_reaped"]
     # The outer guard survives a SIGTERM sent to every process, since the inner one needs its grace period: like every
     # helper it starts with signals ignored (`spawn_helper`).

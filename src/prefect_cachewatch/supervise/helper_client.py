@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,6 @@ class HelperClient(Supervised):
         self._kept = ""
         self.first_signal = 0
         """The signal that ends the run, if any: the command gets it before SIGTERM."""
-        self.asked_signals: Collection[int] = ()
-        """Signals that a user asked for by name. If SIGINT is among them, processes that handle SIGTERM get it too."""
         self._grace_s = grace_s
         self._tended: list[Tended] = []
         self._stop_command: dict[str, Any] | None = None
@@ -94,7 +92,7 @@ class HelperClient(Supervised):
         """
         command: dict[str, Any] = {"cmd": "stop"} | ({} if grace_s is None else {"grace_s": grace_s})
         if self.first_signal:
-            command |= {"first": self.first_signal, "asked": sorted(self.asked_signals)}
+            command["first"] = self.first_signal
         left_s = (self._grace_s if grace_s is None else grace_s) + self.stop_takes_s
         self._stop_left_s = left_s if self._stop_command is None else min(self._stop_left_s, left_s)
         self._stop_command = command
@@ -126,20 +124,17 @@ class HelperClient(Supervised):
         """
         if self.gone.is_set():
             return True
-        return self._may_speak() and self._send_now(
-            {"cmd": "signal", "numbers": list(numbers), "asked": sorted(self.asked_signals)}
-        )
+        return self._may_speak() and self._send_now({"cmd": "signal", "numbers": list(numbers)})
 
-    def suspend(self, timeout_s: float, number: int = 0) -> None:
+    def suspend(self, timeout_s: float) -> None:
         """Suspend the whole tree, as by Ctrl-Z, until `resume`.
 
         Args:
             timeout_s: the longest wait, in seconds.
-            number: the signal that asks for it; a command in the foreground gets it first.
         """
         if self._may_speak():
             self._suspended.clear()
-            self._send_now({"cmd": "suspend", "number": number})
+            self._send_now({"cmd": "suspend"})
             self._suspended.wait(timeout_s)
 
     def resume(self) -> None:
@@ -281,9 +276,7 @@ class HelperClient(Supervised):
         self._process.returncode = self._process.returncode or 0
 
 
-def spawn_helper(
-    module: str, fd: int, pass_fds: Sequence[int], title: str, *, own_session: bool = True
-) -> subprocess.Popen[bytes]:
+def spawn_helper(module: str, fd: int, pass_fds: Sequence[int], title: str) -> subprocess.Popen[bytes]:
     """Start a standard-library-only helper process of this package, which ignores signals, in a session of its own.
 
     Args:
@@ -291,7 +284,6 @@ def spawn_helper(
         fd: its control socket.
         pass_fds: every descriptor it inherits, including `fd`; no other is inherited.
         title: a word for process listings.
-        own_session: if not, it gets a process group of its own in this process's session.
 
     Returns:
         The running process; its standard streams are /dev/null.
@@ -303,7 +295,6 @@ def spawn_helper(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=tuple(pass_fds),
-        start_new_session=own_session,
-        process_group=None if own_session else 0,
+        start_new_session=True,
         env={"LC_ALL": "C.UTF-8", "PYTHONNODEBUGRANGES": "1"},
     )

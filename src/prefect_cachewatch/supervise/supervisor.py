@@ -32,7 +32,6 @@ class Launch:
         wait_for: `tree` or `leader` (see `CacheJob.wait_for`).
         hold: descriptors (locks) that stay open until the tree is gone.
         may_release: whether it may be handed over when it is ready (`Supervisor.release`).
-        foreground: whether it stays in this process's session and process group, with its terminal.
         files: removes and reads state files for this process.
         has_state: whether to write a state file; false if its directory does not answer.
         tell: called in a separate thread with a sentence about each step of a guard, including orphans that it reaps.
@@ -47,7 +46,6 @@ class Launch:
     wait_for: str = "tree"
     hold: Sequence[int] = ()
     may_release: bool = False
-    foreground: bool = False
     files: Files = field(default_factory=InPlace, repr=False)
     has_state: bool = True
     tell: Callable[[str], None] | None = None

@@ -16,8 +16,6 @@ SECTIONED = ["exec", "generate", "watch", "fleet"]
 RARE = (
     "--churn-after",
     "--attribute-cache",
-    "--rewrite",
-    "--metrics-linger",
     "--size-change",
 )
 

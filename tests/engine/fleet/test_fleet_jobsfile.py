@@ -218,7 +218,7 @@ def test_an_edited_job_has_another_digest_and_a_renamed_storage_has_not() -> Non
     )
     watched = FleetJob(
         name="a", command=["x"], cache_dirs=["/c"], expected_bytes="1GB", ignore=["*.tmp"], progress_log=["step"],
-        on_stall="report", allow_empty=True, strict_secrets=True, stall={"stall_after_s": 60},
+        on_stall="report", allow_empty=True, stall={"stall_after_s": 60},
     )  # fmt: skip
     assert job.digest == same.digest == watched.digest
     edited = [

@@ -42,55 +42,32 @@ def test_secrets_of_a_job_are_found_where_they_stand(fields, found):
 
 def test_the_sentence_names_the_way_out_and_no_value():
     given = {"job": job(command=["gen", "--password", "hunter2"], env={"DB_PWD": "hunter3"})}
-    sentence = check_exposure(given, strict=False)
+    sentence = check_exposure(given)
     assert "job.command --password, job.env.DB_PWD look like a secret" in sentence
     assert "env_secrets" in sentence
     assert "hunter" not in sentence
-    with pytest.raises(InputError, match="refused by strict secrets") as caught:
-        check_exposure(given, strict=True)
-    assert "hunter" not in str(caught.value)
-    assert check_exposure({"job": job()}, strict=True) is None
+    assert check_exposure({"job": job()}) is None
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_generate_warns_and_refuses_before_anything_is_stored(tmp_path, monkeypatch, strict):
+def test_generate_warns_before_anything_is_stored(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr("prefect_cachewatch.cli.generate.run_flow", lambda *args, **kwargs: ran.append(args) or 0)
-    words = [
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        *(["--strict-secrets"] if strict else []),
-        "--",
-        "true",
-        "--password",
-        "hunter2",
-    ]
+    words = ["--cache-dir", str(tmp_path / "cache"), "--", "true", "--password", "hunter2"]
     done = CliRunner().invoke(generate, words, standalone_mode=False)
-    if strict:
-        assert isinstance(done.exception, InputError)
-        assert (ran, (tmp_path / "cache").exists()) == ([], False)
-    else:
-        assert done.stderr.count("\n") == 1
-        assert "job.command --password looks like a secret" in done.stderr
-        assert "env_secrets" in done.stderr
-        assert len(ran) == 1
+    assert done.stderr.count("\n") == 1
+    assert "job.command --password looks like a secret" in done.stderr
+    assert "env_secrets" in done.stderr
+    assert len(ran) == 1
     assert "hunter2" not in done.output
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_fleet_warns_and_refuses_before_anything_is_stored(tmp_path, strict):
+def test_a_fleet_warns_before_anything_is_stored(tmp_path):
     path = tmp_path / "jobs.yaml"
     path.write_text(
         "version: 1\njobs:\n  - {name: a, command: ['true'], cache_dirs: [/mnt/a], env: {DB_PWD: hunter2}}\n"
     )
-    done = CliRunner().invoke(
-        fleet, [str(path), "--check", *(["--strict-secrets"] if strict else [])], standalone_mode=False
-    )
-    if strict:
-        assert isinstance(done.exception, InputError)
-        assert "a.env.DB_PWD" in str(done.exception)
-    else:
-        assert "cachewatch: a.env.DB_PWD looks like a secret" in done.stderr
+    done = CliRunner().invoke(fleet, [str(path), "--check"], standalone_mode=False)
+    assert "cachewatch: a.env.DB_PWD looks like a secret" in done.stderr
     assert "hunter2" not in done.output
 
 

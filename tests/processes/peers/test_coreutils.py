@@ -94,7 +94,6 @@ KILLED = "the status after a limit is 124 whatever ended the tree; the report sa
     {
         "timeout.sh: --preserve-status": (KILLED, "--preserve-status"),
         "timeout.sh: 137 after -k": (KILLED, "-s0", "-k1"),
-        "timeout.sh: 137 after -k with --foreground": (KILLED, "--foreground", "-s0", "-k1"),
         "timeout-parameters.sh: an invalid signal": ("the signal is SIGTERM, and SIGKILL after the grace period", "--signal=invalid"),
     },
 )  # fmt: skip
@@ -158,17 +157,6 @@ def test_the_init_process_of_a_pid_namespace_as_parent(tmp_path):
 
 
 WAITS = "trap 'touch received; exit' {0}; touch running; while :; do sleep .1; done"
-
-
-@peer(COREUTILS, "timeout-group.sh: a signal to the foreground group with --foreground")
-def test_a_signal_to_our_process_group_reaches_a_command_in_the_foreground(tmp_path):
-    line = shell_line(tmp_path, "--foreground", command=["sh", "-c", WAITS.format("USR1")])
-    script = f"trap '' USR1; env --default-signal=USR1 {line} & wait"
-    with running(["sh", "-c", script], cwd=tmp_path, start_new_session=True) as process:
-        assert eventually((tmp_path / "running").exists)
-        os.killpg(process.pid, signal.SIGUSR1)
-        assert process.wait(PATIENCE_S) == 0
-    assert (tmp_path / "received").exists()
 
 
 @peer(COREUTILS, "timeout-group.sh: the command is told when timeout is killed")

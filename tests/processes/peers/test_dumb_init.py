@@ -1,4 +1,4 @@
-"""The checks of dumb-init's tests, as cases of `cachewatch exec`; its two debug modes are `--verbose` or not, which changes nothing else."""
+"""The checks of dumb-init's tests, as cases of `cachewatch exec`; its debug mode is `--verbose`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,10 @@ from support import (
 )
 
 DUMB_INIT = "dumb-init"
-ONE = (
-    "a signal is meant for the process group, and an end for the whole tree: there is no mode in which the rest goes on"
-)
 NORMAL = sorted(set(range(1, 32)) - {9, 17, 19, 20, 21, 22})
 PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}
 CRASHES = {signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV}
 
-# DUMB_INIT_SETSID=1 and 0: what the peer's suite checks in both modes holds only if it does in both of ours.
-MODES = pytest.mark.parametrize("mode", [(), ("--foreground",)], ids=["setsid", "foreground"])
 
 # Child processes
 
@@ -47,18 +42,6 @@ def test_a_pipeline_is_gone_after_sigterm(tmp_path):
     tag = new_tag()
     script = f"yes {tag} | tail & touch {tmp_path}/up; yes {tag} | tail >&2"
     with running(exec_argv(tmp_path / "cache", *QUIET, command=["sh", "-c", script, tag])) as process:
-        assert eventually(lambda: len(tagged(tag)) >= 3)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_S) == 143
-    assert_none_left(tag)
-
-
-@peer(DUMB_INIT, "child_processes: without setsid, a signal to the child alone", ONE)
-@pytest.mark.parametrize("options", [("--foreground",)])
-def test_nobody_goes_on_after_sigterm_in_the_foreground_either(tmp_path, options):
-    tag = new_tag()
-    script = f"yes {tag} | tail & yes {tag} | tail >&2"
-    with running(exec_argv(tmp_path / "cache", *QUIET, *options, command=["sh", "-c", script, tag])) as process:
         assert eventually(lambda: len(tagged(tag)) >= 3)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 143
@@ -84,20 +67,11 @@ def test_who_is_left_when_the_leader_exits_gets_sigterm(tmp_path):
     assert (tmp_path / "told").exists()
 
 
-@peer(DUMB_INIT, "child_processes: without setsid, no SIGTERM at the exit", ONE)
-def test_who_is_left_is_ended_whatever_the_mode(tmp_path):
-    command = [*program(LEFT, tag := new_tag()), str(tmp_path / "told")]
-    assert guarded(tmp_path, *command, options=("--wait-for", "leader", "--foreground")).status == 0
-    assert_none_left(tag)
-
-
 @each(
     DUMB_INIT,
     {
         "child_processes: no such program": [],
         "child_processes: no such program after --": ["--"],
-        "child_processes: no such program with -c": ["--foreground"],
-        "child_processes: no such program with --single-child": ["--foreground", "--"],
     },
     "before",
 )
@@ -106,38 +80,11 @@ def test_a_program_that_is_not_there_is_said(tmp_path, before):
     assert (ran.status, ran.stderr) == (127, "cachewatch: command '/doesnotexist' does not exist: check the path\n")
 
 
-WRONG = (
-    (), ("",), ("herp",), ("herp:derp",), ("15",), ("15::12",), ("15:derp",), ("15:12", None), ("15:12", "0"), ("15:12", "1:32"),
-)  # fmt: skip
-
-
-@each(
-    DUMB_INIT,
-    {f"cli: a wrong {' -r '.join(['', *(pair or repr('') for pair in pairs if pair is not None)]).strip() or '-r'}"
-     + " -r" * (None in pairs): pairs for pairs in WRONG},
-    "pairs",
-)  # fmt: skip
-@MODES
-def test_a_wrong_rewrite_is_refused_with_its_form(tmp_path, mode, pairs):
-    words = [word for pair in pairs for word in (("-r",) if pair is None else ("-r", pair))] or ["-r"]
-    complete = None not in pairs and len(pairs) > 0
-    rest = ["--", "touch", str(tmp_path / "ran")] if complete else []
-    ran = run([*CACHEWATCH, "exec", "--cache-dir", str(tmp_path / "cache"), *mode, *words, *rest])
-    assert (ran.status, ran.stdout, ran.stderr.count("\n")) == (125, "", 1)
-    assert "is not SIGNAL:SIGNAL: two names or numbers" in ran.stderr or "'-r' requires an argument" in ran.stderr
-    assert ("SIGNAL:SIGNAL" in ran.stderr) == complete
-    assert not (tmp_path / "ran").exists()
-
-
 @each(
     DUMB_INIT,
     {
         "cli: --verbose": ["--verbose"],
-        "cli: --verbose -c": ["--verbose", "--foreground"],
-        "cli: --verbose --single-child": ["--verbose", "--foreground"],
         "cli: -v": ["-v"],
-        "cli: -v -c": ["-v", "--foreground"],
-        "cli: -v --single-child": ["-v", "--foreground"],
     },
     "options",
 )
@@ -181,9 +128,8 @@ def test_the_version(option):
 
 
 @peer(DUMB_INIT, "cwd: the command's is ours, its parent's is /")
-@MODES
-def test_the_commands_parent_holds_on_to_no_directory(tmp_path, mode):
-    ran = guarded(tmp_path, "sh", "-c", "readlink /proc/$PPID/cwd && readlink /proc/$$/cwd", options=mode, cwd="/tmp")
+def test_the_commands_parent_holds_on_to_no_directory(tmp_path):
+    ran = guarded(tmp_path, "sh", "-c", "readlink /proc/$PPID/cwd && readlink /proc/$$/cwd", cwd="/tmp")
     assert (ran.status, ran.stdout) == (0, "/\n/tmp\n")
 
 
@@ -191,19 +137,17 @@ def test_the_commands_parent_holds_on_to_no_directory(tmp_path, mode):
 
 
 @each(DUMB_INIT, {f"exit_status: {status}": status for status in (0, 1, 2, 32, 64, 127, 254, 255)}, "status")
-@MODES
-def test_the_exit_status_is_the_commands(tmp_path, mode, status):
-    assert guarded(tmp_path, "sh", "-c", f"exit {status}", options=mode).status == status
+def test_the_exit_status_is_the_commands(tmp_path, status):
+    assert guarded(tmp_path, "sh", "-c", f"exit {status}").status == status
 
 
 @each(
     DUMB_INIT, {f"exit_status: ended by {name}": name for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGKILL")}, "name"
 )
-@MODES
-def test_the_exit_status_of_a_command_that_a_signal_ended(tmp_path, mode, name):
+def test_the_exit_status_of_a_command_that_a_signal_ended(tmp_path, name):
     number = int(getattr(signal, name))
     source = f"import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.kill(os.getpid(), {number})"
-    assert guarded(tmp_path, sys.executable, "-c", source, options=mode).status == 128 + number
+    assert guarded(tmp_path, sys.executable, "-c", source).status == 128 + number
 
 
 # Signals
@@ -214,9 +158,8 @@ def _named(number: int) -> str:
 
 
 @each(DUMB_INIT, {_named(number): number for number in NORMAL if number in PASSED_ON}, "number")
-@MODES
-def test_a_signal_is_passed_on(tmp_path, mode, number):
-    with listening(tmp_path, *mode) as run_:
+def test_a_signal_is_passed_on(tmp_path, number):
+    with listening(tmp_path) as run_:
         run_.process.send_signal(number)
         assert eventually(lambda: run_.lines()[-1] == str(number))
         assert run_.end() == 0
@@ -225,9 +168,8 @@ def test_a_signal_is_passed_on(tmp_path, mode, number):
 @each(
     DUMB_INIT, {_named(number): number for number in NORMAL if number in ENDING and number != signal.SIGINT}, "number"
 )
-@MODES
-def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, mode, number):
-    with listening(tmp_path, *mode) as run_:
+def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, number):
+    with listening(tmp_path) as run_:
         run_.process.send_signal(number)
         assert eventually(lambda: run_.lines()[1:2] == [str(number)])
         assert run_.process.wait(PATIENCE_S) == 128 + number
@@ -238,9 +180,8 @@ def test_a_signal_is_passed_on_and_ends_the_run(tmp_path, mode, number):
     _named(signal.SIGINT),
     "Python and shells catch it unasked: who handles SIGTERM gets that alone, to tidy up",
 )
-@MODES
-def test_who_handles_sigterm_gets_no_sigint(tmp_path, mode):
-    with listening(tmp_path, *mode) as run_:
+def test_who_handles_sigterm_gets_no_sigint(tmp_path):
+    with listening(tmp_path) as run_:
         run_.process.send_signal(signal.SIGINT)
         assert run_.process.wait(PATIENCE_S) == 130
         assert run_.lines()[1:2] == ["15"]
@@ -276,58 +217,16 @@ def test_a_crash_of_ours_leaves_nobody(tmp_path, number):
         assert_none_left(run_.tag)
 
 
-@each(
-    DUMB_INIT,
-    {
-        "signals: rewrites, the lowest and highest": (["1:31", "31:1"], [1, 31], [31, 1]),
-        "signals: signals rewritten to 0": (["TERM:QUIT", "INT:0", "WINCH:0"], [15, 2, 28, 1], [3, 1]),
-    },
-    "case",
-)
-@MODES
-def test_signals_are_rewritten_or_ignored(tmp_path, mode, case):
-    pairs, sent, expected = case
-    # The first one ends the run: the others come within its grace period.
-    options = [word for pair in pairs for word in ("-r", pair)]
-    with listening(tmp_path, *mode, "--grace", "60s", *options) as run_:
-        for at, number in enumerate(sent):
-            run_.process.send_signal(number)
-            assert eventually(lambda at=at: at > 0 or run_.lines()[1:] == [str(expected[0])])
-        assert eventually(lambda: run_.lines()[1:] == list(map(str, expected)))
-        run_.end()
-        assert run_.process.wait(PATIENCE_S) == 128 + expected[0]
-
-
 ENDS_IT = "after TERM, INT or QUIT the next one of them ends the grace period, since somebody is impatient"
 
 
-@pytest.mark.parametrize(
-    ("pairs", "first"),
-    [
-        pytest.param([], 15, marks=peer(DUMB_INIT, "signals: rewrites, none", ENDS_IT)),
-        pytest.param(["15:2"], 2, marks=peer(DUMB_INIT, "signals: rewrites, one", ENDS_IT)),
-        pytest.param(["15:2", "2:15", "3:3"], 2, marks=peer(DUMB_INIT, "signals: rewrites, some", ENDS_IT)),
-    ],
-)
-def test_the_second_of_term_int_and_quit_ends_the_grace_period(tmp_path, pairs, first):
-    options = [word for pair in pairs for word in ("-r", pair)]
-    with listening(tmp_path, "--grace", "60s", *options) as run_:
+@peer(DUMB_INIT, "signals: rewrites, none", ENDS_IT)
+def test_the_second_of_term_int_and_quit_ends_the_grace_period(tmp_path):
+    with listening(tmp_path, "--grace", "60s") as run_:
         run_.process.send_signal(signal.SIGTERM)
-        assert eventually(lambda: run_.lines()[1:2] == [str(first)])
+        assert eventually(lambda: run_.lines()[1:2] == ["15"])
         run_.process.send_signal(signal.SIGQUIT)
-        assert run_.process.wait(PATIENCE_S) == 128 + first
-
-
-@peer(
-    DUMB_INIT,
-    "signals: rewrites of TSTP, TTIN and TTOU",
-    "what is rewritten is acted on as the other signal: TSTP as HUP ends the run, and suspends nobody",
-)
-def test_ctrl_z_rewritten_is_no_ctrl_z(tmp_path):
-    with listening(tmp_path, "-r", "TSTP:HUP") as run_:
-        run_.process.send_signal(signal.SIGTSTP)
-        assert run_.process.wait(PATIENCE_S) == 129
-        assert run_.lines()[1] == "1"
+        assert run_.process.wait(PATIENCE_S) == 143
 
 
 @each(DUMB_INIT, {f"shell_background: SIG{name}": name for name in ("TSTP", "TTIN", "TTOU")}, "name")
@@ -339,19 +238,6 @@ def test_it_is_suspended_with_its_command(tmp_path, name):
         run_.process.send_signal(signal.SIGCONT)
         assert eventually(lambda: run_.lines()[-1] == "18")
         assert eventually(lambda: state(run_.process.pid) in "SR" and state(pid) in "SR")
-        assert run_.end() == 0
-
-
-@each(DUMB_INIT, {f"shell_background: SIG{name} without setsid": name for name in ("TSTP", "TTIN", "TTOU")}, "name")
-def test_it_is_suspended_after_its_command_was_told_in_the_foreground(tmp_path, name):
-    number = getattr(signal, f"SIG{name}")
-    with listening(tmp_path, "--foreground") as run_:
-        run_.process.send_signal(number)
-        assert eventually(lambda: run_.lines()[-1] == str(int(number)))
-        assert eventually(lambda: state(run_.process.pid) == "T")
-        run_.process.send_signal(signal.SIGCONT)
-        assert eventually(lambda: run_.lines()[-1] == "18")
-        assert eventually(lambda: state(run_.process.pid) in "SR")
         assert run_.end() == 0
 
 
@@ -385,25 +271,13 @@ def test_a_command_reads_and_writes_a_terminal(tmp_path):
     assert (status, shown) == (0, b"3\n2\n1\n")
 
 
-@peer(DUMB_INIT, "tty: a shell has job control")
-def test_a_shell_in_the_foreground_has_job_control(tmp_path):
-    argv = exec_argv(tmp_path / "cache", *QUIET, "--foreground", command=["bash", "--norc", "-mi"])
-    # -i, since its standard error is a pipe of ours
-    status, shown = _typed(argv, 'echo "flags are: [[$-]]"\nexit 0\n')
-    assert status == 0
-    found = re.search(rb"flags are: \[\[([a-zA-Z]+)\]\]\n", shown)
-    assert found
-    assert b"m" in found[1]
-
-
 @peer(DUMB_INIT, "tty: the hand-off of a session leader's terminal")
-@pytest.mark.parametrize("options", [(), ("--foreground",)])
-def test_a_session_leaders_command_gets_the_hangup_that_is_sent_and_no_other(tmp_path, options):
+def test_a_session_leaders_command_gets_the_hangup_that_is_sent_and_no_other(tmp_path):
     heard = tmp_path / "heard"
     command = [*program(LISTENER, new_tag()), str(heard)]
     pid, fd = pty.fork()
     if pid == 0:
-        argv = exec_argv(tmp_path / "cache", *QUIET, *options, command=command)
+        argv = exec_argv(tmp_path / "cache", *QUIET, command=command)
         os.execv(argv[0], argv)
     assert eventually(lambda: heard.exists() and heard.read_text() == "ready\n")
     os.kill(pid, signal.SIGHUP)

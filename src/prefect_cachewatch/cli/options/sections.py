@@ -50,12 +50,12 @@ def json_option(text: str = "One JSON object.") -> Callable[[F], F]:
 
 
 def verbose_option(text: str) -> click.Option:
-    """Make the option `--verbose`, which counts.
+    """Make the option `--verbose`.
 
     Args:
-        text: what each level shows.
+        text: what it shows.
     """
-    return option("-v", "--verbose", count=True, help=text)
+    return option("-v", "--verbose", is_flag=True, help=text)
 
 
 def complete_directory(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -124,7 +124,7 @@ class SectionedCommand(click.Command):
             each = by_name.get(word)
             if word == "--" or not word.startswith("-"):
                 return
-            if each is None or each.is_flag or each.count:
+            if each is None or each.is_flag:
                 continue
             value = next(words, None)
             if value == "--" or value in by_name:

@@ -83,10 +83,10 @@ def read_config(path: str, command: str, options: Mapping[str, click.Option]) ->
 
 def _as_written(option: click.Option, value: Any, where: str) -> Any:
     """A value of TOML in the form of the command line."""
-    if option.is_flag or option.count:
+    if option.is_flag:
         if not isinstance(value, bool):
             raise InputError(f"{where} = {for_terminal(repr(value), 60)}: write true or false")
-        return int(value) if option.count else value
+        return value
     if not option.multiple:
         return _text(value, where)
     if isinstance(value, dict):
