@@ -113,8 +113,8 @@ def _deviations() -> float:
 
 
 _DEVIATIONS = _deviations()
-OURS, ADAPTIVE = "cachewatch", "cachewatch --adaptive"
-POLICIES = {OURS: StallPolicy(), ADAPTIVE: StallPolicy(adaptive="extend")}
+OURS = "cachewatch"
+POLICIES = {OURS: StallPolicy()}
 PEERS: dict[str, Callable[[], Rule]] = {
     "fixed window 300 s": Fixed,
     "phi accrual, normal": PhiNormal,
@@ -270,7 +270,7 @@ def _compared(parts: Sequence[dict[str, dict[str, Tally]]]) -> list[dict[str, An
             f"simulated: {ours_all.watched_s / 3600:,.0f} h watched, {len(ours_all.detections_s)} hangs; "
             f"{len(parts)} parts of the seeds, {min(values):.3g} to {max(values):.3g}"
         )
-        for rule in (*PEERS, ADAPTIVE):
+        for rule in PEERS:
             target, ok = _target(name, ours, total)
             line = row(name, ours, unit, rule, total[rule][name], target=target, ok=ok, note=note)
             line["families"] = {

@@ -69,7 +69,6 @@ class World:
             first_write_within_s=r.choice([1.0, 4.0]) * window_s,
             poll_s=max(0.05, r.choice([0.02, 0.05, 0.3, 0.5, 2.0]) * window_s) if window_s < 900 else 15.0,
             progress=r.choice(["bytes", "any"]),
-            adaptive=r.choice(["off", "extend"]),
         )
         # Bounded by the number of scans, not by hours alone: short windows have many an hour.
         self.end_s = min(hours * 3600, SCANS * effective_poll_s(self.policy))

@@ -79,7 +79,7 @@ def test_the_case_gets_its_right_answer(case: str, sandbox: Sandbox, who: str, f
             import os
 
             os.chown(sandbox.cache, sandbox.uid, sandbox.uid)
-    options = ["--first-write-within", "3s", "--churn-after", "4s"]
+    options = ["--first-write-within", "3s"]
     if case.endswith("any"):
         options += ["--progress-by", "any"]
     command = [sys.executable, "-I", "-S", "-c", HEAD + code, str(sandbox.cache)]

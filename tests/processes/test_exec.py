@@ -181,7 +181,7 @@ def test_a_generator_that_makes_and_deletes_temporary_files_is_churning(cache):
             os.unlink(f"{cache}/{{n}}.tmp")
             time.sleep(0.15)
     """
-    ran = run_exec(cache, "--stall-after", "60s", "--churn-after", "3s", "--poll", "0.1s", "--grace", "0", "--no-bundle",
+    ran = run_exec(cache, "--stall-after", "5s", "--poll", "0.1s", "--grace", "0", "--no-bundle",
                    command=program(source, new_tag()))  # fmt: skip
     assert ran.status == 124
     assert re.match(r"cache stalled: files are written and deleted again.*\. It ran for [\d.]+ s\. ", ran.last_line)
@@ -840,8 +840,8 @@ def test_help_is_complete_and_needs_no_terminal():
     ran = run([*CACHEWATCH, "exec", "--help-all"], env=os.environ | {"COLUMNS": "80"})
     assert (ran.status, ran.stderr) == (0, "")
     for option in ("--cache-dir", "--no-create", "--stall-after", "--first-write-within", "--poll", "--min-growth",
-                   "--progress-by", "--progress", "--ignore", "--no-default-ignores", "--churn-after", "--max-duration", "--grace",
-                   "--adaptive", "--report", "--log", "--env", "--cwd", "--quiet"):  # fmt: skip
+                   "--progress-by", "--progress", "--ignore", "--no-default-ignores", "--max-duration", "--grace",
+                   "--report", "--log", "--env", "--cwd", "--quiet"):  # fmt: skip
         assert option in ran.stdout
     assert "Exit status: the command's own; 124 if it was stopped; 125" in " ".join(ran.stdout.split())
 

@@ -59,8 +59,6 @@ class StallPolicy(InputModel):
         "warmup_within_s",
         "min_growth_bytes",
         "progress",
-        "churn_after_s",
-        "adaptive",
         "unresponsive_after_s",
         "no_space_after_s",
         "attribute_cache_s",
@@ -108,21 +106,11 @@ class StallPolicy(InputModel):
         description="bytes: only growth counts; any: a changed modification time counts too, "
         "for generators that fill preallocated files.",
     )
-    churn_after_s: OptionalDuration = Field(
-        default=None,
-        ge=0.2,
-        le=4 * WEEK_S,
-        description="Writing for this long without keeping anything is a stall named churning; default 4 x stall_after_s.",
-    )
     max_duration_s: OptionalDuration = Field(
         default=None,
         ge=0.2,
         le=4 * WEEK_S,
         description="Time limit of one attempt; by the wall clock, whatever it writes. Default none.",
-    )
-    adaptive: Literal["off", "extend"] = Field(
-        default="off",
-        description="extend: lengthen the stall window to 3 x the longest pause so far, at most 4 x stall_after_s.",
     )
     unresponsive_after_s: OptionalDuration = Field(
         default=None,

@@ -128,7 +128,7 @@ class LeftAlone:
         if rule.reading is None or rule.reading.seen is None:
             return  # growth cannot be seen now
         # Churning shows only while files are written: a pause does not end it.
-        calm_s = rule.policy.churn_after_s or 4 * rule.policy.stall_after_s
+        calm_s = rule.churn_after_s
         for kind, one in list(self._open.items()):
             grew = now_s - one.seen_s >= calm_s if kind == "churning" else rule.pause_s < one.pause_s
             if grew or kind in BLIND_KINDS:

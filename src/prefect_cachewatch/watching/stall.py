@@ -36,6 +36,7 @@ Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 BLIND_KINDS: tuple[Kind, ...] = ("filesystem_unresponsive", "cache_directory_missing")
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
+_CHURN_WINDOWS = 4
 # Looks at storage that refuses every write: it must do so three times in a row.
 _LOOKS, _LOOK_AGAIN_S = 3, 2.0
 # If a wait ends later than this, the machine or this process was suspended, perhaps the generator too.
@@ -119,7 +120,8 @@ def effective_poll_s(policy: StallPolicy) -> float:
         5.0
     """
     windows = [policy.stall_after_s, policy.first_write_within_s]
-    windows += [w for w in (policy.churn_after_s, policy.max_duration_s) if w is not None]
+    if policy.max_duration_s is not None:
+        windows.append(policy.max_duration_s)
     return min(policy.poll_s, min(windows) / 2)
 
 
@@ -170,10 +172,11 @@ class StallRule:
         self._progress = Measurement(0, 0)
         self._blind_s = 0.0
         self._unwritten_s = 0.0  # the pause, if lines of progress did not count
-        self._churn_after_s = policy.churn_after_s or 4 * policy.stall_after_s
+        self.churn_after_s = _CHURN_WINDOWS * policy.stall_after_s
+        """Writing for this long without keeping anything is churning."""
         self._writing_s = 0.0
         self._kept: deque[_Kept] = deque([_Kept(0.0, Measurement(0, 0), (0, 0))])
-        self._mark = (self._churn_after_s / 2, self._kept[0])
+        self._mark = (self.churn_after_s / 2, self._kept[0])
 
     @property
     def window_s(self) -> float:
@@ -185,8 +188,6 @@ class StallRule:
         if self.first_write_s is None:
             return self.policy.first_write_within_s + unseen_s
         window = self.policy.stall_after_s if self.learned is None else self.learned.window_s
-        if self.policy.adaptive == "extend":
-            window = min(4 * window, max(window, 3 * self.longest_pause_s))
         return window + unseen_s
 
     @property
@@ -439,7 +440,7 @@ class StallRule:
         # The least that was kept over the last half of the churn window is compared with the bytes written before
         # that half. It rises while any written bytes stay. If it falls, older bytes were deleted,
         # and the window begins anew.
-        now, half = self._writing_s, self._churn_after_s / 2
+        now, half = self._writing_s, self.churn_after_s / 2
         kept = (seen.bytes_kept, seen.allocated_kept)
         if self._kept[-1].at_s == now:
             last = self._kept.pop()

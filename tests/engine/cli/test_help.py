@@ -14,7 +14,6 @@ from prefect_cachewatch.cli.main import COMMANDS
 GROUP = command_group(COMMANDS)
 SECTIONED = ["exec", "generate", "watch", "fleet"]
 RARE = (
-    "--churn-after",
     "--attribute-cache",
     "--size-change",
 )

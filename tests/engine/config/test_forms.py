@@ -66,7 +66,7 @@ def test_titles_say_the_unit() -> None:
 def test_the_server_takes_nulls_numbers_texts_and_what_off_sends() -> None:
     assert errors() == []
     assert errors(stall=StallPolicy().model_dump(mode="json"), retry=RetryPolicy().model_dump(mode="json")) == []
-    assert errors(stall={"churn_after_s": "20m", "max_duration_s": 7}) == []
+    assert errors(stall={"unresponsive_after_s": "20m", "max_duration_s": 7}) == []
     assert errors(publish=None, storage=None, metrics=None, profile=None) == []
     assert errors(publish={}, storage={}, metrics={}, profile={}) == []
     full = CacheJob(name="llama", container=ContainerSpec(image="gen:1")).model_dump(mode="json")
@@ -74,7 +74,8 @@ def test_the_server_takes_nulls_numbers_texts_and_what_off_sends() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"stall": {"churn_after_s": "soon"}}, {"storage": {"slots": 2}}, {"publish": 7}, {"job": {"name": None}}]
+    "wrong",
+    [{"stall": {"unresponsive_after_s": "soon"}}, {"storage": {"slots": 2}}, {"publish": 7}, {"job": {"name": None}}],
 )
 def test_the_server_refuses_what_is_wrong(wrong: dict[str, Any]) -> None:
     assert errors(**wrong) != []

@@ -239,25 +239,10 @@ def test_before_the_first_byte_the_suspicion_says_what_is_due():
     assert run.rule.suspicions[0].message == "no byte written in 10 minutes; the first is due within 16 min 40 s"
 
 
-# Adaptive
+# Long pauses
 
 
-def test_extend_lengthens_the_window_to_three_times_the_longest_pause_at_most_fourfold():
-    run = Run(stall_after_s=60, poll_s=10, adaptive="extend")
-    assert run.rule.window_s == 1200
-    run.at(0, MIB)
-    assert run.rule.window_s == 60
-    for t in (15, 30, 45):
-        run.at(t)
-    run.at(55, MIB)
-    assert run.rule.longest_pause_s == 55
-    assert run.rule.window_s == 165
-    assert run.until_final(55) == (220, Verdict("stalled", "no_growth", 165, 165))
-    run.rule.longest_pause_s = 1000
-    assert run.rule.window_s == 240
-
-
-def test_without_extend_a_long_pause_changes_nothing():
+def test_a_long_pause_changes_no_window():
     run = Run(stall_after_s=60, poll_s=10)
     run.at(0, MIB)
     for t in (15, 30, 45):
@@ -283,10 +268,6 @@ def test_writing_without_keeping_anything_for_four_windows_is_churning():
     assert churn(Run(stall_after_s=60, poll_s=15), 15, 1000) == 15 + 240
 
 
-def test_the_churn_window_can_be_set():
-    assert churn(Run(stall_after_s=60, poll_s=15, churn_after_s=600), 15, 2000) == 15 + 600
-
-
 def test_temporary_files_seen_half_written_are_churning_all_the_same():
     # Each scan sees the one temporary file at another size: what is kept goes up and down and never up for good.
     random = Random(7)
@@ -306,17 +287,6 @@ def test_a_first_byte_after_the_churn_window_is_not_churning():
     for t in range(15, 3000, 15):
         assert not run.at(t).final
     for t in range(3000, 6000, 15):
-        assert not run.at(t, MIB).final
-
-
-def test_growth_after_a_pause_that_extend_allowed_is_not_churning():
-    run = Run(stall_after_s=60, poll_s=15, adaptive="extend")
-    t = 0
-    for pause in (0, 45, 120, 225, 225, 225, 225, 225):
-        for _ in range(pause // 15 - 1):
-            t += 15
-            assert not run.at(t).final
-        t += 15
         assert not run.at(t, MIB).final
 
 
@@ -373,7 +343,7 @@ def test_one_that_first_works_and_then_churns_is_churning_four_windows_later():
 
 
 def test_a_pause_with_nothing_written_is_never_called_churning():
-    run = Run(stall_after_s=60, poll_s=15, churn_after_s=45)
+    run = Run(stall_after_s=60, poll_s=15)
     run.at(0, MIB, kept=0)
     assert run.until_final(0)[1].kind == "no_growth"
 
@@ -461,7 +431,6 @@ def test_a_stall_is_called_a_stall_when_both_are_due():
         ({"stall_after_s": 29}, 14.5),
         ({"stall_after_s": 1, "poll_s": 0.1}, 0.1),
         ({"first_write_within_s": 10}, 5),
-        ({"churn_after_s": 10}, 5),
         ({"max_duration_s": 2}, 1),
         ({"stall_after_s": 0.2}, 0.1),
     ],
@@ -578,9 +547,9 @@ def test_the_dates_of_growth_are_not_believed_back_beyond_a_standstill():
 
 
 def test_churning_is_decided_on_a_full_scan_only():
-    rule = partial_rule(churn_after_s=40)
+    rule = partial_rule()
     t, full = 0, False
-    while t < 400:
+    while t < 2000:
         t += 10
         full = rule.needs_full(t)
         verdict = rule.observe(t, t, Measurement(8192 * t, 8192 * t, 4096, 4096, 0.0), full=full)
@@ -598,13 +567,6 @@ def test_the_windows_allow_for_an_attribute_cache():
     while not (verdict := rule.observe(t, t, Measurement(8192, 8192, 8192, 8192))).final:
         t += rule.next_delay_s()
     assert (t, verdict.window_s) == (170, 160)
-
-
-def test_the_attribute_cache_comes_on_top_of_an_extended_window():
-    rule = partial_rule(attribute_cache_s=60, adaptive="extend")
-    rule.observe(10, 10, Measurement(8192, 8192, 8192, 8192, 0.0))
-    rule.longest_pause_s = 50
-    assert rule.window_s == 150 + 60
 
 
 def test_a_file_that_is_overwritten_without_growth_is_progress_but_not_the_first_byte():
@@ -661,7 +623,7 @@ def test_a_generator_that_counts_for_ever_without_a_byte_ends_at_its_time_limit(
 def test_lines_of_progress_do_not_hide_churning():
     verdicts = []
     for told_age_s in (None, 1.0):
-        run = Run(stall_after_s=60, poll_s=15, churn_after_s=240)
+        run = Run(stall_after_s=60, poll_s=15)
         verdict, t = run.at(15, MIB), 15
         while not verdict.final:
             t += 15

@@ -129,7 +129,7 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
 
     Args:
         trace: with at least one row.
-        policy: its poll, least growth and kind of progress; its windows do not matter, nor does `adaptive`.
+        policy: its poll, least growth and kind of progress; its windows do not matter.
         hang_at_s: as for `replay_trace`; the silence after it asks for no window.
 
     Returns:
@@ -159,12 +159,12 @@ def find_enough(trace: Trace, policy: StallPolicy, hang_at_s: float | None = Non
     first_s: float | None = _rounded_up(_longest_s(files, [trace.start_s, *before, times[0]]))
     stall_s: float | None = _rounded_up(_longest_s(files, after))
     last_s = trace.end_s if ends else times[-1]
-    free = policy.model_copy(update={"adaptive": "off", "churn_after_s": 4 * _LONGEST_S, "max_duration_s": None})
+    free = policy.model_copy(update={"max_duration_s": None})
     for _ in range(_MAX_TRIES):
         if first_s is None or stall_s is None:
             break
         asked = free.model_copy(update={"stall_after_s": stall_s, "first_write_within_s": first_s})
-        _, verdict, _ = _run(trace, files, asked, last_s)
+        _, verdict, _ = _run(trace, files, asked, last_s, churns=False)
         if verdict.kind == "never_started":
             first_s = _rounded_up(first_s * 1.02)
         elif verdict.kind == "no_growth":
@@ -180,10 +180,14 @@ def _run(
     policy: StallPolicy,
     end_s: float,
     warmup: Warmup | None = None,
+    *,
+    churns: bool = True,
 ) -> tuple[_Watch, Verdict, float]:
     """Measure until a verdict is final or the trace ends; returns the time, too."""
     now_s, verdict = trace.start_s, Verdict("growing")
     watch = _Watch(policy, now_s, warmup)
+    if not churns:
+        watch.rule.churn_after_s = math.inf
     watch.scan(files, now_s)
     # Where the watch itself ended the run, its last measurement belongs to it.
     last_s = end_s + _LEAST_STEP_S if trace.ending == "stopped" else math.nextafter(end_s, 0)

@@ -107,9 +107,8 @@ def test_what_is_deleted_is_neither_growth_nor_subtracted():
 
 def test_files_that_come_and_go_are_churning():
     rows = [(float(t), MIB * (t // 10 % 2)) for t in range(0, 3000, 10)]
-    found = replay_trace(trace(*rows), StallPolicy(stall_after_s=100, poll_s=5, churn_after_s=400))
+    found = replay_trace(trace(*rows), StallPolicy(stall_after_s=100, poll_s=5))
     assert (found.status, found.kind) == ("stalled", "churning")
-    assert replay_trace(trace(*rows), StallPolicy(stall_after_s=100, poll_s=5, churn_after_s=20_000)).status == "ended"
 
 
 def test_a_suspicion_that_growth_refutes_is_a_false_one():
@@ -119,13 +118,6 @@ def test_a_suspicion_that_growth_refutes_is_a_false_one():
     frozen = replay_trace(trace((0, 0), (10, MIB)), POLICY, hang_at_s=20)
     assert [(s.at_s, s.cleared_at_s) for s in frozen.suspicions] == [(190, None)]
     assert frozen.false_suspicions == ()
-
-
-def test_the_adaptive_window_waits_for_three_times_the_longest_pause():
-    points = trace((0, 0), (10, MIB), (210, 2 * MIB), (770, 3 * MIB), (780, 4 * MIB))
-    assert replay_trace(points, POLICY).at_s == 510
-    extended = replay_trace(points, StallPolicy(adaptive="extend"))
-    assert (extended.status, extended.window_s) == ("ended", 1200)
 
 
 def test_a_time_limit_holds_whatever_is_written():
