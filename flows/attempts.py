@@ -30,9 +30,7 @@ from prefect_cachewatch.flows.telling import ContextValue, note_report, note_wor
 from prefect_cachewatch.metrics.exporter import MetricsExporter
 from prefect_cachewatch.postmortem.report import Report, write_report_within
 from prefect_cachewatch.run.delivery import PublishSession
-from prefect_cachewatch.run.filled_key import known_key
 from prefect_cachewatch.run.learning import RunHistory
-from prefect_cachewatch.run.missed import KnownKey
 from prefect_cachewatch.run.output_lines import OutputLines
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
@@ -86,7 +84,6 @@ class Inputs:
     metrics: MetricsExporter | None = None
     files: Files = field(default_factory=InPlace)
     history: RunHistory | None = None
-    known: KnownKey = field(default_factory=KnownKey)
 
     def with_build_directory(self, job: CacheJob, env: dict[str, str]) -> Inputs:
         """Return the same inputs for a job that has been given its directories.
@@ -172,10 +169,7 @@ def prepare(
     run_id = str(run.id if run is not None else uuid4())
     run_dir = stack.enter_context(contextlib.closing(open_run_directory(files, job.name, run_id))).path
     hidden = tuple({*worth_hiding(secrets.values()), *secret_values(env)})
-    known = known_key(job, files, env)
-    return Inputs(
-        job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files, known=known
-    )
+    return Inputs(job, stall, stop, env, hidden, run_dir, outputs, logger, place, delivery, trace, metrics, files)
 
 
 def with_history(inputs: Inputs, site: CacheDirectories) -> Inputs:
@@ -246,7 +240,7 @@ def run_attempt(
     runner = Runner(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
-        on_stall=stalled, attempts=most, origin=this_origin(), known=inputs.known,
+        on_stall=stalled, attempts=most, origin=this_origin(),
         published=inputs.delivery is not None,
     )  # fmt: skip
     size = _expected_size(inputs)

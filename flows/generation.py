@@ -12,7 +12,6 @@ the cache is then verified and published: Completed named `Cached` if it was who
 # the names in annotations that are strings cannot be resolved, and every run fails.
 
 import contextlib
-import logging
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -201,7 +200,7 @@ def _run_attempts(inputs: Inputs, site: CacheDirectories, retry: RetryPolicy, ad
         admission.outcomes.append(outcome)
         admission.report = report
         if outcome.name == "completed":
-            logger.log(logging.INFO if outcome.missed is None else logging.WARNING, outcome.message)
+            logger.info(outcome.message)
             if inputs.delivery is not None:
                 return _deliver(inputs, inputs.delivery, retrying.outcomes, report)
             name = "Ready" if outcome.ready is not None and outcome.ready.left_running else None

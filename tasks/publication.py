@@ -102,8 +102,7 @@ def deliver_build(
         growth = growth_summary(outcomes[-1], report.attempt)
         state = publisher_of(delivery)(delivery, growth, return_state=True)
     left_alone = describe_left_alone(report.would_be_stops)
-    missed = report.cache_missed.sentence if report.cache_missed is not None else ""
-    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone, missed)))
+    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone)))
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)

@@ -231,20 +231,8 @@ def completion_markdown(report: Report, pauses_s: Sequence[float], stall: StallP
             ("Window that would have been enough", f"{format_duration(enough_s)} (twice the longest pause of {runs})")
         )
     lines = [_heading(report), ""]
-    lines += _missed(report)
     lines += [for_markdown(report.message, 2000), "", _chart(report), "", *_facts(rows)]
     return "\n".join([*lines, *_remarks(report)]) + "\n"
-
-
-def _missed(report: Report) -> list[str]:
-    missed = report.cache_missed
-    if missed is None:
-        return []
-    lines = ["**The cache that was there was not used.** Written anew, the largest files first:", ""]
-    lines += [f"- {markdown_code(path, 500)}" for path in missed.files]
-    if missed.differs:
-        lines += ["", "What differs from the last run:", "", *(f"- {for_markdown(one, 500)}" for one in missed.differs)]
-    return [*lines, ""]
 
 
 def _facts(rows: Sequence[tuple[str, str]]) -> list[str]:

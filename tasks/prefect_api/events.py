@@ -44,7 +44,7 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
 
     Returns:
         Kind, name of the job, payload: outcome, headline, message, the stall's kind, the diagnosis' category,
-        summary and confidence, the numbers, and `where`, `ready` and `cache_missed` as in the report.
+        summary and confidence, the numbers, and `where` and `ready` as in the report.
     """
     growth, diagnosis = report.growth, report.diagnosis
     return (
@@ -69,7 +69,6 @@ def describe_end(report: Report) -> tuple[str, str, dict[str, Any]]:
             "bundle": report.bundle,
             "retry": asdict(report.retry) if report.retry else None,
             "ready": asdict(report.ready) if report.ready else None,
-            "cache_missed": asdict(report.cache_missed) if report.cache_missed else None,
         },
     )
 

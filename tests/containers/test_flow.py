@@ -109,7 +109,7 @@ def test_a_tag_that_leads_to_another_image_is_another_cache(harness, engine, tmp
         assert generate_cache(job_, publish=policy, **FAST).name == "Cached"
     assert told[0].startswith("sha256:") and told[1].startswith("sha256:") and told[0] != told[1]
     versions = [
-        json.loads(path.read_text())["tool_versions"]["container image id"]
+        json.loads(path.read_text())["cache_key"]["container image id"]
         for path in policy.store.rglob(".cachewatch/manifest.json")
     ]
     assert sorted(versions) == sorted(told)

@@ -308,5 +308,5 @@ def test_a_store_folder_that_another_user_made_is_not_published_into(tmp_path: P
     (tmp_path / "llama").mkdir()
     os.chown(tmp_path / "llama", NOBODY, NOBODY)
     with pytest.raises(StoreError, match=f"belongs to uid {NOBODY} and lies in a directory where everybody may write"):
-        CacheStore(tmp_path).begin("llama", BuildRecipe(cache_key={"a": 1}, argv=["x"], tool_versions={}))
+        CacheStore(tmp_path).begin("llama", BuildRecipe(cache_key={"a": 1}, argv=["x"]))
     assert os.listdir(tmp_path / "llama") == []

@@ -19,7 +19,6 @@ from prefect_cachewatch.common.aside import Aside, Files
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.run.filled_key import compared_key
 from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from prefect_cachewatch.metrics.exporter import MetricsExporter
     from prefect_cachewatch.metrics.settings import Metrics
     from prefect_cachewatch.postmortem.report import Report
-    from prefect_cachewatch.run.filled_key import OpenKey
     from prefect_cachewatch.watching.attempt import Outcome
 
 
@@ -59,7 +57,6 @@ class ExecSettings:
     """Remarks on the options, printed before the start."""
     as_json: bool = False
     """Whether the report is printed."""
-    opened_key: OpenKey | None = None
     """What the command says of its cache's key, if a profile knows it."""
 
 
@@ -117,7 +114,6 @@ def _watch_command(
     job, quiet = place.job, settings.quiet
     say = _say_nothing if quiet else _say
     progress = ProgressLine(settings.progress, quiet, settings.verbose)
-    known = compared_key(settings.opened_key, files)
     if settings.note and not quiet:
         print(f"cachewatch: {settings.note}", file=sys.stderr)
 
@@ -133,7 +129,6 @@ def _watch_command(
         runner = Runner(
             files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
             bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
-            known=known,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,21 +22,10 @@ from prefect_cachewatch.cli.options.guard import (
 from prefect_cachewatch.cli.options.ready import is_ready_given, with_ready
 from prefect_cachewatch.cli.options.sections import SectionedCommand, verbose_option
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
     from prefect_cachewatch.config.ready import ReadyWhen
-    from prefect_cachewatch.run.filled_key import OpenKey
-
-_REGISTRY = "prefect_cachewatch.config.profiles.registry"
-#: Words of the commands that the built-in profiles know.
-KNOWN_PROGRAMS = frozenset(
-    {
-        "vllm", "vllm.entrypoints.cli.main", "vllm.entrypoints.openai.api_server", "sglang", "sglang.launch_server",
-        "trtllm-build", "tensorrt_llm.commands.build", "hf", "huggingface-cli", "run.py", "tt-inference-server",
-    }
-)  # fmt: skip
 
 
 def _recognize(options: dict[str, Any]) -> str | None:
@@ -64,17 +51,6 @@ def _recognize(options: dict[str, Any]) -> str | None:
         then = "stopped" if options["then"] == "stop" else "left running (--then stop ends it)"
         said += f"; done when {_describe_ready(settings.ready)}, and then {then}"
     return f"{said}; --profile none turns this off"
-
-
-def _open_key(job: CacheJob, env: Mapping[str, str]) -> OpenKey | None:
-    """Read the key of a command that a profile may know; the profiles take 20 ms to load, and most commands are no such."""
-    words = {os.path.basename(word) for word in job.command}
-    may_be_known = words & KNOWN_PROGRAMS or "TORCHINDUCTOR_CACHE_DIR" in env or _REGISTRY in sys.modules
-    if not may_be_known:
-        return None
-    from prefect_cachewatch.run.filled_key import open_key  # noqa: PLC0415 - see above
-
-    return open_key(job, env)
 
 
 def _describe_ready(ready: ReadyWhen) -> str:
@@ -123,6 +99,5 @@ def command(verbose: bool, **options: Any) -> int:
         metrics=metrics_from(options),
         note="; ".join(filter(None, (said, poll_said))) or None,
         as_json=options["as_json"],
-        opened_key=_open_key(job, {**os.environ, **job.env}),
     )
     return run_exec(settings, last=True)

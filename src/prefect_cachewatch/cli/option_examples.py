@@ -14,7 +14,7 @@ _EXAMPLES = {
     "--output": "nfs-a.yaml", "--pid": "4711", "--poll": "15s", "--profile": "openvino,cache_dir=/mnt/ov",
     "--ready": "tcp=8000", "--ready-body": "'\"status\": *\"ok\"'", "--ready-every": "5s", "--record": "run.csv",
     "--report": "report.json", "--state-dir": "/var/lib/cachewatch/runs",
-    "--storage": "nfs-a", "--store": "/mnt/caches", "--tool": "ttnn=0.72.0", "--ulimit": "memlock=-1",
+    "--storage": "nfs-a", "--store": "/mnt/caches", "--ulimit": "memlock=-1",
     "--volume": "caches:/cache", "--warmup-begins": "'log=weights loaded'",
     "--workdir": "/opt", "COMMAND": "'tt-smi -r'", "DEV[:DST]": "/dev/tenstorrent", "DIR": "/mnt/cache",
     "FLOW/NAME": "generate-cache/nightly-cache", "GLOB": "'*.tmp'", "IMAGE": "ghcr.io/org/generator:1.2",

@@ -14,7 +14,6 @@ from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
-from prefect_cachewatch.config.profiles.key import describe_source
 from prefect_cachewatch.errors import InputError
 
 _WIDTH = 79
@@ -57,20 +56,13 @@ def _show_parameters(kind: type[Profile], as_json: bool) -> None:
     fields = kind.model_fields
     if as_json:
         told = {"name": kind.profile_name, "summary": kind.summary, "parameters": kind.model_json_schema()}
-        key = {source.name: describe_source(source) for source in kind.key_sources}
-        print(json.dumps({**told, "key": key, "packages": kind.packages}))
+        print(json.dumps(told))
         return
     print(textwrap.fill(f"{kind.profile_name}: {kind.summary}", _WIDTH) + "\n")
     for name, field in fields.items():
         default = "required" if field.is_required() else None if field.default is None else f"default {field.default}"
         note = f" ({default})" if default else ""
         print(_hanging(f"  {name:<16}", f"{field.description or ''}{note}"))
-    if kind.key_sources or kind.packages:
-        print("\nThe key of a cache in a store is filled from:\n")
-    for source in kind.key_sources:
-        print(_hanging(f"  {source.name:<16}", describe_source(source)))
-    for package in kind.packages:
-        print(_hanging(f"  {package:<16}", "its version, as it is installed beside the command's interpreter"))
 
 
 def _show_settings(settings: ProfileSettings, as_json: bool) -> None:

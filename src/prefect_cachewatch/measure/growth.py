@@ -4,7 +4,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing typing costs each scan process a megabyte; type checkers take this name for true
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import NamedTuple
 else:
     from prefect_cachewatch.common.tuples import NamedTuple
@@ -33,20 +32,11 @@ class Growth(NamedTuple):
 
 
 class Rewriting(NamedTuple):
-    """What became of the files of the start; `largest` has the largest that were written, with their sizes.
+    """What became of the files of the start: those that were written again under their names, by their size at the start.
 
-    `rewritten` are files that were written under a name of the start, `same` those of them with the size that the name
-    had then, `new` those under another name. A file that was only touched or renamed is none of them.
+    A file that was only touched or renamed is none of them.
     """
 
     scan_files: int = 0  # at the start, in all directories: tells a scan process that was started anew
-    start_files: int = 0
     start_bytes: int = 0
-    present_files: int = 0
-    present_bytes: int = 0
-    rewritten_files: int = 0
-    rewritten_bytes: int = 0  # by their size at the start
-    same_bytes: int = 0
-    new_files: int = 0
-    new_bytes: int = 0
-    largest: Sequence[tuple[str, int]] = ()
+    rewritten_bytes: int = 0

@@ -277,9 +277,9 @@ class Ledger:
             last_path=newest.path if newest else None,
         )
 
-    def rewriting(self, limit: int, leave_out: Sequence[str] = ()) -> Rewriting:
+    def rewriting(self, leave_out: Sequence[str] = ()) -> Rewriting:
         """Return what became of the files that the first scan found; see `find_rewriting`."""
-        return find_rewriting(self._found, self._folders.values(), limit, leave_out)
+        return find_rewriting(self._found, self._folders.values(), leave_out)
 
     def newest(self, limit: int) -> list[FileRecord]:
         """Return the files that grew last, by scan and then by change time, which programs cannot set.

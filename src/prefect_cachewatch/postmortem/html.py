@@ -154,7 +154,6 @@ def render_page(report: Mapping[str, Any], evidence: Evidence, diagnosis: Diagno
             f'<section><h2>Growth</h2><figure class="chart">{svg}{_legend(report)}</figure>{_numbers(report, evidence)}'
             f"{_replay(report, evidence)}</section>",
             _section("Would have been stopped", _items(_would_be_stops(report))),
-            _section("Cache that was not used", _items(_missed(report))),
             _section("Evidence", _items(line for line in diagnosis.evidence if not line.startswith(_LOGGED))),
             _section("What its log says of it", _said(diagnosis)),
             _listing(report.get("listing")),
@@ -281,11 +280,6 @@ def _numbers(report: Mapping[str, Any], evidence: Evidence) -> str:
 
 def _would_be_stops(report: Mapping[str, Any]) -> list[str]:
     return describe_would_be_stops([ReportedStall(**one) for one in report.get("would_be_stops") or ()])
-
-
-def _missed(report: Mapping[str, Any]) -> list[str]:
-    missed: Mapping[str, Any] = report.get("cache_missed") or {}
-    return [str(missed["sentence"]), *map(str, missed["files"])] if missed else []
 
 
 def _section(title: str, body: str) -> str:

@@ -26,7 +26,6 @@ from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.outcomes import exit_status
 from prefect_cachewatch.watching.sections import (
     Attachment,
-    CacheMissed,
     Diagnosis,
     LoggedProgress,
     NextAttempt,
@@ -165,7 +164,6 @@ class Report:
     #: The window that was learned from earlier runs; null if the configured one held.
     learned: LearnedWindow | None = None
     #: Of a completed run that did not use the whole cache that it found; null for every other.
-    cache_missed: CacheMissed | None = None
     #: Null for a run that had nothing to do.
     where: Where | None = None
     cachewatch_version: str = __version__
@@ -253,7 +251,6 @@ def build_report(
         findings=[
             {"category": one.category, "severity": one.severity, "message": one.message} for one in outcome.doubts
         ],
-        cache_missed=outcome.missed,
     )
 
 

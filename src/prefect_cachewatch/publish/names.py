@@ -99,24 +99,21 @@ def check_build_id(build_id: str) -> str:
     return build_id
 
 
-def cache_key_digest(
-    values: Mapping[str, str], argv: Sequence[str], tool_versions: Mapping[str, str] | None = None
-) -> str:
+def cache_key_digest(values: Mapping[str, str], argv: Sequence[str]) -> str:
     """Digest what a cache depends on; two builds with the same key are the same cache.
 
     Args:
-        values: the user's key values, such as model revision, device mesh and dtype.
+        values: what the cache depends on, such as model revision, device mesh and dtype.
         argv: the generator's command with `{cache_dir}` still in it, since that path differs each time.
-        tool_versions: versions of tools, if the user gives any.
 
     Returns:
-        64 hexadecimal digits (SHA-256 of the canonical JSON of the three).
+        64 hexadecimal digits (SHA-256 of the canonical JSON of both).
 
     Example:
         >>> cache_key_digest({"dtype": "bf16"}, ["gen", "{cache_dir}"])[:12]
         '8065c2d84078'
     """
-    body = {"argv": list(argv), "tools": dict(tool_versions or {}), "values": dict(values), "version": 1}
+    body = {"argv": list(argv), "values": dict(values), "version": 1}
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 

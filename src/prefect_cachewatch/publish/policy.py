@@ -57,9 +57,15 @@ class PublishPolicy(InputModel):
         description="What the cache depends on; model revision, device mesh, dtype, tool version. "
         "With the command it makes the key; a whole cache of the same key is not generated again.",
     )
-    tool_versions: dict[Annotated[str, Field(min_length=1, max_length=200)], _Text] = Field(
-        default_factory=dict,
-        description="Versions of the tools that write the cache, recorded in the manifest; they count in the key too.",
+    key_env: list[_EnvName] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="Environment variables of the generator that count in the key, by name.",
+    )
+    key_files: list[Path] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="Files whose contents count in the key, such as a model's config.json or a lock file; absolute paths.",
     )
     temporary: _Globs = Field(
         default=list(TEMPORARY),
@@ -162,7 +168,7 @@ class PublishPolicy(InputModel):
         """Return it with further parts of the key; its own count before them."""
         return self.model_copy(update={"cache_key": {**below, **self.cache_key}}) if below else self
 
-    @field_validator("cache_key", "tool_versions", mode="before")
+    @field_validator("cache_key", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
         # 8 from Python and "8" from the command line must make the same key.
@@ -170,14 +176,15 @@ class PublishPolicy(InputModel):
             return value
         return {name: _scalar_text(item) for name, item in value.items()}
 
-    @field_validator("store")
+    @field_validator("store", "key_files")
     @classmethod
-    def _absolute(cls, store: Path) -> Path:
-        if not store.is_absolute():
-            raise ValueError(f"store {str(store)!r} is not an absolute path: write it from / on")
-        if "\0" in str(store):
-            raise ValueError("the store's path has a NUL character in it")
-        return store
+    def _absolute(cls, given: Path | list[Path]) -> Path | list[Path]:
+        for path in given if isinstance(given, list) else [given]:
+            if not path.is_absolute():
+                raise ValueError(f"{str(path)!r} is not an absolute path: write it from / on")
+            if "\0" in str(path):
+                raise ValueError("the path has a NUL character in it")
+        return given
 
     @field_validator("check_command")
     @classmethod

@@ -76,17 +76,16 @@ class BuildRecipe:
 
     argv: tuple[str, ...]
     cache_key: Mapping[str, str]
-    tool_versions: Mapping[str, str]
 
     @classmethod
     def of(cls, argv: Sequence[str], policy: PublishPolicy) -> BuildRecipe:
         """Make it from a command that still contains `{cache_dir}`, and a policy."""
-        return cls(tuple(argv), dict(policy.cache_key), dict(policy.tool_versions))
+        return cls(tuple(argv), dict(policy.cache_key))
 
     @property
     def key(self) -> str:
         """The digest of all inputs."""
-        return cache_key_digest(self.cache_key, self.argv, self.tool_versions)
+        return cache_key_digest(self.cache_key, self.argv)
 
 
 class StagedBuild(Closing):
@@ -416,7 +415,7 @@ class StagedBuild(Closing):
             key=self.key,
             cache_key=self.recipe.cache_key,
             argv=tuple(redact_argv(self.recipe.argv)),
-            tool_versions={"prefect-cachewatch": __version__, "python": python, **self.recipe.tool_versions},
+            tool_versions={"prefect-cachewatch": __version__, "python": python},
             host={
                 "hostname": socket.gethostname(),
                 "kernel": platform.release(),

@@ -17,7 +17,6 @@ from prefect_cachewatch.common.secrets import secret_values
 from prefect_cachewatch.config import AttachJob, CacheJob, Outputs, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.postmortem.report import Report, check_report_path
-from prefect_cachewatch.run.filled_key import known_key
 from prefect_cachewatch.run.learning import RunHistory, run_remembered
 from prefect_cachewatch.run.outputs import check_outputs, check_outputs_ahead
 from prefect_cachewatch.run.placement import Runtime, place_job, require_directories
@@ -168,12 +167,10 @@ def watch(
     log = log.absolute() if log is not None else None
     with contextlib.closing(Aside.spawn()) as files:  # this process may have threads
         place, env = _placed(job, files, log)
-        known = known_key(job, files, env)
 
         def attempt(number: int) -> tuple[Outcome, Report]:
             runner = Runner(
                 files, secret_values(env), attempt=number, bundles=bundle, bundle_root=bundle_dir,
-                known=known,
             )  # fmt: skip
             watch = runner.watch(place, site, stall, stop, env, log=log, show_output=show_output, history=history)
             outcome = runner.run(watch)

@@ -24,12 +24,12 @@ from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
 from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
 from prefect_cachewatch.publish.contents import find_broken
+from prefect_cachewatch.publish.key import read_files, read_variables
 from prefect_cachewatch.publish.manifest import Manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, PLACEHOLDER, check_cache_name, expand_placeholder
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe, StagedBuild
-from prefect_cachewatch.run.filled_key import fill_key
 from prefect_cachewatch.supervise.guarded import run_guarded
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import describe_growth
@@ -66,15 +66,13 @@ class PublishSession(Closing):
         self.policy, self.name = policy, job.name
         self._require_answer()
         self.recipe = BuildRecipe.of(job.command, policy)
-        if (filled := fill_key(job, self._files, dict(os.environ) | job.env)) is not None:
-            self.recipe = replace(
-                self.recipe,
-                cache_key={**filled.values, **self.recipe.cache_key},
-                tool_versions={**filled.versions, **self.recipe.tool_versions},
-            )
-            logger.info("%s", filled.sentence())
+        env = dict(job.env) if job.container is not None else dict(os.environ) | job.env
+        self._add_to_key(read_variables(policy.key_env, env, job.env_secrets))
+        if policy.key_files:
+            paths = [str(path) for path in policy.key_files]
+            self._add_to_key(look_ahead(self._files, f"key file {' or '.join(paths)}", read_files, paths))
         if job.container is not None:
-            self._add_tool("container image", job.container.image)
+            self._add_to_key({"container image": job.container.image})
         self.store = CacheStore(policy.store)
         self.findings: list[Finding] = []
         self.publication: Publication | None = None
@@ -90,10 +88,10 @@ class PublishSession(Closing):
             image_id: as the engine tells it; empty without a container.
         """
         if image_id:
-            self._add_tool("container image id", image_id)
+            self._add_to_key({"container image id": image_id})
 
-    def _add_tool(self, name: str, version: str) -> None:
-        self.recipe = replace(self.recipe, tool_versions={**self.recipe.tool_versions, name: version})
+    def _add_to_key(self, parts: Mapping[str, str]) -> None:
+        self.recipe = replace(self.recipe, cache_key={**self.recipe.cache_key, **parts})
 
     @property
     def current(self) -> str:

@@ -22,7 +22,6 @@ from prefect_cachewatch.postmortem.bundlestore import note_end
 from prefect_cachewatch.postmortem.examination import PostMortem
 from prefect_cachewatch.postmortem.report import Report, build_report, report_json, write_report_within
 from prefect_cachewatch.run.doubts import find_doubts
-from prefect_cachewatch.run.missed import KnownKey, look_ahead, look_back
 from prefect_cachewatch.run.placement import Runtime
 from prefect_cachewatch.run.trace.recorder import TraceRecorder, attempt_path
 from prefect_cachewatch.supervise.output import OutputPump, Screen
@@ -84,7 +83,6 @@ class Runner:
         on_stall: called, in the monitor's thread, with the report of a stall that stops nothing; must not block.
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
-        known: what is known of the generator's cache.
         published: whether the cache is checked before it is published, and need not be looked over here.
     """
 
@@ -103,7 +101,6 @@ class Runner:
         on_stall: Callable[[Report], None] | None = None,
         attempts: int | None = None,
         origin: Origin = Origin(),
-        known: KnownKey = KnownKey(),  # noqa: B008 - frozen
         published: bool = False,
     ) -> None:
         self.problems: list[str] = []
@@ -115,8 +112,7 @@ class Runner:
         self._told = [on_sample] if on_sample is not None else []
         self._told += [one.sampled for one in (metrics, view) if one is not None]
         self._tell_stall = on_stall
-        self._attempts, self._origin, self._known, self._published = attempts, origin, known, published
-        self._env: dict[str, str] | None = None
+        self._attempts, self._origin, self._published = attempts, origin, published
         self._examine_anew()
 
     def _examine_anew(self) -> None:
@@ -162,8 +158,7 @@ class Runner:
         Raises:
             InputError: the log cannot be opened, or the trace of a first attempt; a later attempt runs without a trace.
         """
-        supervisor, self._env = place.supervisor(site.paths), env
-        self._known = replace(self._known, image_id=place.image_id)
+        supervisor = place.supervisor(site.paths)
         output = OutputPump(log, pass_through=show_output, screen=self._view, files=self._files)
         if self._trace is not None:
             self._begin_recording(self._trace)
@@ -177,7 +172,6 @@ class Runner:
             learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
         made.contradict = self.contradict
-        look_ahead(self._files, made, self._secrets)
         return made
 
     def sampled(self, watch: Watch) -> None:
@@ -231,10 +225,7 @@ class Runner:
             self.problems.append(problem)
 
     def conclude(self, watch: Watch, outcome: Outcome) -> Outcome:
-        """Name the cause of an attempt that stalled or failed, and say whether one that completed left a cache unused.
-
-        See `PostMortem.conclude` and `look_back`.
-        """
+        """Name the cause of an attempt that stalled or failed; see `PostMortem.conclude`."""
         outcome = self.examiner.conclude(watch, outcome)
         try:
             outcome = find_doubts(self._files, watch, outcome, self._secrets, look=not self._published)
@@ -242,13 +233,6 @@ class Runner:
             self.problems.append(
                 f"whether the cache is whole is not known: {for_terminal(redact(repr(error), self._secrets))}"
             )
-        if self._env is not None:
-            first = self._attempt == 1
-            try:
-                outcome = look_back(self._files, watch, outcome, self._env, self._secrets, self._known, first=first)
-            except Exception as error:  # noqa: BLE001 - a comparison that fails must end no completed run
-                why = for_terminal(redact(repr(error), self._secrets))
-                self.problems.append(f"whether the cache was used is not known: {why}")
         if self._metrics is not None:
             diagnosis = self.examiner.diagnosis
             self._metrics.attempt_ended(outcome, diagnosis.category if diagnosis else None)

@@ -21,7 +21,7 @@ from prefect_cachewatch.common.statedir import state_home
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import WORKING_DIRECTORY_GONE, InputError, ScanError
-from prefect_cachewatch.measure.growth import Growth, Rewriting
+from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.publish.checks import Finding
 from prefect_cachewatch.supervise.client import GuardClient
 from prefect_cachewatch.supervise.janitor import clear_leftovers, describe_leftovers
@@ -41,6 +41,7 @@ from prefect_cachewatch.watching.outcomes import (
     describe_growth,
     describe_link,
     describe_nothing,
+    describe_rewriting,
     describe_stall,
     describe_told,
     is_failure,
@@ -48,7 +49,6 @@ from prefect_cachewatch.watching.outcomes import (
 )
 from prefect_cachewatch.watching.sections import (
     Attachment,
-    CacheMissed,
     Diagnosis,
     LoggedProgress,
     Readiness,
@@ -104,12 +104,8 @@ class Outcome:
     """While it wrote, the silence at its end included."""
     learned: LearnedWindow | None = None
     """The window in force, if it was learned from earlier runs."""
-    rewriting: Rewriting | None = None
-    """What became of the files that were there at the start; of a completed attempt, as far as it is known."""
     doubts: tuple[Finding, ...] = ()
     """What speaks against a completed attempt; set when that has been looked at."""
-    missed: CacheMissed | None = None
-    """Set when that has been judged."""
 
     @property
     def learned_stop(self) -> LearnedWindow | None:
@@ -408,6 +404,10 @@ class Watch:
             self.left_alone.conclude(name)
             message = " ".join(filter(None, (message, describe_left_alone(self.would_be_stops))))
         if name == "completed":
+            found = self.site.rewriting()
+            # A scan process that was started anew knows another start than the run's.
+            if found is not None and found.scan_files == self._began_files:
+                message = f"{message}{describe_rewriting(found)}"
             for problem in write_completed(self.site, self.job.markers):
                 state.note(problem)
         rule, started = state.rule, self.started_s
@@ -444,13 +444,7 @@ class Watch:
             would_be_stops=self.would_be_stops,
             longest_silence_s=rule.longest_silence_s,
             learned=rule.learned,
-            rewriting=self._rewriting() if name == "completed" else None,
         )
-
-    def _rewriting(self) -> Rewriting | None:
-        found = self.site.rewriting()
-        # A scan process that was started anew: the start is not the run's.
-        return found if found is not None and found.scan_files == self._began_files else None
 
     @property
     def ended(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
+from prefect_cachewatch.measure.growth import Rewriting
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.stall import Verdict
 
@@ -21,6 +22,7 @@ OWN_FAILURE = 125
 _UNKNOWN_END = 123
 _NOT_WHOLE = 1
 _NEVER_READY = 1
+_LEAST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -285,3 +287,17 @@ def describe_count(told: LoggedProgress) -> str:
         return f"{told.done:,.12g}"
     percent = "" if told.percent is None else f" ({told.percent:.0f} %)"
     return f"{told.done:,.12g} of {told.total:,.12g}{percent}"
+
+
+def describe_rewriting(found: Rewriting) -> str:
+    """Say that most of the cache that was there at the start was written anew; empty if it was not.
+
+    Example:
+        >>> describe_rewriting(Rewriting(start_bytes=3 << 29, rewritten_bytes=3 << 29))
+        ' 1.50 GiB was there at the start, and 1.50 GiB of it was written anew.'
+    """
+    # A smaller cache is an index or a state file, which may well be written in each run.
+    if found.start_bytes < _LEAST_BYTES or found.rewritten_bytes < found.start_bytes / 2:
+        return ""
+    there, anew = format_bytes(found.start_bytes), format_bytes(found.rewritten_bytes)
+    return f" {there} was there at the start, and {anew} of it was written anew."

@@ -68,30 +68,6 @@ class NextAttempt:
 
 
 @dataclass(frozen=True)
-class CacheMissed:
-    """A whole cache that a completed run found and wrote anew, in place of using it."""
-
-    #: What was there at the start.
-    found_bytes: int
-    found_files: int
-    #: What of it was written anew, or as much again beside it.
-    written_bytes: int
-    written_files: int
-    #: rewritten (under the names that were there) or beside (under new ones).
-    how: str
-    #: The largest files that were written, at most 5.
-    files: tuple[str, ...]
-    #: How it is known that the cache was whole: last_run, manifest or sizes.
-    known_by: str
-    #: What of command, environment and versions differs from the last run's, a phrase each; null where that is not known.
-    differs: tuple[str, ...] | None
-    #: When the last run ended; null where none is known.
-    last_run_at: str | None
-    #: All of it in a few sentences.
-    sentence: str
-
-
-@dataclass(frozen=True)
 class ReportedStall:
     """A stall that stopped nothing, since the process was to be left alone."""
 

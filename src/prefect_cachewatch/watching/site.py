@@ -262,7 +262,7 @@ class CacheDirectories(Closing):
             return None
         leave_out = [self.own_build] if self.own_build is not None else []
         try:
-            answer = self.scanner.request("rewriting", max(10.0, self._walk_s), limit=_NAMED, leave_out=leave_out)
+            answer = self.scanner.request("rewriting", max(10.0, self._walk_s), leave_out=leave_out)
         except ScanError:
             return None
         return Rewriting(**answer)

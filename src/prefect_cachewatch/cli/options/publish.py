@@ -12,10 +12,11 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 
 _FIELDS = Fields(
     PublishPolicy,
-    "store DIR, cache_key --key K=V, tool_versions --tool K=V, "
+    "store DIR, cache_key --key K=V, key_env --key-env NAME, key_files --key-file FILE, "
     "cache_dir_env NAME, force, verify, check_command --check COMMAND, expected_files --expect-file GLOB, "
     "min_bytes --min-bytes, on_size_change --size-change, keep, activate --no-activate =false",
     store={"type": str},
+    key_files={"type": str},
     check_command={"multiple": False},
     expected_files={"multiple": True, "type": str, "help": "Must be there; repeatable."},
     activate={"help": "Publish, and leave the current build as it is."},
@@ -37,13 +38,15 @@ def policy_from(options: dict[str, Any]) -> PublishPolicy | None:
     """
     given = _FIELDS.given(options)
     if "store" not in given:
-        for field in ("cache_key", "force", "check_command", "cache_dir_env"):
+        for field in ("cache_key", "key_env", "key_files", "force", "check_command", "cache_dir_env"):
             if field in given:
                 raise InputError(f"{_FIELDS[field].opts[0]} needs --store DIR: nothing is published without one")
         return None
     if given["store"] == "":
         raise InputError("--store is empty: name the store's directory, such as /mnt/caches")
     given["store"] = os.path.abspath(os.path.expanduser(given["store"]))
+    if "key_files" in given:
+        given["key_files"] = [os.path.abspath(os.path.expanduser(path)) for path in given["key_files"]]
     if "check_command" in given:
         given["check_command"] = split_command("--check", given["check_command"], "python3 check.py {cache_dir}")
     return build_model(PublishPolicy, **given)

@@ -23,7 +23,6 @@ from prefect_cachewatch.config import (
     StallPolicy,
 )
 from prefect_cachewatch.config.profiles.commandline import CommandLine
-from prefect_cachewatch.config.profiles.key import KeySource
 from prefect_cachewatch.config.ready import ReadyOnHttp, ReadyWhen
 
 
@@ -101,10 +100,6 @@ class Profile(InputModel, ABC):
 
     profile_name: ClassVar[str]
     summary: ClassVar[str]
-    key_sources: ClassVar[tuple[KeySource, ...]] = ()
-    """What the cache depends on, and where a command and its environment say it."""
-    packages: ClassVar[tuple[str, ...]] = ()
-    """Python packages whose versions the cache depends on."""
 
     @abstractmethod
     def resolve(self) -> ProfileSettings:
@@ -122,11 +117,6 @@ class Profile(InputModel, ABC):
             command line. Environment, command and markers are left out by the caller: a run stays as it was written.
         """
         return None
-
-    @classmethod
-    def knows(cls, line: CommandLine) -> bool:
-        """Say whether a command is this generator's, so that its key can be filled; default if it is recognized."""
-        return cls.recognize(line) is not None
 
     def job(self, command: Sequence[str] = (), **more: Any) -> CacheJob:
         """Make the job.

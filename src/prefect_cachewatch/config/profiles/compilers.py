@@ -19,7 +19,6 @@ from prefect_cachewatch.config.profiles.base import (
     ready_by_health,
 )
 from prefect_cachewatch.config.profiles.commandline import CommandLine
-from prefect_cachewatch.config.profiles.key import OF_SGLANG, OF_TORCH, OF_TRTLLM, OF_VLLM
 from prefect_cachewatch.config.profiles.progress_lines import SGLANG, TRTLLM_BUILD, VLLM
 
 
@@ -33,8 +32,6 @@ class TorchCompile(Profile):
 
     profile_name: ClassVar[str] = "torch-compile"
     summary: ClassVar[str] = "torch.compile or AOTInductor: inductor's and Triton's caches in one directory."
-    key_sources = OF_TORCH
-    packages = ("torch", "triton")
 
     cache_dir: AbsolutePath = Field(description="TORCHINDUCTOR_CACHE_DIR; Triton's cache is put into triton below it.")
     package_dir: AbsolutePath | None = Field(
@@ -56,11 +53,6 @@ class TorchCompile(Profile):
             # minutes.
             stall={"first_write_within_s": 600.0, "stall_after_s": 300.0, "poll_s": 5.0},
         )
-
-    @classmethod
-    def knows(cls, line: CommandLine) -> bool:
-        """Know a program by the variable that tells torch where to cache."""
-        return bool(line.env.get("TORCHINDUCTOR_CACHE_DIR"))
 
 
 class OpenVino(Profile):
@@ -100,8 +92,6 @@ class VllmCompileCache(Profile):
 
     profile_name: ClassVar[str] = "vllm-compile-cache"
     summary: ClassVar[str] = "vLLM's torch.compile cache (VLLM_CACHE_ROOT), ready by /health."
-    key_sources = OF_VLLM
-    packages = ("vllm", "torch")
 
     cache_root: AbsolutePath = Field(
         description="VLLM_CACHE_ROOT; compiled graphs are in torch_compile_cache below it."
@@ -142,8 +132,6 @@ class SGLang(Profile):
 
     profile_name: ClassVar[str] = "sglang"
     summary: ClassVar[str] = "SGLang's kernel caches (SGLANG_CACHE_DIR, DeepGEMM, inductor, Triton), ready by /health."
-    key_sources = OF_SGLANG
-    packages = ("sglang", "torch")
 
     cache_root: AbsolutePath = Field(description="Directory of all its caches; each gets one of its own below it.")
     host: Host = "127.0.0.1"
@@ -189,8 +177,6 @@ class TensorRTLLM(Profile):
 
     profile_name: ClassVar[str] = "trtllm-build"
     summary: ClassVar[str] = "trtllm-build: a TensorRT-LLM checkpoint into engines."
-    key_sources = OF_TRTLLM
-    packages = ("tensorrt_llm", "tensorrt")
 
     checkpoint_dir: AbsolutePath = Field(description="Directory of the TensorRT-LLM checkpoint.")
     output_dir: AbsolutePath = Field(description="Directory that gets the engines and config.json.")

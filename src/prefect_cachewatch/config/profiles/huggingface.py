@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from prefect_cachewatch.config import DEFAULT_IGNORE
 from prefect_cachewatch.config.profiles.base import AbsolutePath, Profile, ProfileSettings, named_after
 from prefect_cachewatch.config.profiles.commandline import CommandLine
-from prefect_cachewatch.config.profiles.key import OF_HF
 
 
 class HuggingFaceDownload(Profile):
@@ -24,7 +23,6 @@ class HuggingFaceDownload(Profile):
 
     profile_name: ClassVar[str] = "hf-download"
     summary: ClassVar[str] = "A Hugging Face download (HF_HOME): hub and Xet caches, *.incomplete files count."
-    key_sources = OF_HF
 
     home: AbsolutePath = Field(description="HF_HOME: models are cached in hub below it, Xet chunks in xet.")
     repo: str | None = Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from prefect_cachewatch.config.profiles.base import Profile, ProfileSettings
 from prefect_cachewatch.config.profiles.commandline import CommandLine, read_command
 from prefect_cachewatch.config.profiles.compilers import OpenVino, SGLang, TensorRTLLM, TorchCompile, VllmCompileCache
 from prefect_cachewatch.config.profiles.huggingface import HuggingFaceDownload
-from prefect_cachewatch.config.profiles.key import FoundKey, key_of
 from prefect_cachewatch.config.profiles.tt_inference_server import TTInferenceServer
 from prefect_cachewatch.errors import InputError
 
@@ -122,38 +120,6 @@ def _recognized(name: str, line: CommandLine) -> ProfileSettings | None:
         raise
     except Exception:  # noqa: BLE001 - as above
         return None
-
-
-def find_key(command: Sequence[str], env: Mapping[str, str], cwd: str) -> tuple[str, CommandLine, FoundKey] | None:
-    """Find the profile that knows a generator, and what the command says of its cache's key.
-
-    Args:
-        command: argv.
-        env: the generator's environment.
-        cwd: its working directory, absolute.
-
-    Returns:
-        The profile's name, the command taken apart, and the key; None if no profile knows it.
-
-    Example:
-        >>> name, _, found = find_key(["vllm", "serve", "m", "--dtype", "half"], {}, "/")
-        >>> name, found.values["model"], found.values["dtype"]
-        ('vllm-compile-cache', 'm', 'half')
-    """
-    line = read_command(command, env, cwd)
-    for name in known_profiles() if line.program else ():
-        with contextlib.suppress(Exception):  # a package's profile that is broken stops no run
-            kind = find_profile(name)
-            if kind.key_sources and _is_known(kind, line):
-                return name, line, key_of(kind.key_sources, line, kind.packages)
-    return None
-
-
-def _is_known(kind: type[Profile], line: CommandLine) -> bool:
-    try:
-        return kind.knows(line)
-    except InputError:  # it is the generator, and does not say when it is ready
-        return True
 
 
 def profile_key(chosen: Mapping[str, Any] | None) -> Mapping[str, str]:

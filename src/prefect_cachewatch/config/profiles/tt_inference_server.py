@@ -20,7 +20,6 @@ from prefect_cachewatch.common.inputs import nearest
 from prefect_cachewatch.config import DEFAULT_IGNORE, MarkerFiles
 from prefect_cachewatch.config.profiles.base import AbsolutePath, Host, Port, Profile, ProfileSettings, ready_by_health
 from prefect_cachewatch.config.profiles.commandline import CommandLine
-from prefect_cachewatch.config.profiles.key import OF_TENSTORRENT
 from prefect_cachewatch.config.profiles.progress_lines import TENSTORRENT
 from prefect_cachewatch.config.profiles.tt_specifications import SPECIFICATION_FILE, Specification, read_specification
 from prefect_cachewatch.errors import InputError
@@ -70,7 +69,6 @@ class TTInferenceServer(Profile):
 
     profile_name: ClassVar[str] = "tt-inference-server"
     summary: ClassVar[str] = "A Tenstorrent inference server: tensor and kernel cache, warm-up, ready by /health."
-    key_sources = OF_TENSTORRENT
 
     model: str = Field(
         min_length=1,
@@ -252,11 +250,6 @@ class TTInferenceServer(Profile):
             "version": self.version or (found and found.version),
         }
         return {name: value for name, value in parts.items() if value}
-
-    @classmethod
-    def knows(cls, line: CommandLine) -> bool:
-        """Know run.py with a model, whatever its workflow."""
-        return line.program in ("run.py", "tt-inference-server") and line.has("--model")
 
     @classmethod
     def recognize(cls, line: CommandLine) -> ProfileSettings | None:
