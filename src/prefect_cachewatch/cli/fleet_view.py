@@ -11,9 +11,10 @@ import time
 from collections.abc import Sequence
 
 from rich.cells import cell_len
+from rich.console import Group
 from rich.text import Text
 
-from prefect_cachewatch.cli.live import LiveBlock, fitted, wants_colour
+from prefect_cachewatch.cli.live import LiveBlock
 from prefect_cachewatch.cli.saying import say
 from prefect_cachewatch.common.console import standard_error
 from prefect_cachewatch.common.text import for_terminal
@@ -120,6 +121,13 @@ def _line(row: JobRow) -> Text:
     return line.append(cells["time"])
 
 
+def fitted(lines: list[Text], width: int) -> list[Text]:
+    """Cut lines to a width."""
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
 class TerminalView:
     """Shows a fleet on standard error.
 
@@ -131,7 +139,7 @@ class TerminalView:
         self.rows: list[JobRow] = []
         self._quiet, self._verbose = quiet, verbose
         self._live = not quiet and not verbose and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._block = LiveBlock(standard_error().put, wants_colour()) if self._live else None
+        self._block = LiveBlock() if self._live else None
         self._began_s = self._said_s = time.monotonic()
 
     def show(self, name: str, rows: Sequence[JobRow]) -> None:
@@ -141,7 +149,7 @@ class TerminalView:
         if self._block is not None:
             size = shutil.get_terminal_size((80, 24))
             lines = render_fleet(name, rows, now_s - self._began_s, size.columns - 1, max(4, size.lines - 2))
-            self._block.draw(lines, size.columns - 1)
+            self._block.draw(Group(*lines))
         elif not self._quiet and now_s - self._said_s >= _PLAIN_EVERY_S:
             self._said_s = now_s
             self._say(f"{for_terminal(name, 60)}: {count_rows(rows)}")

@@ -13,7 +13,7 @@ from prefect_cachewatch.watching.sections import LoggedProgress
 
 @dataclass(frozen=True)
 class LiveState:
-    """The values of the live view; `rates` are recent rates in bytes per second, oldest first."""
+    """The values of the live view."""
 
     name: str
     elapsed_s: float
@@ -26,7 +26,6 @@ class LiveState:
     last_file: str | None = None
     suspicion: str | None = None
     expected_bytes: int | None = None
-    rates: tuple[float, ...] = ()
     warmup: str | None = None
     """In a server's warm-up, what the watch waits for."""
     told: str | None = None

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["live", "plain", "json", "none"]
 
-_PLAIN_EVERY_S = 30.0
+_PLAIN_EVERY_S = 60.0
+_TENTH = 0.1
 _RATE_OVER_S = 60.0
-_RATES_MAX = 40
 _REDRAW_S = 0.5
 # Other output takes the view off the screen. It is back at once, or after this if it was just drawn.
 _AT_ONCE_S, _SOON_S = 0.01, 0.05
@@ -50,31 +50,26 @@ class ProgressLine(View):
         self.mode: Mode = mode or ("none" if quiet else "live" if terminal else "plain")
         self._quiet = quiet
         self._block: LiveBlock | None = None
-        self._rates: deque[float] = deque(maxlen=_RATES_MAX)
         self._lock = threading.Lock()
         self._points: deque[tuple[float, int]] = deque()
-        self._last_plain_s = time.monotonic()
+        self._last_plain_s, self._last_share = time.monotonic(), 0.0
         self._suspected = self._phases = self._warned = 0
         self._watch: Watch | None = None
         self._attempt: tuple[int, int] | None = None
         self._next_s: float | None = None
         self._lent = False
-        self._height = 0
         self._drawn_s = self._free_s = 0.0
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         if self.mode == "live":  # imported before the start: the modules may be on the file system that hangs
-            import shutil  # noqa: F401, PLC0415
+            from prefect_cachewatch.cli.live import LiveBlock  # noqa: PLC0415 - rich takes 50 ms
 
-            from prefect_cachewatch.cli.live import LiveBlock, wants_colour  # noqa: PLC0415 - rich takes 50 ms
-
-            self._block = LiveBlock(self._write, wants_colour())
+            self._block = LiveBlock()
 
     def attempt_begins(self, number: int, attempts: int) -> None:
         """Take in which attempt is next, of how many."""
         self._attempt, self._next_s, self._watch = (number, attempts), None, None
         self._points.clear()
-        self._rates.clear()
         self._suspected = self._phases = self._warned = 0
 
     def attempt_waits(self, pause_s: float) -> None:
@@ -86,8 +81,6 @@ class ProgressLine(View):
         """Take in that the monitor has measured."""
         now_s = time.monotonic()
         written = watch.state.growth.bytes_written
-        if self._points and now_s > self._points[-1][0]:
-            self._rates.append((written - self._points[-1][1]) / (now_s - self._points[-1][0]))
         self._points.append((now_s, written))
         while len(self._points) > 2 and self._points[1][0] < now_s - _RATE_OVER_S:
             self._points.popleft()
@@ -98,14 +91,23 @@ class ProgressLine(View):
             self._show()
         elif self.mode == "json":
             state = {"cachewatch": "sample", "at": time.time()} | asdict(self._state(watch))
-            del state["rates"]
             self._say(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in state.items()}))
         elif self.mode == "plain":
             suspicions, phases = watch.state.rule.suspicions, watch.state.rule.phases.changes
             news = len(suspicions) > self._suspected or (watch.serving is not None and len(phases) > self._phases)
-            if now_s - self._last_plain_s >= _PLAIN_EVERY_S or news:
+            if news or self._is_due(watch, now_s):
                 self._last_plain_s, self._suspected, self._phases = now_s, len(suspicions), len(phases)
+                self._last_share = self._share(watch)
                 self._say(f"cachewatch: {render_plain(self._state(watch))}")
+
+    def _is_due(self, watch: Watch, now_s: float) -> bool:
+        """Whether a minute has passed and, where the size is known, another tenth of the work is done."""
+        tenth = not watch.job.expected_bytes or self._share(watch) - self._last_share >= _TENTH
+        return now_s - self._last_plain_s >= _PLAIN_EVERY_S and tenth
+
+    @staticmethod
+    def _share(watch: Watch) -> float:
+        return watch.state.growth.bytes_present / (watch.job.expected_bytes or 1)
 
     def _warn(self, warnings: Sequence[str]) -> None:
         for text in warnings[self._warned :]:
@@ -146,7 +148,7 @@ class ProgressLine(View):
         if self._block is None or not self._lent:
             return
         with self._lock:
-            self._block.cursor.follow(data)
+            self._block.follow(data)
             self._lent = False
         if time.monotonic() - self._drawn_s >= _AT_ONCE_S:
             self._draw()
@@ -176,31 +178,21 @@ class ProgressLine(View):
             self._draw()
 
     def _draw(self) -> None:
-        import shutil  # noqa: PLC0415
-
-        from rich.text import Text  # noqa: PLC0415 - rich takes 50 ms
-
-        from prefect_cachewatch.cli.live import render_live, render_wait  # noqa: PLC0415
+        from prefect_cachewatch.cli.live import render_live, render_wait  # noqa: PLC0415 - rich takes 50 ms
 
         assert self._block is not None
         watch, next_s, attempt = self._watch, self._next_s, self._attempt
-        width = shutil.get_terminal_size((80, 24)).columns - 1
-        if standard_error().busy:  # a terminal that is stopped gets no heap of views when it goes on
-            return
-        if next_s is not None and attempt is not None:
-            lines = render_wait(attempt, max(0.0, next_s - time.monotonic()), width)
-        elif watch is not None:
-            lines = render_live(self._state(watch), width)
-        else:
-            return
-        # A line that goes leaves an empty one: what stands above does not jump.
-        self._height = max(self._height, len(lines))
-        lines += [Text()] * (self._height - len(lines))
+        if standard_error().busy or (watch is None and next_s is None):
+            return  # a terminal that is stopped gets no heap of views when it goes on
         with self._lock:
             now_s = time.monotonic()
-            if not (self._stop.is_set() or self._lent or now_s < self._free_s):
-                self._block.draw(lines, width)
-                self._drawn_s = now_s
+            if self._stop.is_set() or self._lent or now_s < self._free_s:
+                return
+            if next_s is not None and attempt is not None:
+                self._block.draw(render_wait(attempt, max(0.0, next_s - now_s)))
+            elif watch is not None:
+                self._block.draw(render_live(self._state(watch)))
+            self._drawn_s = now_s
 
     def _state(self, watch: Watch) -> LiveState:
         state, rule = watch.state, watch.state.rule
@@ -219,7 +211,6 @@ class ProgressLine(View):
             last_file=state.last_path,
             suspicion=last.message if last and last.cleared_at_s is None else None,
             expected_bytes=watch.job.expected_bytes,
-            rates=tuple(self._rates),
             attempt=self._attempt,
             warmup=watch.serving.waiting_for if watch.serving is not None and rule.phases.now == "warm_up" else None,
             told=told_text(told, now_s - watch.started_s) if told is not None else None,

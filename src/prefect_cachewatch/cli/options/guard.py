@@ -82,7 +82,7 @@ REPORTING = [
         "--progress",
         "shown",
         type=_Progress(["live", "plain", "json", "none"]),
-        help="How to show the growth on standard error: a live view, a line each 30 s, a JSON object for each sample, or "
+        help="How to show the growth on standard error: a live view, a line a minute (with --expect, for each tenth if that is rarer), a JSON object for each sample, or "
         "nothing; default live in a terminal, else plain; none with --quiet.",
     ),
 ]
