@@ -143,6 +143,7 @@ def test_a_stall_ends_failed_and_named_stalled_with_listing_and_report(tmp_path:
     assert "<script>" not in outside_code
 
 
+@pytest.mark.campaign
 def test_each_attempt_of_a_run_is_recorded_as_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
     retry = RetryPolicy(attempts=2, backoff_s=0, retry_exit_codes=[3])
@@ -182,6 +183,7 @@ def test_what_a_generator_printed_last_begins_the_message_and_is_in_the_artifact
     assert "host_out_of_memory, confidence high" in page.data.replace("\\\\", "")
 
 
+@pytest.mark.campaign
 def test_an_attempt_that_outlives_its_limit_ends_deadline_exceeded(tmp_path: Path) -> None:
     code = WRITES.replace("range(3)", "range(1000)")
     state = run(job(tmp_path / "cache", code), stall=QUICK.model_copy(update={"max_duration_s": 1.5}))
@@ -228,12 +230,14 @@ sys.exit(1)
     assert (cache / "new" / "layer.bin").exists()
 
 
+@pytest.mark.campaign
 def test_attempts_that_bring_nothing_new_are_given_up_early(tmp_path: Path) -> None:
     state = run(job(tmp_path / "cache", "raise SystemExit(1)"), retry=AGAIN.model_copy(update={"attempts": 9}))
     assert state.name == "GeneratorFailed"
     assert sorted(task_states(state)) == ["generate-1", "generate-2", "monitor-1", "monitor-2"]
 
 
+@pytest.mark.campaign
 def test_prefects_own_flow_retries_run_again_and_end_in_the_named_state(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     code = "import os, sys\nif os.path.exists(sys.argv[2]): sys.exit(4)\nopen(sys.argv[2], 'w').close()\nsys.exit(3)"
@@ -305,6 +309,7 @@ sys.exit(5)
     assert all(value not in path.read_text() for path in reports)
 
 
+@pytest.mark.campaign
 def test_a_secret_in_the_name_of_a_file_is_in_no_message(tmp_path: Path) -> None:
     value = "s3cr3t-" + uuid.uuid4().hex
     Secret(value=value).save("cachewatch-test-token", overwrite=True)
@@ -332,6 +337,7 @@ def test_secrets_in_the_parameters_are_warned_of(tmp_path: Path, caplog: pytest.
     assert "hunter2" not in caplog.text
 
 
+@pytest.mark.campaign
 def test_progress_is_shown_when_the_size_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefect_cachewatch.flows.attempts.LOG_EVERY_S", 0.3)
     code = WRITES.replace("range(3)", "range(8)")
@@ -342,6 +348,7 @@ def test_progress_is_shown_when_the_size_is_known(tmp_path: Path, monkeypatch: p
     assert 0 < progress.data <= 100
 
 
+@pytest.mark.campaign
 def test_the_monitor_watches_work_that_another_task_does(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -408,6 +415,7 @@ def test_a_storage_without_a_limit_is_refused_with_the_command_that_makes_one(tm
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.campaign
 def test_generations_on_one_storage_wait_for_its_slots_and_leave_a_record(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,18 @@ from prefect_cachewatch.supervise.janitor import clear_leftovers
 from prefect_cachewatch.supervise.proc import is_alive, living_thread, read_stat, send_signal
 from prefect_cachewatch.supervise.reading import find_by_run_token, read_each
 from prefect_cachewatch.supervise.turns import is_stuck
-from support import PATIENCE_S, assert_none_left, eventually, new_tag, program, run_exec, running, signal_each, tagged
+from support import (
+    PATIENCE_S,
+    assert_none_left,
+    eventually,
+    mostly_apart,
+    new_tag,
+    program,
+    run_exec,
+    running,
+    signal_each,
+    tagged,
+)
 
 WHICH = {"inner": (1,), "outer": (0,), "both": (0, 1)}
 
@@ -56,6 +67,7 @@ def test_a_stopped_guard_goes_on_so_that_the_generators_end_is_seen(which: tuple
     assert (report.why, report.exit_code) == ("exited", 0)
 
 
+@pytest.mark.campaign
 def test_guards_that_are_stopped_again_and_again_are_given_up() -> None:
     """The generator has the same user: what it does to the guards must not save it."""
     tag = new_tag()
@@ -83,6 +95,7 @@ def test_guards_that_are_stopped_again_and_again_are_given_up() -> None:
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 
 
+@pytest.mark.campaign
 def test_a_guard_that_a_tracer_holds_is_killed_where_a_stop_is_wanted() -> None:
     tag = new_tag()
     tracer = f"""
@@ -139,6 +152,7 @@ def test_stopped_guards_act_on_the_death_of_the_flow_process(which: tuple[int, .
     assert os.listdir(state) == []
 
 
+@pytest.mark.campaign
 def test_the_janitor_has_guards_go_on_that_were_stopped_after_the_death_of_their_flow(state: Path) -> None:
     tag = new_tag()
     source = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(100)"
@@ -243,7 +257,7 @@ def test_a_clean_up_command_that_a_handler_starts_is_left_to_end(tmp_path: Path)
     assert (report.exit_code, report.killed) == (0, [])
 
 
-@pytest.mark.parametrize("how", ["stall", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("how", mostly_apart(["stall", "SIGINT", "SIGTERM"], ["stall"]))
 def test_a_clean_up_command_is_left_to_end_however_the_command_ends(how: str, tmp_path: Path) -> None:
     path = tmp_path / "tidied"
     options = ["--stall-after", "2s", "--first-write-within", "2s", "--poll", "200ms", "--grace", "20s"]
