@@ -34,7 +34,7 @@ def test_a_synthetic_trace_is_the_same_each_time_and_another_for_another_seed(fa
 
 
 def test_the_corpus_is_pinned():
-    # A change here changes all figures of docs/replay.md.
+    # A change here changes all figures of the benchmark.
     ends = {family: round(synthetic_trace(family, 0).end_s, 3) for family in FAMILIES}
     assert ends == {
         "steady": 4163.419, "lognormal": 7420.099, "layer-wise": 4281.385, "phase change": 13073.567, "Pareto": 5468.487,
