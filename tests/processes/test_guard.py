@@ -116,10 +116,6 @@ def gone(guard):
     return report
 
 
-def pids(processes):
-    return {process["pid"] for process in processes}
-
-
 @pytest.mark.parametrize("name", TREES)
 def test_a_stop_leaves_nobody(name):
     source, count = TREES[name]
@@ -184,19 +180,6 @@ def test_the_death_of_both_guards_leaves_nobody_that_carries_the_run_token():
         assert_none_left(tag)
         report = gone(guard)
     assert (report.why, report.survivors) == ("guards_died", [])
-
-
-def test_a_generator_that_ends_at_sigterm_is_terminated_and_not_killed():
-    tag = new_tag()
-    with guarded(program(PLAIN, tag), grace_s=30) as guard:
-        assert eventually(lambda: tagged(tag))
-        (pid,) = tagged(tag)
-        guard.stop()
-        report = gone(guard)
-    assert (pids(report.terminated), report.killed) == ({pid}, [])
-    assert (report.exit_code, report.signal) == (None, signal.SIGTERM)
-    assert report.terminated[0]["argv"][-1] == tag
-    assert report.gone_after_s < 20
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace_period():
@@ -388,14 +371,6 @@ def test_a_guard_that_gets_a_signal_stops_the_tree():
         report = gone(guard)
     assert report.why == "guard_signalled"
     assert_none_left(tag)
-
-
-def test_closing_the_client_stops_the_tree():
-    tag = new_tag()
-    with guarded(program(PLAIN, tag)) as guard:
-        assert eventually(lambda: tagged(tag))
-        guard.close()
-        assert_none_left(tag)
 
 
 # Readings from /proc

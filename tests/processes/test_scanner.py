@@ -34,21 +34,6 @@ def _state(pid: int) -> str:
     return text[text.rindex(")") + 2]
 
 
-def test_scans_measure_growth_since_the_beginning(scanner, tmp_path):
-    (tmp_path / "old").write_bytes(b"x" * 1000)
-    first = scanner.request("begin", roots=[str(tmp_path)], ignore=["*.log"])
-    assert (first["scan"], first["growth"]["bytes_written"], first["growth"]["bytes_present"]) == (0, 0, 1000)
-    (tmp_path / "new").write_bytes(b"x" * 500)
-    (tmp_path / "noise.log").write_bytes(b"x" * 9999)
-    second = scanner.request("scan")
-    assert second["scan"] == 1
-    assert second["growth"]["bytes_written"] == 500
-    assert second["growth"]["last_path"] == str(tmp_path / "new")
-    assert 0 <= second["newest_changed_age_s"] < PATIENCE_S
-    third = scanner.request("scan")
-    assert (third["growth"]["bytes_written"], third["newest_changed_age_s"]) == (500, None)
-
-
 def test_a_name_that_is_no_utf8_comes_through_the_pipe(scanner, tmp_path):
     scanner.request("begin", roots=[str(tmp_path)], ignore=[])
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n")).write_bytes(b"x")
@@ -84,20 +69,6 @@ def test_a_real_sparse_file_is_followed_by_its_blocks(scanner, tmp_path):
     assert filled["bytes_written"] == 64 << 20
     assert filled["allocated_written"] - made["allocated_written"] >= 1 << 20
     assert filled["last_path"] == str(tmp_path / "sparse")
-
-
-def test_a_partial_scan_is_asked_for_and_says_so(scanner, tmp_path):
-    assert scanner.request("begin", roots=[str(tmp_path)], ignore=[])["full"]
-    (tmp_path / "new").write_bytes(b"x" * 500)
-    answer = scanner.request("scan", full=False, budget_s=10.0)
-    assert (answer["full"], answer["growth"]["bytes_written"], answer["scan"]) == (False, 500, 1)
-    assert scanner.last_scan_s > 0
-    before_s = scanner.last_scan_s
-    scanner.request("scan", full=False, budget_s=10.0)
-    assert scanner.last_scan_s == before_s  # the deadline rests on full scans
-    tmp_path.rename(tmp_path.parent / "away")
-    gone = scanner.request("scan", full=False, budget_s=10.0)
-    assert (gone["full"], "growth" in gone, gone["roots"][0]["missing"]) == (True, False, True)
 
 
 def test_clean_spares_what_is_ignored_and_stood_there_before(scanner, tmp_path):
@@ -158,20 +129,6 @@ def test_the_scan_process_ends_with_its_owner():
     owner.wait()
     owner.stdout.close()
     assert eventually(lambda: not os.path.exists(f"/proc/{pid}") or _state(pid) in "ZX")
-
-
-def test_a_scan_process_that_is_closed_is_gone_and_reaped(tmp_path):
-    scanner = DirectoryScanner()
-    scanner.request("begin", roots=[str(tmp_path)], ignore=[])
-    pid = scanner.pid
-    scanner.close()
-    assert not os.path.exists(f"/proc/{pid}")
-    scanner.close()
-
-
-def test_an_unknown_request_is_answered_with_a_failure(scanner):
-    with pytest.raises(ScanError, match="unknown operation 'dance'"):
-        scanner.request("dance")
 
 
 def test_the_scan_process_keeps_no_descriptor_on_the_tree(scanner, tmp_path):

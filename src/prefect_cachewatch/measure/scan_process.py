@@ -19,11 +19,13 @@ from collections.abc import Iterator
 from operator import attrgetter, itemgetter
 
 from prefect_cachewatch.common.files import PUBLIC, write_all, write_file
+from prefect_cachewatch.common.mounts import read_mounts
 from prefect_cachewatch.measure.creation import Creation, Refusal
 from prefect_cachewatch.measure.filling import Filling
 from prefect_cachewatch.measure.folder import FileRecord
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.measure.ledger import AgeClock, Ledger
+from prefect_cachewatch.measure.numbers import known_by_path
 from prefect_cachewatch.measure.overlap import find_overlap
 from prefect_cachewatch.measure.snapshot import walk_directories
 from prefect_cachewatch.measure.space import find_full, look_at_storage
@@ -69,7 +71,8 @@ class ScanServer:
             # On failure an older mark or none stays: every file written from now on is suspect.
             with contextlib.suppress(OSError):
                 self.mark = GrowthMark(mark, roots[0])
-        self.ledger = Ledger(birth_ns)
+        self.by_path = known_by_path(roots, read_mounts())
+        self.ledger = Ledger(birth_ns, self.by_path)
         self.tree, self.filling = Tree(roots, ignore, self.ledger), Filling()
         return self.scan(space=True)
 
@@ -331,14 +334,12 @@ def _requests(fd: int) -> Iterator[bytes]:
         buffer += chunk
 
 
-def main(fd: int, answers_fd: int | None = None) -> None:
+def main(fd: int) -> None:
     """Serve requests on a connected stream socket until it ends.
 
     Args:
         fd: descriptor of the socket.
-        answers_fd: where answers go; default the same socket.
     """
-    target = fd if answers_fd is None else answers_fd
     gc.disable()  # no cycles are made here, and traversing the ledger's tuples costs a third of a scan
     os.chdir("/")
     server = ScanServer()
@@ -376,4 +377,4 @@ def main(fd: int, answers_fd: int | None = None) -> None:
             answer = {"failure": error.strerror or str(error), "errno": error.errno}
         except Exception as error:  # noqa: BLE001 - the other side turns it into a ScanError with this text
             answer = {"failure": f"{type(error).__name__}: {error}"}
-        write_all(target, json.dumps(answer).encode() + b"\n")
+        write_all(fd, json.dumps(answer).encode() + b"\n")
