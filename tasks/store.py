@@ -170,7 +170,7 @@ def collect_surplus(store: CacheStore, name: str, publish: PublishPolicy) -> Non
         return
     logger = get_run_logger()
     try:
-        done = store.gc(name, keep=publish.keep, keep_quarantined=publish.keep_quarantined, grace_s=publish.gc_grace_s)
+        done = store.gc(name, keep=publish.keep)
     except (StoreError, OSError) as error:
         logger.warning("old builds were not removed: %s", error)
         return

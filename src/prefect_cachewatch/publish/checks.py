@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from prefect_cachewatch.common.temporary import MARKERS
+from prefect_cachewatch.common.temporary import MARKERS, TEMPORARY
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.formats import Finding as Content
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from prefect_cachewatch.publish.policy import PublishPolicy
 
 _NAMED = 3
+# A build's size as a multiple of the last published one's, without a word.
+_USUAL = (0.5, 2.0)
 _ALL_THE_SAME = "; on_broken_content: warn publishes it all the same"
 
 
@@ -56,7 +58,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         ['temporary_file']
     """
     counted = [file for file in tree.files if not matches_any(file.path, policy.ignore)]
-    temporary = [file.path for file in counted if matches_any(file.path, policy.temporary)]
+    temporary = [file.path for file in counted if matches_any(file.path, TEMPORARY)]
     empty = [
         file.path
         for file in counted
@@ -86,7 +88,7 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     if counted and total < policy.min_bytes:
         wanted = format_bytes(policy.min_bytes)
         found.append(Finding("too_small", f"the build has {format_bytes(total)}, and at least {wanted} are asked for"))
-    found += _check_band(total, last_bytes, policy)
+    found += _check_band(total, last_bytes)
     found += _check_shared(counted)
     return sorted(found, key=lambda finding: finding.severity != "refuse")
 
@@ -195,17 +197,11 @@ def _check_expected(files: Sequence[ScannedFile], policy: PublishPolicy) -> list
     return [_finding("missing_file", "an expected file is missing", missing)] if missing else []
 
 
-def _check_band(total: int, last_bytes: int | None, policy: PublishPolicy) -> list[Finding]:
-    if not last_bytes or policy.on_size_change == "ignore":
+def _check_band(total: int, last_bytes: int | None) -> list[Finding]:
+    if not last_bytes or _USUAL[0] <= (ratio := total / last_bytes) <= _USUAL[1]:
         return []
-    ratio = total / last_bytes
-    if policy.min_size_ratio <= ratio <= policy.max_size_ratio:
-        return []
-    message = (
-        f"the build has {format_bytes(total)}, {ratio:.3g} times the {format_bytes(last_bytes)} of the last published one "
-        f"({policy.min_size_ratio:g} to {policy.max_size_ratio:g} times is allowed)"
-    )
-    return [Finding("size_out_of_band", message, severity=policy.on_size_change)]
+    message = f"the build has {format_bytes(total)}, {ratio:.3g} times the {format_bytes(last_bytes)} of the last published one"
+    return [Finding("size_out_of_band", message, "warn")]
 
 
 def _check_shared(files: Sequence[ScannedFile]) -> list[Finding]:
@@ -236,7 +232,6 @@ class Suspect:
 def find_suspects(
     files: Sequence[ScannedFile],
     *,
-    temporary: Sequence[str],
     allow_empty: Sequence[str] = (),
     grew_after_ns: int | None = None,
     window_s: float = 0,
@@ -254,7 +249,6 @@ def find_suspects(
 
     Args:
         files: the files of the staging build.
-        temporary: globs of temporary files.
         allow_empty: globs of files that may be empty.
         grew_after_ns: the attempt's last growth came after this moment, on the clock that stamps the files. None if
             that is unknown, or if change times prove nothing, as after a copy: then every file is suspect.
@@ -268,7 +262,7 @@ def find_suspects(
 
     Example:
         >>> files = [ScannedFile("a", 9, 0, 1, 1, 10 * 10**9), ScannedFile("b", 9, 0, 2, 1, 99 * 10**9)]
-        >>> find_suspects(files, temporary=["*.tmp"], grew_after_ns=98 * 10**9, window_s=5)
+        >>> find_suspects(files, grew_after_ns=98 * 10**9, window_s=5)
         [Suspect(path='b', reason='changed_in_window', size_bytes=9)]
     """
     if not files:
@@ -278,7 +272,7 @@ def find_suspects(
         since_ns = min(since_ns, grew_after_ns - int(window_s * 1e9))
     found: list[Suspect] = []
     for file in files:
-        if matches_any(file.path, temporary):
+        if matches_any(file.path, TEMPORARY):
             reason = "temporary"
         elif file.size_bytes == 0 and not matches_any(file.path, allow_empty):
             reason = "empty"

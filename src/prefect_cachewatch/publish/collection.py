@@ -95,13 +95,12 @@ def collect_builds(
     return Collected(tuple(decisions), freed, dry_run, tuple(problems))
 
 
-def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -> list[str]:
+def prune_quarantine(folder: CacheFolder, *, keep: int) -> list[str]:
     """Remove the oldest refused builds after a new one, so that repeated refusals do not fill the disk.
 
     Args:
         folder: the open cache.
         keep: how many stay; the newest always does.
-        max_bytes: their largest total size.
 
     Returns:
         What could not be removed, each with path and reason.
@@ -109,14 +108,9 @@ def prune_quarantine(folder: CacheFolder, *, keep: int, max_bytes: int | None) -
     Raises:
         StoreBusy: another process holds the switch's lock for longer than a minute; nothing is removed.
     """
-    sizes = []
-    for build_id in quarantined_builds(folder):
-        path = folder.quarantine_path(build_id)
-        with contextlib.suppress(StoreError), open_subdirectory(folder.quarantine_fd, build_id, path) as fd:
-            sizes.append((build_id, scan_build(fd).total_bytes))
     problems = []
     with hold_switch(folder, "remove refused builds"):
-        for build_id in surplus_quarantined(sizes, keep, max_bytes):
+        for build_id in reversed(quarantined_builds(folder)[max(1, keep) :]):
             try:
                 move_to_trash(folder.quarantine_fd, build_id)
             except FileNotFoundError:
@@ -288,27 +282,3 @@ def plan_collection(
             reason = "kept" if build.build_id in stays else "surplus"
         decisions.append(GcDecision(build.build_id, build.state, reason == "surplus", reason, build.size_bytes))
     return decisions
-
-
-def surplus_quarantined(builds: Sequence[tuple[str, int]], keep: int, max_bytes: int | None) -> list[str]:
-    """Return the refused builds to remove after a new one; the newest always stays.
-
-    Args:
-        builds: ids and sizes of those in quarantine.
-        keep: how many stay, the newest.
-        max_bytes: their largest total size; None for no limit.
-
-    Returns:
-        Ids, the oldest first.
-
-    Example:
-        >>> surplus_quarantined([("a", 5), ("b", 5), ("c", 5)], 2, None), surplus_quarantined([("a", 5), ("b", 5)], 3, 9)
-        (['a'], ['a'])
-    """
-    gone: list[str] = []
-    total = 0
-    for place, (build_id, size) in enumerate(sorted(builds, reverse=True)):
-        total += size
-        if place and (place >= keep or gone or (max_bytes is not None and total > max_bytes)):
-            gone.append(build_id)
-    return gone[::-1]

@@ -14,8 +14,7 @@ from typing import Any
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import BuildDamaged
 
-# SHA-256: cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib if the processor has
-# SHA instructions; docs/store.md has the figures.
+# Cryptographic, in every toolbox (sha256sum -c), and the fastest such digest in hashlib on processors with SHA instructions.
 DIGEST_ALGORITHM = "sha256"
 SCHEMA_VERSION = 1
 _HEX = frozenset("0123456789abcdef")

@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator
 
-from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.config import DEFAULT_IGNORE, InputModel
-from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Size
+from prefect_cachewatch.config.quantities import OptionalDuration, Size
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 _Glob = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -25,22 +24,11 @@ class PublishPolicy(InputModel):
     """How a generated cache becomes the one that is used: key, checks, activation, clean-up."""
 
     ADVANCED = (
-        "temporary",
         "ignore",
         "allow_empty",
         "allow_sparse",
-        "min_size_ratio",
-        "max_size_ratio",
-        "on_size_change",
         "on_broken_content",
-        "check_timeout_s",
-        "verify",
-        "suspects",
         "suspect_window_s",
-        "adopt_abandoned",
-        "keep_quarantined",
-        "quarantine_max_bytes",
-        "gc_grace_s",
     )
 
     store: Path = Field(
@@ -67,10 +55,6 @@ class PublishPolicy(InputModel):
         max_length=1000,
         description="Files whose contents count in the key, such as a model's config.json or a lock file; absolute paths.",
     )
-    temporary: _Globs = Field(
-        default=list(TEMPORARY),
-        description="Globs of files that a finished cache must not have, and that a retry removes first.",
-    )
     ignore: _Globs = Field(
         default=list(DEFAULT_IGNORE),
         description="Globs of files that are not part of the cache: left out of the manifest, and no fault when they appear later.",
@@ -88,22 +72,6 @@ class PublishPolicy(InputModel):
         description="How many files the cache has, or names and globs that must each be there.",
     )
     min_bytes: Size = Field(default=1, ge=0, le=10**16, description="A smaller cache is refused.")
-    min_size_ratio: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="Smallest size as a share of the last published build's, see on_size_change.",
-    )
-    max_size_ratio: float = Field(
-        default=2.0,
-        ge=1,
-        le=10**6,
-        description="Largest size as a multiple of the last published build's, see on_size_change.",
-    )
-    on_size_change: Literal["warn", "refuse", "ignore"] = Field(
-        default="warn",
-        description="What becomes of a build whose size leaves the band around the last published one.",
-    )
     on_broken_content: Literal["refuse", "warn", "ignore"] = Field(
         default="refuse",
         description="What becomes of a build with a file that contradicts its own format (safetensors, .tensorbin, GGUF, zip, "
@@ -115,31 +83,12 @@ class PublishPolicy(InputModel):
         description="Reads the finished build before it is published; {cache_dir} in it is the build's path, and "
         "exit 0 means good. No shell reads it.",
     )
-    check_timeout_s: Duration = Field(
-        default=600,
-        ge=0.1,
-        le=7 * 86400,
-        description="The check command is stopped, and has failed, after this many seconds.",
-    )
-    verify: Literal["quick", "full"] = Field(
-        default="quick",
-        description="How a build that is already there is checked before it is used again: names and sizes, or all digests.",
-    )
     force: bool = Field(default=False, description="Generate even where a whole cache of the same key is current.")
-    suspects: Literal["remove", "keep"] = Field(
-        default="remove",
-        description="What a retry that resumes does with files that the attempt before may have cut: temporaries, empty ones, "
-        "the last changed, and what grew in its last window.",
-    )
     suspect_window_s: OptionalDuration = Field(
         default=None,
         ge=0,
         le=7 * 86400,
         description="Files modified this long before the end of a failed attempt are suspect; default: the job's stall window.",
-    )
-    adopt_abandoned: bool = Field(
-        default=True,
-        description="Resume, under the same rules as a retry, the staging build that a killed run of the same key left.",
     )
     activate: bool = Field(default=True, description="Make the published build the current one at once.")
     keep: int | None = Field(
@@ -147,21 +96,6 @@ class PublishPolicy(InputModel):
         ge=1,
         le=10**6,
         description="After activation, how many published builds stay, the current one among them; null: remove nothing.",
-    )
-    keep_quarantined: int = Field(
-        default=3, ge=0, le=10**6, description="How many refused builds stay for inspection; the last one always does."
-    )
-    quarantine_max_bytes: OptionalSize = Field(
-        default=None,
-        ge=0,
-        le=10**18,
-        description="How many bytes the refused builds of a cache may have together, the last one apart; null: any number.",
-    )
-    gc_grace_s: Duration = Field(
-        default=3600,
-        ge=0,
-        le=365 * 86400,
-        description="A build that was finished, or was current, this recently is never removed: plain readers may still hold it.",
     )
 
     def with_key(self, below: Mapping[str, str]) -> Self:

@@ -192,10 +192,8 @@ class CacheStore:
                 last_bytes=last.total_bytes if last else None,
             )
 
-    def find_whole(
-        self, name: str, key: str, *, verify: Literal["quick", "full"] = "quick"
-    ) -> tuple[BuildInfo, Manifest] | None:
-        """Find a whole build of this key, so that no generation is needed.
+    def find_whole(self, name: str, key: str) -> tuple[BuildInfo, Manifest] | None:
+        """Find a build of this key that is whole by names and sizes, so that no generation is needed.
 
         It takes the current build, else the newest one that was published and never current: its publisher died before
         the switch, or was told not to switch. A former current build is not taken, since it is old or was rolled back
@@ -204,7 +202,6 @@ class CacheStore:
         Args:
             name: the cache; it need not exist.
             key: `BuildRecipe.key`.
-            verify: quick for names and sizes, full for every digest.
 
         Returns:
             The build and its manifest, or None.
@@ -223,7 +220,7 @@ class CacheStore:
                 for build in sorted(builds, key=lambda build: build.state != "active"):
                     if build.in_order and build.build_id not in used:
                         with contextlib.suppress(BuildDamaged):
-                            return build, verify_build(folder, build.build_id, verify)[0]
+                            return build, verify_build(folder, build.build_id, "quick")[0]
         except BuildDamaged:
             pass
         return None
@@ -330,7 +327,7 @@ class CacheStore:
             if build_id is None:
                 builds = list_builds(folder, _writing(folder))
                 last = _newest(build for build in builds if build.in_order)
-                passed = [build for build in builds if (build.status and last is None) or _age(build) > _age(last)]
+                passed = [build for build in builds if build.status and (last is None or _age(build) > _age(last))]
                 skipped = [f"the build {build.build_id} was {build.note}" for build in passed]
                 if last is None:
                     why = f" in order ({'; '.join(skipped)}): name one, or" if skipped else ":"
@@ -375,10 +372,10 @@ class CacheStore:
                 now=now,
             )
 
-    def prune_quarantine(self, name: str, *, keep: int = 3, max_bytes: int | None = None) -> list[str]:
+    def prune_quarantine(self, name: str, *, keep: int = 3) -> list[str]:
         """Remove the oldest refused builds; see `collection.prune_quarantine`."""
         with open_folder(self.root, name, change=True) as folder:
-            return prune_quarantine(folder, keep=keep, max_bytes=max_bytes)
+            return prune_quarantine(folder, keep=keep)
 
     def open_current(self, name: str) -> PinnedBuild:
         """Open the active build for reading: it stays on disk until it is closed or the process ends.

@@ -145,7 +145,7 @@ class StagedBuild(Closing):
         programs set change times), all of them are removed, and `notes` says why.
 
         Args:
-            policy: tells which files are temporary, and whether suspects are kept.
+            policy: tells which files may be empty.
             window_s: the stall window, unless the policy sets one.
             reported: paths in the build that the watch saw growing, or open for writing, at the end; those recorded at
                 the end of an earlier run count too.
@@ -158,14 +158,11 @@ class StagedBuild(Closing):
             StoreError: a file cannot be removed; then no file counts as whole, and the next call tries again.
         """
         self._require_open()
-        if policy.suspects == "keep":
-            return []
         with self._open() as fd:
             files = scan_build(fd).files
             known = self._read_growth(fd)
             suspects = find_suspects(
                 files,
-                temporary=policy.temporary,
                 allow_empty=policy.allow_empty,
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,

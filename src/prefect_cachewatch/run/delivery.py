@@ -37,6 +37,7 @@ from prefect_cachewatch.watching.sections import Publication
 from prefect_cachewatch.watching.site import CacheDirectories
 
 _CONTENT_S = 60.0
+_CHECK_S = 3600.0
 _NAMED = 5
 _NOTE_S = 5.0
 
@@ -126,7 +127,7 @@ class PublishSession(Closing):
         """
         if self.policy.force:
             return None
-        found = self.store.find_whole(self.name, self.recipe.key, verify=self.policy.verify)
+        found = self.store.find_whole(self.name, self.recipe.key)
         if found is None:
             return None
         done = self._describe("cached", found[1], found[0].path)
@@ -146,7 +147,7 @@ class PublishSession(Closing):
             StoreError: the store cannot be used.
         """
         self._require_answer()
-        adopt = self.policy.adopt_abandoned and not clean and not self.policy.force
+        adopt = not clean and not self.policy.force
         self._target = self.store.begin(self.name, self.recipe, adopt=adopt)
         self._resources.enter_context(self._target)
         if not self._target.adopted:
@@ -302,7 +303,7 @@ class PublishSession(Closing):
 
     def _find_broken(self) -> set[str]:
         """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
-        if self.policy.on_broken_content != "refuse" or self.policy.suspects == "keep":
+        if self.policy.on_broken_content != "refuse":
             return set()
         try:
             found: set[str] = self._files.run(
@@ -328,9 +329,8 @@ class PublishSession(Closing):
             self._logger.warning("%s", self.target.notes.pop(0))
 
     def _prune_quarantine(self) -> None:
-        keep, most = self.policy.keep_quarantined, self.policy.quarantine_max_bytes
         try:
-            problems = self.store.prune_quarantine(self.name, keep=keep, max_bytes=most)
+            problems = self.store.prune_quarantine(self.name)
         except StoreError as error:
             problems = [error.message]
         said = [f"old refused builds were not all removed: {problem}" for problem in problems]
@@ -341,7 +341,7 @@ class PublishSession(Closing):
         command = expand_placeholder(self.policy.check_command, self.target.path)
         cwd = str(self._source.cwd) if self._source.cwd else None
         try:
-            result = run_guarded(command, env={**env, **self.env}, cwd=cwd, timeout_s=self.policy.check_timeout_s)
+            result = run_guarded(command, env={**env, **self.env}, cwd=cwd, timeout_s=_CHECK_S)
         except (CommandError, GuardError) as error:
             return [Finding("check_command_failed", f"the check command could not be run: {error.message}")]
         if result.ok:

@@ -13,10 +13,7 @@ from prefect_cachewatch.cli.main import COMMANDS
 
 GROUP = command_group(COMMANDS)
 SECTIONED = ["exec", "generate", "watch", "fleet"]
-RARE = (
-    "--attribute-cache",
-    "--size-change",
-)
+RARE = ("--attribute-cache",)
 
 
 def shown(name: str, option: str) -> list[str]:

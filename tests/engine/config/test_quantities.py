@@ -41,7 +41,7 @@ def test_what_is_stored_is_a_number():
     assert RetryPolicy.model_validate({"backoff_s": "250ms"}).backoff_s == 0.25
     job = CacheJob.model_validate({"name": "x", "command": ["x"], "expected_bytes": "40GB"})
     assert job.expected_bytes == 40 * 10**9
-    assert PublishPolicy.model_validate({"store": "/c", "gc_grace_s": "2d"}).gc_grace_s == 172_800
+    assert PublishPolicy.model_validate({"store": "/c", "suspect_window_s": "2d"}).suspect_window_s == 172_800
 
 
 @pytest.mark.parametrize(("text", "size"), [("16g", 2**34), ("16GiB", 2**34), ("16GB", 16 * 10**9), ("512 M", 2**29)])

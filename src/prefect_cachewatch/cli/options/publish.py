@@ -13,8 +13,8 @@ from prefect_cachewatch.publish.policy import PublishPolicy
 _FIELDS = Fields(
     PublishPolicy,
     "store DIR, cache_key --key K=V, key_env --key-env NAME, key_files --key-file FILE, "
-    "cache_dir_env NAME, force, verify, check_command --check COMMAND, expected_files --expect-file GLOB, "
-    "min_bytes --min-bytes, on_size_change --size-change, keep, activate --no-activate =false",
+    "cache_dir_env NAME, force, check_command --check COMMAND, expected_files --expect-file GLOB, "
+    "min_bytes --min-bytes, keep, activate --no-activate =false",
     store={"type": str},
     key_files={"type": str},
     check_command={"multiple": False},
