@@ -178,14 +178,13 @@ def _what_is_missing(job: FleetJob, elsewhere: bool, files: Files, patience_s: f
 
 
 def _what_the_store_misses(job: FleetJob, policy: PublishPolicy, elsewhere: bool) -> str | None:
-    seen = policy.store.is_dir() if policy.store is not None else job.cache_dirs[0].parent.is_dir()
-    if elsewhere and not seen:
+    if elsewhere and not policy.store.is_dir():
         return None
     if job.cache_job.container is not None and not find_image(job.cache_job):
         return None  # which image its run has used is not known here
     try:
         # The job generates in any case, and its run has completed.
-        whole = _find_whole(job, policy.model_copy(update={"force": False, "verify": "quick"}))
+        whole = _find_whole(job, policy.model_copy(update={"force": False}))
     except (CachewatchError, OSError) as error:
         return str(error)
     return None if whole is not None else "no whole build of it is current"

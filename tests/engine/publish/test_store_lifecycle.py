@@ -442,7 +442,7 @@ def test_a_build_that_is_not_whole_is_never_activated(store):
         store.activate("c")
     Path(b.path, "a.bin").write_bytes(b"xyz")
     with pytest.raises(BuildDamaged, match="other contents"):
-        store.activate("c", verify="full")
+        store.activate("c", b.build_id, verify="full")
     assert os.readlink(store.current_path("c")).endswith(a.build_id)
 
 
