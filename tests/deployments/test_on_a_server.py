@@ -116,7 +116,7 @@ Block(name="test", url="http://127.0.0.1:{listener.server_port}/", json_data={{"
 def test_apply_is_idempotent_by_name_and_keeps_what_was_paused(deployed: Server, webhook: str, tmp_path: Path) -> None:
     names = [
         "follow up on a stall", "a scheduled run is late", "generate-cache/nightly-cache did not complete",
-        "tell about a bad end", "tell about a generation that failed", "tell about a stall that was only reported",
+        "tell about a bad end", "tell about a stall that was only reported",
         "stalls on one storage", "a run is Running and measures nothing", "crash zombies",
     ]  # fmt: skip
     command = ("cachewatch", "automations", "apply", "--notify", webhook)

@@ -87,7 +87,6 @@ def test_the_shipped_automations_are_read_and_ask_for_no_ids():
         "cachewatch: a scheduled run is late",
         "cachewatch: generate-cache/nightly-cache did not complete",
         "cachewatch: tell about a bad end",
-        "cachewatch: tell about a generation that failed",
         "cachewatch: tell about a stall that was only reported",
         "cachewatch: stalls on one storage",
         "cachewatch: a run is Running and measures nothing",
