@@ -10,10 +10,8 @@ import concurrent.futures
 import contextvars
 import signal
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Annotated, Any, ParamSpec, TypeVar, cast
+from typing import Annotated, Any
 
-from prefect._internal.compatibility.async_dispatch import async_dispatch  # as Prefect's own integrations do it
 from prefect.blocks.abstract import JobBlock, JobRun
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
@@ -31,17 +29,7 @@ from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.watching.attempt import Watch
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _CLEARED_S = 30.0  # beyond the grace period; a worker gives a cancelled run the same
-
-
-def _or_awaited(
-    async_impl: Callable[P, Coroutine[Any, Any, R]],
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a method be awaited in async code, as Prefect's methods do; typed for synchronous code."""
-    return cast("Callable[[Callable[P, R]], Callable[P, R]]", async_dispatch(async_impl))
 
 
 class _Course(Telling):
@@ -108,8 +96,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
             raise
         self._summary()
 
-    @_or_awaited(await_for_completion)
-    def wait_for_completion(self) -> None:  # type: ignore[override]
+    def wait_for_completion(self) -> None:
         """Wait until the run has ended; see `await_for_completion`."""
         self.outcome()
 
@@ -125,8 +112,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         """
         return self._summary()
 
-    @_or_awaited(afetch_result)
-    def fetch_result(self) -> GenerationSummary:  # type: ignore[override]
+    def fetch_result(self) -> GenerationSummary:
         """Say what was generated; see `afetch_result`."""
         return self._summary()
 
@@ -212,8 +198,7 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         """
         return CacheGenerationRun(self)
 
-    @_or_awaited(atrigger)
-    def trigger(self) -> CacheGenerationRun:  # type: ignore[override]
+    def trigger(self) -> CacheGenerationRun:
         """Start the generation in this process; see `atrigger`."""
         return CacheGenerationRun(self)
 
@@ -230,7 +215,6 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         await run.await_for_completion()
         return await run.afetch_result()
 
-    @_or_awaited(arun)
     def run(self) -> GenerationSummary:
         """Generate the cache, and wait for the end; see `arun`."""
         return CacheGenerationRun(self).outcome()

@@ -35,7 +35,6 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import CachewatchError, InputError
 from prefect_cachewatch.tasks.capacity import measure_storage, set_storage_limit
-from prefect_cachewatch.tasks.prefect_api.logs import say_end
 from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 from prefect_cachewatch.tasks.run_records import read_run_records
 
@@ -269,4 +268,4 @@ def _checked(inputs: PlanInput, records: list[RunRecord], start_s: float, end_s:
 
 
 def _refused(error: CachewatchError) -> State[Any]:
-    return say_end(Failed(name="Refused", message=error.message))
+    return Failed(name="Refused", message=error.message)

@@ -23,7 +23,7 @@ from prefect_cachewatch.publish.names import PLACEHOLDER
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.run.exposure import check_exposure
-from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 from prefect_cachewatch.tasks.store import activate_cache, check_deployment, collect_surplus, roll_back_cache
 from prefect_cachewatch.watching.site import check_command
 
@@ -54,7 +54,6 @@ def deploy_cache(
         metrics: Prometheus metrics of the generation.
     """
     outlive_readers()
-    tidy_run_logs()
     env = dict(os.environ) | job.env
     try:
         if (warning := check_exposure({"health": health})) is not None:

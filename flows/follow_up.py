@@ -21,7 +21,6 @@ from prefect_cachewatch.config.quantities import DURATION
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.run.followup import Rerun, decide_follow_up
 from prefect_cachewatch.tasks.follow_up import FailedRun, read_failed_run, start_again
-from prefect_cachewatch.tasks.prefect_api.logs import say_end
 
 _Delay = Annotated[float, Field(ge=0, le=7 * 86400), DURATION]
 _Window = Annotated[float, Field(gt=0, le=366 * 86400), DURATION]
@@ -51,7 +50,7 @@ def follow_up_stall(
     try:
         failed = read_failed_run(flow_run_id, window_s)
     except InputError as error:
-        return say_end(Failed(name="Refused", message=error.message))
+        return Failed(name="Refused", message=error.message)
     decision = decide_follow_up(failed.ends, rerun if failed.deployment_id is not None else "never")
     started = start_again(failed, delay_s) if decision.run_again else None
     logger.warning("%s: %s", for_terminal(failed.job), decision.sentence)

@@ -46,7 +46,7 @@ from prefect_cachewatch.run.delivery import PublishSession
 from prefect_cachewatch.run.exposure import check_exposure
 from prefect_cachewatch.tasks.prefect_api.admission import StorageSlots
 from prefect_cachewatch.tasks.prefect_api.labels import label_cause
-from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, say_end, tidy_run_logs
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 from prefect_cachewatch.tasks.prefect_api.origin import GENERATION_FLOW
 from prefect_cachewatch.tasks.prefect_api.run_metrics import FlowMetrics
 from prefect_cachewatch.tasks.publication import deliver_build, find_cached
@@ -109,7 +109,6 @@ def generate_cache(
     """
     logger = get_run_logger()
     note_work()
-    tidy_run_logs()
     outlive_readers()
     admission = StorageSlots(storage, job.name)
     run_metrics = FlowMetrics(metrics, job, logger)
@@ -149,6 +148,7 @@ def generate_cache(
                 state = _run_attempts(inputs, site, retry, admission)
                 _remember(inputs, admission.outcomes, state)
         except InputError as error:
+            logger.error(error.message)
             state = Failed(name="Refused", message=error.message)
         except BaseException as error:
             run_metrics.abandon(error)
@@ -166,7 +166,7 @@ def generate_cache(
 
 
 def final_state(state: State[Any]) -> State[Any]:
-    """Return a state to Prefect in the form that its own flow retries need, and log its message once.
+    """Return a state to Prefect in the form that its own flow retries need.
 
     Args:
         state: the final state of the run.
@@ -177,7 +177,6 @@ def final_state(state: State[Any]) -> State[Any]:
     Raises:
         CacheGenerationError: the run failed, and Prefect is to run the flow again.
     """
-    say_end(state)
     # Prefect never retries a returned Failed state (in a worker it even crashes the run). If the user has asked for
     # flow retries, all runs but the last must raise.
     context = FlowRunContext.get()

@@ -18,7 +18,6 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.states import Pending
 
 from prefect_cachewatch.common.aside import Files
-from prefect_cachewatch.common.text import slugify
 from prefect_cachewatch.fleet.jobs import FleetJob
 from prefect_cachewatch.fleet.status import JobStatus
 
@@ -89,7 +88,6 @@ def make_tracking_task(fleet: Fleet, job: FleetJob, number: int, name: str) -> U
         The id of the task run.
     """
     task = Task(fn=_nothing, name=name)
-    task.task_key = f"cachewatch.fleet.{slugify(name)}"
     made = fleet.client.create_task_run(
         task=task, flow_run_id=fleet.run_id, dynamic_key=f"{job.digest}-{number}", name=job.name, state=Pending()
     )

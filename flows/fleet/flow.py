@@ -39,7 +39,7 @@ from prefect_cachewatch.run.delivery import describe_publication
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_checks import check_deployments, check_limits
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import FINAL, cancel_run, children_of, completed_before, fleet_tag
-from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers, tidy_run_logs
+from prefect_cachewatch.tasks.prefect_api.logs import outlive_readers
 
 # What shows the fleet in a terminal while it runs; set by the command.
 fleet_view: ContextValue[FleetView | None] = ContextValue("fleet_view", None)
@@ -99,7 +99,6 @@ def generate_fleet(
     """
     logger = get_run_logger()
     outlive_readers()
-    tidy_run_logs()
     try:
         if isinstance(jobs, Path):
             given = policy.model_dump(exclude_unset=True) if policy is not None else {}

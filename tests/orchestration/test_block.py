@@ -65,9 +65,9 @@ def around():
 
 @flow(name=f"awaiting-{TAG}")
 async def awaiting():
-    run = await block("awaiting", 3, 30).trigger()
-    await run.wait_for_completion()
-    return (await run.fetch_result()).bytes_written
+    run = await block("awaiting", 3, 30).atrigger()
+    await run.await_for_completion()
+    return (await run.afetch_result()).bytes_written
 
 async def nowhere():
     return (await block("nowhere", 3, 30).arun()).bytes_written
@@ -81,7 +81,7 @@ def around():
 
 @flow(name=f"interrupted-{TAG}")
 async def awaiting():
-    await block(TAG, 9, 300).run()
+    await block(TAG, 9, 300).arun()
 
 if sys.argv[3] == "async":
     asyncio.run(awaiting())
