@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
-from prefect_cachewatch.capacity.model.demands import Scenario, demands_of
-from prefect_cachewatch.capacity.model.inputs import Policy, WorkloadClass
-from prefect_cachewatch.capacity.model.profile import LinkProfile, StorageProfile
+from prefect_cachewatch.capacity.inputs import PlanInput, WorkloadClass
+from prefect_cachewatch.capacity.law import burst_seconds, whole_burst_s
+from prefect_cachewatch.capacity.units import say_bytes, say_time
 from prefect_cachewatch.common.inputs import validate
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
 from prefect_cachewatch.errors import InputError
 
 # A pause longer than this many samples parts two bursts; below it, a burst may just have been measured in the middle.
@@ -24,114 +24,91 @@ _PAUSE_SAMPLES = 1.5
 _MOST_CV = 10.0
 
 
-@dataclass(frozen=True)
-class RecordedJob:
-    """What one recorded run did, alone: `cycle_s` from the end of one burst to the end of the next, on average."""
+class Sample(Protocol):
+    """One line of a recorded run: seconds since the start, bytes and files there, and bytes written so far if known."""
 
-    name: str
-    bursts: int
-    burst_bytes: int
-    burst_cv: float
-    files_per_burst: int
-    cycle_s: float
-    first_write_s: float
-    pauses: bool  # whether pauses were seen; else each file is taken for a burst
+    @property
+    def t_s(self) -> float: ...
+    @property
+    def total_bytes(self) -> int: ...
+    @property
+    def file_count(self) -> int: ...
+    @property
+    def written_bytes(self) -> int | None: ...
 
 
-def read_bursts(name: str, growth: Sequence[tuple[float, int]], files: int, step_s: float) -> RecordedJob:
-    """Find the bursts of a run in its growth.
+def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Sample]) -> tuple[PlanInput, str]:
+    """Take burst, think time and files of the first class that asks from a run.
 
     Args:
+        inputs: the plan; the class's other fields stay.
         name: what the run is called in messages.
-        growth: seconds since the start and bytes written by then, in order; the first is the state at the start.
-        files: files that were made.
-        step_s: seconds between two measurements.
+        samples: the run, recorded alone on the storage that is planned for.
 
     Returns:
-        The run's bursts; where no pause was seen, one burst for each file.
+        The plan, and a sentence with the figures.
 
     Raises:
         InputError: there is no second burst, so that no think time can be told.
-
-    Example:
-        >>> job = read_bursts("run.csv", [(0, 0), (12, 100), (13, 200), (24, 400), (36, 600)], 6, 1)
-        >>> job.bursts, job.burst_bytes, job.files_per_burst, job.cycle_s
-        (3, 200, 2, 11.5)
     """
-    events = [(t, now - before) for (_, before), (t, now) in itertools.pairwise(growth) if now > before]
+    shown = f"trace {for_terminal(name)}"
+    grown = _growth(samples)
+    step_s = statistics.median([now.t_s - before.t_s for before, now in itertools.pairwise(samples)] or [0.0])
+    files = sum(max(0, now.file_count - before.file_count) for before, now in itertools.pairwise(samples))
     bursts: list[tuple[float, int]] = []  # end, bytes
     last_s = -math.inf
-    for t, size in events:
-        if t - last_s <= _PAUSE_SAMPLES * step_s and bursts:
-            bursts[-1] = (t, bursts[-1][1] + size)
+    for t_s, size in grown:
+        if bursts and t_s - last_s <= _PAUSE_SAMPLES * step_s:
+            bursts[-1] = (t_s, bursts[-1][1] + size)
         else:
-            bursts.append((t, size))
-        last_s = t
-    total = sum(size for _, size in events)
-    first_s = events[0][0] - growth[0][0] if events else 0.0
-    if len(bursts) >= 2:
-        count, sizes = len(bursts), [size for _, size in bursts]
-        cycle_s = (bursts[-1][0] - bursts[0][0]) / (count - 1)
-        mean = total / count
-        cv = math.sqrt(sum((size - mean) ** 2 for size in sizes) / count) / mean
-    elif files >= 2 and len(events) >= 2 and events[-1][0] > events[0][0]:
-        count, mean, cv = files, total / files, 0.0
-        cycle_s = (events[-1][0] - events[0][0]) / (files - 1)
+            bursts.append((t_s, size))
+        last_s = t_s
+    count, total = len(bursts), sum(size for _, size in grown)
+    sizes = [float(size) for _, size in bursts]
+    by_file = count < 2
+    if by_file:
+        if files < 2 or len(grown) < 2:
+            raise InputError(
+                f"{shown} shows no second burst, so that no think time can be told: record a whole run with a shorter "
+                "--poll, or write burst_bytes and think_s by hand"
+            )
+        count, sizes, cycle_s = files, [total / files], (grown[-1][0] - grown[0][0]) / (files - 1)
     else:
-        raise InputError(
-            f"trace {for_terminal(name)} shows no second burst, so that no think time can be told: record a whole run "
-            "with a shorter --poll, or write burst_bytes and think_s by hand"
-        )
-    return RecordedJob(
-        name=name,
-        bursts=count,
-        burst_bytes=max(1, round(mean)),
-        burst_cv=round(min(_MOST_CV, cv), 3),
-        files_per_burst=min(max(1, round(files / count)), max(1, round(mean))),
-        cycle_s=cycle_s,
-        first_write_s=first_s,
-        pauses=len(bursts) >= 2,
-    )
-
-
-def workload_of(
-    job: RecordedJob, base: WorkloadClass | None, storage: StorageProfile, link: LinkProfile
-) -> tuple[WorkloadClass, str]:
-    """Make a recorded run a class of a plan.
-
-    Args:
-        job: the run, recorded alone on the storage that is planned for.
-        base: the class whose other fields hold; None: a class with the run's name.
-        storage: the storage that is planned for.
-        link: the link that is planned for.
-
-    Returns:
-        The class, and a sentence on where its figures are from.
-
-    Raises:
-        InputError: the figures do not fit a class.
-    """
-    given = base.model_dump() if base is not None else {"name": job.name[:100]}
-    given |= {
-        "burst_bytes": job.burst_bytes,
-        "think_s": job.cycle_s,
-        "files_per_burst": job.files_per_burst,
-        "bursts_per_job": job.bursts,
-        "burst_cv": job.burst_cv,
+        cycle_s = (bursts[-1][0] - bursts[0][0]) / (count - 1)
+    mean = max(1, round(total / count))
+    old = inputs.asking[0]
+    draft = old.model_dump(exclude_unset=True) | {
+        "name": for_terminal(name, 100) if old.name == "recorded" else old.name,
+        "burst_bytes": mean,
+        "think_s": cycle_s,
+        "files_per_burst": min(mean, max(1, round(files / count))),
+        "bursts_per_job": count,
+        "burst_cv": round(min(_MOST_CV, statistics.pstdev(sizes) / statistics.fmean(sizes)), 3),
     }
-    shown = f"trace {for_terminal(job.name)}"
-    draft = validate(WorkloadClass, given, shown, "")
-    alone_s = demands_of(Scenario(storage, link, (draft,), Policy(derate=0.0)), 1).alone_s[0]
-    think_s = round(max(0.0, job.cycle_s - alone_s), 3)
+    workload = validate(WorkloadClass, draft, shown, "")
+    plain = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": 0.0})})
+    alone_s = whole_burst_s(burst_seconds(plain, workload, 1))
+    workload = workload.model_copy(update={"think_s": round(max(0.0, cycle_s - alone_s), 3)})
     said = (
-        f"{shown}: {job.bursts} bursts of {format_bytes(job.burst_bytes)} in {job.files_per_burst} "
-        f"file{'' if job.files_per_burst == 1 else 's'}, one every {format_duration(job.cycle_s)}, of which a burst alone "
-        f"takes {format_duration(alone_s)} here: burst_bytes: {job.burst_bytes}, think_s: {think_s:g}, files_per_burst: "
-        f"{job.files_per_burst}, bursts_per_job: {job.bursts}, burst_cv: {job.burst_cv:g}; "
-        f"{format_duration(job.first_write_s)} before the first write are left out"
+        f"{shown}: {count} bursts of {say_bytes(mean, inputs.binary)}, one every {say_time(cycle_s)}, of which a burst "
+        f"alone takes {say_time(alone_s)} here: burst_bytes: {mean}, think_s: {workload.think_s:g}, files_per_burst: "
+        f"{workload.files_per_burst}, bursts_per_job: {count}, burst_cv: {workload.burst_cv:g}"
     )
-    if not job.pauses:
-        said += "; no pause was seen, so each file counts as a burst"
-    if alone_s > job.cycle_s:
-        said += f"; it wrote faster than {storage.name} does: recorded on another storage, or into the page cache"
-    return draft.model_copy(update={"think_s": think_s}), said
+    said += "; no pause was seen, so each file counts as a burst" if by_file else ""
+    if alone_s > cycle_s:
+        said += f"; it wrote faster than {inputs.storage.name} does: recorded on another storage, or into the page cache"
+    others = [other for other in inputs.workloads if other is not old]
+    return inputs.model_copy(update={"workloads": [workload, *others]}), said
+
+
+def _growth(samples: Sequence[Sample]) -> list[tuple[float, int]]:
+    """When bytes came, and how many: what was written, or without that column what the total rose by."""
+    grown = []
+    for before, now in itertools.pairwise(samples):
+        if now.written_bytes is not None and before.written_bytes is not None:
+            size = now.written_bytes - before.written_bytes
+        else:
+            size = now.total_bytes - before.total_bytes
+        if size > 0:
+            grown.append((now.t_s, size))
+    return grown

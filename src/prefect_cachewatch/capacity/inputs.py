@@ -1,0 +1,270 @@
+"""What people write: a storage, the link to it, classes of jobs, and what counts as too slow. Computes nothing."""
+
+from __future__ import annotations
+
+import datetime
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from prefect_cachewatch.capacity.units import (
+    BytesPerSecond,
+    OptionalBytesPerSecond,
+    OptionalLineRate,
+    OptionalPerSecond,
+)
+from prefect_cachewatch.config import InputModel
+from prefect_cachewatch.config.quantities import Duration, OptionalDuration, OptionalSize, Shorthand, Size
+
+_MAX_STREAMS = 4096
+_MAX_RATE = 1e15
+_MAX_BYTES = 10**18
+#: The most jobs at once that a plan looks at.
+MOST_JOBS = 999
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class CurvePoint(InputModel):
+    """One measurement: so many streams at once moved so many bytes a second together."""
+
+    n: int = Field(ge=1, le=_MAX_STREAMS, description="Streams at once.")
+    bytes_per_s: BytesPerSecond = Field(
+        ge=1, le=_MAX_RATE, description="Bytes per second of all streams together, median over the repetitions."
+    )
+    spread: float = Field(
+        default=0.0, ge=0, le=100, description="(largest - smallest) / median of the repetitions' rates."
+    )
+
+
+class ServiceCurve(InputModel):
+    """What n streams move together: measured points, or a vendor's two numbers."""
+
+    points: list[CurvePoint] = Field(
+        default_factory=list, max_length=64, description="Measured points, n ascending, from n = 1."
+    )
+    one_bytes_per_s: OptionalBytesPerSecond = Field(
+        default=None, ge=1, le=_MAX_RATE, description="What one stream reaches alone, where no points were measured."
+    )
+    all_bytes_per_s: OptionalBytesPerSecond = Field(
+        default=None, ge=1, le=_MAX_RATE, description="What all streams reach together, where no points were measured."
+    )
+
+    @model_validator(mode="after")
+    def _one_description(self) -> Self:
+        one, most = self.one_bytes_per_s, self.all_bytes_per_s
+        if self.points and (one or most):
+            raise ValueError(
+                "has measured points and also one_bytes_per_s or all_bytes_per_s: keep the points, or the two numbers"
+            )
+        if not self.points:
+            if one is None or most is None:
+                raise ValueError(
+                    "needs points, or both one_bytes_per_s and all_bytes_per_s: run cachewatch probe to measure them"
+                )
+            if one > most:
+                raise ValueError("gives one stream more than all streams together: exchange the two numbers")
+            return self
+        if self.points[0].n != 1:
+            raise ValueError("has no point at n = 1, so nobody knows what one stream gets: measure it")
+        for before, after in pairwise(self.points):
+            if after.n <= before.n:
+                raise ValueError(f"has n = {after.n} after n = {before.n}: sort the points by n, each n once")
+        return self
+
+    @property
+    def measured_n(self) -> int | None:
+        """The most streams measured; None for a vendor's two numbers."""
+        return self.points[-1].n if self.points else None
+
+
+class StorageProfile(InputModel):
+    """A storage: what streams move for each kind of access, and the ceilings that all of them share."""
+
+    name: Name = Field(description="Name of the storage; the generation's storage= and the limit in Prefect use it.")
+    basis: Literal["measured", "vendor", "given"] = Field(
+        default="given", description="measured by a probe or fio, a vendor's figures, or given by hand."
+    )
+    source: str = Field(default="", max_length=500, description="Where the figures are from.")
+    date: datetime.date | None = Field(default=None, description="When they were measured or read.")
+    write: ServiceCurve | None = Field(default=None, description="Writing new files: the curve of cache generations.")
+    read: ServiceCurve | None = Field(
+        default=None, description="Reading files from start to end: the curve of model loads."
+    )
+    random_read: ServiceCurve | None = Field(
+        default=None, description="Reading blocks at random: the curve of training, and of mmap without prefetch."
+    )
+    units: int = Field(default=1, ge=1, le=999, description="So many of this storage side by side, used evenly.")
+    port_bytes_per_s: OptionalLineRate = Field(
+        default=None, ge=1, le=_MAX_RATE, description="Rate of the storage's own network port, for example 10G."
+    )
+    ops_per_s: OptionalPerSecond = Field(
+        default=None, ge=1e-3, le=_MAX_RATE, description="Reads or writes per second that it serves, for example 1M."
+    )
+    small_file_s: OptionalDuration = Field(
+        default=None, ge=0, le=3600, description="Seconds that one stream needs to create or open one file."
+    )
+    files_per_s: OptionalPerSecond = Field(
+        default=None, ge=1e-3, le=_MAX_RATE, description="Files per second that all streams create or open together."
+    )
+    free_bytes: OptionalSize = Field(
+        default=None, ge=0, le=_MAX_BYTES, description="Bytes free for caches: all that a batch leaves must fit."
+    )
+    notes: list[str] = Field(
+        default_factory=list, max_length=64, description="What the probe saw: a cache, wide spread, ..."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> Self:
+        if self.write is None and self.read is None and self.random_read is None:
+            raise ValueError("has no curve: give write, read or random_read, or run cachewatch probe")
+        return self
+
+
+class LinkProfile(Shorthand):
+    """The network between the jobs and the storage; each host has a link of its own, and jobs are spread evenly."""
+
+    bytes_per_s: OptionalLineRate = Field(
+        default=None, ge=1, le=_MAX_RATE, description="Rate of one host's link, for example 10G; none: no network."
+    )
+    hosts: int = Field(default=1, ge=1, le=999, description="Hosts that the jobs are spread over.")
+
+    @classmethod
+    def _read(cls, text: str) -> dict[str, Any]:
+        return {"bytes_per_s": text}
+
+
+class Compression(InputModel):
+    """A compression measured on the user's own data, with `zstd -b` for example."""
+
+    name: Name = Field(default="compression", description="Its name, for example zstd.")
+    ratio: float = Field(ge=0.1, le=1000, description="Bytes before over bytes after; 2 halves what is moved.")
+    bytes_per_s: BytesPerSecond = Field(
+        ge=1, le=_MAX_RATE, description="Uncompressed bytes per second of one job; it works while it moves them."
+    )
+    used: bool = Field(default=True, description="Off: the plan is without it, and one row says what it would change.")
+
+
+class WorkloadClass(InputModel):
+    """Jobs of one kind: each computes for think_s, then moves one burst, again and again."""
+
+    name: Name = Field(description="Name of the class, for example caches.")
+    kind: Literal["generation", "inference", "training"] = Field(
+        default="generation", description="generation writes caches; inference loads models; training reads samples."
+    )
+    access: Literal["sequential", "random"] = Field(
+        default="sequential", description="sequential: whole files in order; random: blocks, or mmap without prefetch."
+    )
+    burst_bytes: Size = Field(
+        gt=0, le=10**17, description="Bytes of one burst, for example of one tensor file or one batch of samples."
+    )
+    think_s: Duration = Field(ge=0, le=30 * 86400, description="Seconds of computing between two bursts of a job.")
+    files_per_burst: int = Field(default=1, ge=1, le=10**8, description="Files that one burst consists of.")
+    bursts_per_job: int = Field(default=1, ge=1, le=10**9, description="Bursts that a job consists of.")
+    jobs: int | None = Field(
+        default=None, ge=1, le=10**6, description="Jobs of the batch, for example of one night; none: no end of jobs."
+    )
+    running: int | None = Field(
+        default=None, ge=0, le=MOST_JOBS,
+        description="Jobs of this class that always run; none: the plan says how many may run.",
+    )  # fmt: skip
+    amplification: float = Field(
+        default=1.0, ge=1, le=1e4, description="How often the bytes are moved: 8 where each of 8 ranks reads everything."
+    )
+    op_bytes: Size = Field(
+        default=2**20, gt=0, le=10**12, description="Bytes of one read or write, for a storage with ops_per_s."
+    )
+    burst_cv: float = Field(
+        default=0.0, ge=0, le=10, description="Coefficient of variation of burst sizes: 0 where all are alike."
+    )
+    bytes_appear: Literal["at_end", "while_moving"] = Field(
+        default="at_end", description="When the watch sees growth: at the end of each file, or all along."
+    )
+    compression: Compression | None = Field(default=None, description="Compression; none: bytes go as they are.")
+    deadline_s: OptionalDuration = Field(
+        default=None, gt=0, le=366 * 86400, description="Seconds in which all jobs of the batch should be done."
+    )
+    kept_bytes_per_job: OptionalSize = Field(
+        default=None, ge=0, le=_MAX_BYTES, description="Bytes that a job leaves; none: a generation keeps all its bursts."
+    )
+
+    @property
+    def packing(self) -> Compression | None:
+        """The compression in use."""
+        return self.compression if self.compression is not None and self.compression.used else None
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes of one burst that reach the storage, amplified and compressed."""
+        return self.burst_bytes * self.amplification / (self.packing.ratio if self.packing else 1.0)
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes that a job leaves on the storage."""
+        if self.kept_bytes_per_job is not None:
+            return self.kept_bytes_per_job
+        return self.wire_bytes * self.bursts_per_job if self.kind == "generation" else 0.0
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.files_per_burst > self.burst_bytes:
+            raise ValueError(f"has more files in a burst than bytes: a file has one byte at least, of {self.burst_bytes}")
+        if self.running is not None and self.jobs is not None:
+            raise ValueError("has jobs of a batch and running ones, which always run: keep one of the two")
+        if self.deadline_s is not None and self.jobs is None:
+            raise ValueError("has deadline_s and no batch: say how many jobs it has")
+        return self
+
+
+class Policy(InputModel):
+    """What counts as too slow, and how careful the answer is."""
+
+    aim: Literal["batch", "latency"] = Field(
+        default="batch",
+        description="batch: the smallest number whose batch (without jobs: whose throughput) is within 2 % of the best; "
+        "latency: the largest at which a burst takes at most 10 % longer than alone.",
+    )
+    stall_window_s: Duration = Field(
+        default=300.0, gt=0, le=7 * 86400,
+        description="Silence after which the watch stops a generation; 99 of 100 silences stay below it.",
+    )  # fmt: skip
+    max_burst_s: OptionalDuration = Field(
+        default=None, gt=0, le=7 * 86400, description="Longest mean time of a burst that is accepted; none: any."
+    )
+    max_jobs: int = Field(default=256, ge=1, le=MOST_JOBS, description="The most jobs at once that are looked at.")
+    derate: float = Field(
+        default=0.15, ge=0, le=0.95,
+        description="Share taken off every rate of storage and link: real ones reach less. Calibrated from history.",
+    )  # fmt: skip
+    isolated: bool = Field(
+        default=False, description="Each class has a storage like this of its own, and a limit of its own."
+    )
+
+
+class PlanInput(InputModel):
+    """Everything that a plan is made from."""
+
+    storage: StorageProfile = Field(description="The storage.")
+    link: LinkProfile = Field(default_factory=LinkProfile, description="The network between jobs and storage.")
+    workloads: list[WorkloadClass] = Field(min_length=1, max_length=16, description="Classes of jobs.")
+    policy: Policy = Field(default_factory=Policy, description="What counts as too slow.")
+    binary: bool = Field(default=False, description="Whether sizes are said in GiB and not in GB.")
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> Self:
+        names = [workload.name for workload in self.workloads]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"has the class {twice!r} twice: give each class a name of its own")
+        asking = self.asking
+        if not asking:
+            raise ValueError("has running in every class, so nothing is left to be planned: leave it out of one")
+        if len(asking) > 1 and not self.policy.isolated and any(workload.jobs is None for workload in asking):
+            raise ValueError("has several classes that share one limit: give each its jobs, or running, or isolated")
+        if sum(workload.running or 0 for workload in self.workloads) > MOST_JOBS:
+            raise ValueError(f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage")
+        return self
+
+    @property
+    def asking(self) -> list[WorkloadClass]:
+        """The classes that the plan gives a number for."""
+        return [workload for workload in self.workloads if workload.running is None]

@@ -1,0 +1,150 @@
+"""The one rate law: what one of n streams gets is the least of the ceilings that stand over it.
+
+    stream(n) = min(curve(n)/n, link, link x hosts/n, port/n, operations x op_bytes/n, compression)
+
+Bytes of one stream are pipelined through storage and link, so ceilings are not added up. Files of a burst are: each costs
+its time before or after its bytes. Measured points are joined by straight lines, never fitted. Knows no jobs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Literal
+
+from prefect_cachewatch.capacity.inputs import LinkProfile, PlanInput, ServiceCurve, StorageProfile, WorkloadClass
+from prefect_cachewatch.errors import InputError
+
+#: middle is the plan; low and high are the edges of what the figures allow.
+Side = Literal["low", "middle", "high"]
+
+
+def curve_of(storage: StorageProfile, workload: WorkloadClass) -> ServiceCurve:
+    """Choose the curve that holds for a class.
+
+    Args:
+        storage: the storage.
+        workload: the class.
+
+    Returns:
+        The curve of its kind of access; a reader without one of its own takes the other reading curve.
+
+    Raises:
+        InputError: the storage has none for it.
+    """
+    if workload.kind == "generation":
+        curve, missing = storage.write, "write"
+    elif workload.access == "random":
+        curve, missing = storage.random_read or storage.read, "random_read"
+    else:
+        curve, missing = storage.read or storage.random_read, "read"
+    if curve is None:
+        raise InputError(
+            f"storage {storage.name!r} has no curve for {workload.name!r}, a class of {workload.kind}: "
+            f"give storage.{missing}, or measure it with cachewatch probe"
+        )
+    return curve
+
+
+def curve_bytes_per_s(curve: ServiceCurve, n: float, side: Side = "middle") -> float:
+    """Say what n streams move together.
+
+    Args:
+        curve: measured points, or two numbers.
+        n: streams at once, above 0.
+        side: of two numbers, low is contention and the others the roofline; of points, half the spread to either side.
+
+    Returns:
+        Bytes per second; beyond the last point as much as there.
+
+    Example:
+        >>> nas = ServiceCurve(one_bytes_per_s=250e6, all_bytes_per_s=600e6)
+        >>> curve_bytes_per_s(nas, 2), curve_bytes_per_s(nas, 5), round(curve_bytes_per_s(nas, 5, "low") / 1e6)
+        (500000000.0, 600000000.0, 469)
+    """
+    if not curve.points:
+        one, most = curve.one_bytes_per_s or math.nan, curve.all_bytes_per_s or math.nan
+        if side == "low" and n > 1:
+            return n * one / (1 + (n - 1) * one / most)
+        return min(n * one, most)
+    sign = {"low": -0.5, "middle": 0.0, "high": 0.5}[side]
+    known = [(0.0, 0.0), *((point.n, point.bytes_per_s * max(0.1, 1 + sign * point.spread)) for point in curve.points)]
+    for (left, low), (right, high) in pairwise(known):
+        if n <= right:
+            return low + (high - low) * (n - left) / (right - left)
+    return known[-1][1]
+
+
+def shared_ceilings(inputs: PlanInput, workload: WorkloadClass, n: float, side: Side = "middle") -> dict[str, float]:
+    """List what all streams together may move at most, by name; the derate is taken off.
+
+    Args:
+        inputs: the plan's input.
+        workload: the class whose curve and size of operations hold.
+        n: streams at once.
+        side: see `curve_bytes_per_s`.
+
+    Returns:
+        Bytes per second by ceiling: storage, port, operations, link.
+    """
+    storage, link, keep = inputs.storage, inputs.link, 1 - inputs.policy.derate
+    found = {"storage": storage.units * curve_bytes_per_s(curve_of(storage, workload), n / storage.units, side)}
+    if storage.port_bytes_per_s is not None:
+        found["port"] = storage.units * storage.port_bytes_per_s
+    if storage.ops_per_s is not None:
+        found["operations"] = storage.units * storage.ops_per_s * min(workload.op_bytes, workload.burst_bytes)
+    if link.bytes_per_s is not None:
+        found["link"] = link.bytes_per_s * min(link.hosts, max(1.0, n))
+    return {name: value * keep for name, value in found.items()}
+
+
+def burst_seconds(inputs: PlanInput, workload: WorkloadClass, n: int, side: Side = "middle") -> dict[str, float]:
+    """Say how long a burst takes while n streams move bursts, by each ceiling alone.
+
+    Args:
+        inputs: the plan's input.
+        workload: its class.
+        n: streams at once, this one among them.
+        side: see `curve_bytes_per_s`.
+
+    Returns:
+        Seconds by ceiling: storage, port, operations, link, compression, and files, which come on top of the longest.
+
+    Example:
+        >>> nas = StorageProfile(name="nas", write=ServiceCurve(one_bytes_per_s=250e6, all_bytes_per_s=600e6))
+        >>> job = WorkloadClass(name="caches", burst_bytes="1GB", think_s=10)
+        >>> given = PlanInput(storage=nas, link=LinkProfile(bytes_per_s="1Gbit/s"), workloads=[job], policy={"derate": 0})
+        >>> burst_seconds(given, job, 2)
+        {'storage': 4.0, 'link': 16.0, 'files': 0.0}
+    """
+    found = {
+        name: workload.wire_bytes * n / value for name, value in shared_ceilings(inputs, workload, n, side).items()
+    }
+    if workload.packing is not None:
+        found["compression"] = workload.burst_bytes * workload.amplification / workload.packing.bytes_per_s
+    storage, keep = inputs.storage, 1 - inputs.policy.derate
+    each_s = storage.small_file_s or 0.0
+    if storage.files_per_s is not None:
+        each_s = max(each_s, n / (storage.files_per_s * storage.units))
+    return found | {"files": workload.files_per_burst * each_s / keep}
+
+
+def whole_burst_s(seconds: Mapping[str, float]) -> float:
+    """Add the files of a burst to the longest of its ceilings.
+
+    Example:
+        >>> whole_burst_s({"storage": 4.0, "link": 16.0, "files": 1.0})
+        17.0
+    """
+    return max(value for name, value in seconds.items() if name != "files") + seconds["files"]
+
+
+def binding(seconds: Mapping[str, float]) -> str:
+    """Name what a burst waits for the longest.
+
+    Example:
+        >>> binding({"storage": 4.0, "link": 16.0, "files": 20.0})
+        'files'
+    """
+    return max(seconds, key=lambda name: seconds[name])
