@@ -6,7 +6,7 @@ TYPES := .venv-types
 DOCS := .venv-docs
 PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
-APART := generators or faults or slow or ui or deployments or campaign or server or fleet or containers or scale or peers
+APART := generators or faults or ui or deployments or campaign or server or fleet or containers or scale or peers
 # Builds share build/lib and the egg-info: one at a time, also where several targets run side by side. What lies in
 # build/lib from before goes, since modules that have moved would be installed from there.
 ALONE := flock pyproject.toml sh -c
@@ -14,7 +14,7 @@ ALONE := flock pyproject.toml sh -c
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-capacity test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -106,18 +106,13 @@ size: $(VENV)/.installed ## Say how large the code is, room by room.
 picture: $(VENV)/.installed ## Draw the README's picture of a caught stall from a real run.
 	$(BIN)/python tests/picture.py docs/images/stall.svg
 
-# Independent simulators that the planner is compared with.
+# An independent simulator that the planner is compared with.
 $(VENV)/.peers: $(VENV)/.test
 	$(BIN)/$(PIP) -e '.[test,peers]'
 	@touch $@
 
 bench: $(VENV)/.peers ## Measure what it costs and how fast it is, beside named peers; about 20 minutes.
 	$(BIN)/python -m tests.benchmarks $(ARGS)
-
-# The planner against independent codes (octave with its queueing package, ciw, simpy).
-test-capacity: $(VENV)/.peers ## Check the planner against octave and other simulators.
-	@command -v octave-cli >/dev/null || { echo "make test-capacity checks the planner against octave, which is not installed: apt install octave octave-queueing" >&2; exit 1; }
-	$(BIN)/pytest -m slow tests/engine $(ARGS)
 
 test-generators: $(VENV)/.test ## Test with real cache generators, each in an environment of its own.
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
@@ -165,9 +160,9 @@ test-faults: $(VENV)/.test ## Inject real faults, and write build/faults.md; bes
 	FAULTS_TABLE=build/faults.md $(BIN)/pytest -m faults tests/faults $(ARGS)
 
 # The checks of timeout's, dumb-init's and tini's own test suites on `cachewatch exec`; writes build/peers.md.
-test-peers: $(VENV)/.test ## Run the checks of timeout's, dumb-init's and tini's test suites; write build/peers.md.
+test-peers: $(VENV)/.peers ## Run the checks of timeout's, dumb-init's and tini's test suites, and the planner beside simpy; write build/peers.md.
 	@mkdir -p build
-	PEERS_TABLE=build/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers $(ARGS)
+	PEERS_TABLE=build/peers.md $(BIN)/pytest -n 2 -m peers tests/processes/peers tests/engine/capacity $(ARGS)
 
 # Containers on an engine of its own: podman with runc, as root (Debian: podman runc catatonit busybox-static).
 test-containers: $(VENV)/.test ## Test containers on an engine of its own; as root.

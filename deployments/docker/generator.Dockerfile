@@ -9,14 +9,13 @@ ARG GENERATOR
 FROM ${GENERATOR} AS build
 USER 0:0
 ARG PYTHON=python3
-ARG EXTRAS=planner
 COPY pyproject.toml README.md LICENSE /build/
 COPY src /build/src
 COPY flows /build/flows
 COPY tasks /build/tasks
 COPY deployments /build/deployments
 RUN ${PYTHON} -m venv /opt/cachewatch \
-    && /opt/cachewatch/bin/pip install --no-cache-dir --disable-pip-version-check "prefect-cachewatch[${EXTRAS}] @ file:///build" \
+    && /opt/cachewatch/bin/pip install --no-cache-dir --disable-pip-version-check /build \
     && mkdir /opt/cachewatch/commands \
     && ln -s ../bin/prefect ../bin/cachewatch /opt/cachewatch/commands/
 

@@ -19,7 +19,7 @@ from prefect_cachewatch.postmortem.report import Report
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.fleet_runs import is_fleet_job
 from prefect_cachewatch.tasks.prefect_api.origin import this_run
-from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot, storage_weight
+from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_slot
 from prefect_cachewatch.tasks.run_records import store_run_record
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import ending_of
@@ -35,7 +35,7 @@ class StorageSlots:
 
     def __init__(self, storage: Storage | None, job: str) -> None:
         self.storage = storage.name if storage is not None else None
-        self._slots = storage.slots if storage is not None else None
+        self.weight = storage.slots if storage is not None else 1  # slots that an attempt occupies
         self.job = job
         self.outcomes: list[Outcome] = []
         self.report: Report | None = None
@@ -50,14 +50,7 @@ class StorageSlots:
             InputError: the limit is missing, or smaller than the job's slots.
         """
         if self.storage is not None:
-            if self._slots is None:
-                self._slots = storage_weight(self.storage)
-            require_limit(self.storage, self._slots)
-
-    @property
-    def weight(self) -> int:
-        """Slots that an attempt occupies."""
-        return self._slots or 1
+            require_limit(self.storage, self.weight)
 
     @contextmanager
     def slots(self, logger: AnyLogger) -> Iterator[None]:
@@ -73,7 +66,7 @@ class StorageSlots:
         run_id = run.id if run is not None else None
         with ExitStack() as held:
             with self.metrics.waiting(self.storage) if self.metrics is not None else nullcontext():
-                waited_s = held.enter_context(storage_slot(self.storage, self._slots, logger, flow_run_id=run_id))
+                waited_s = held.enter_context(storage_slot(self.storage, self.weight, logger, flow_run_id=run_id))
             self.waited_s += waited_s
             yield
 

@@ -18,7 +18,7 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.fleet.jobs import FleetJob, FleetPolicy
 from prefect_cachewatch.tasks.prefect_api.artifacts import AnyLogger
 from prefect_cachewatch.tasks.prefect_api.limits import read_limit
-from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit, storage_weight
+from prefect_cachewatch.tasks.prefect_api.storage_slots import require_limit
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
@@ -61,10 +61,7 @@ def check_limits(
                 continue
             _create(client, storage, policy.created_limit)
             logger.info("Made a concurrency limit of %d slots for the storage %s", policy.created_limit, shown)
-        # Values that no job sets are looked up once per storage, not once per job.
-        slots = [job.storage.slots for job in users if job.storage is not None]
-        stored = storage_weight(storage) if None in slots else 1
-        require_limit(storage, max(own or stored for own in slots))
+        require_limit(storage, max(job.storage.slots for job in users if job.storage is not None))
     return frozenset(unprotected)
 
 

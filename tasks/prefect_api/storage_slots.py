@@ -11,7 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
-from prefect.variables import Variable
 
-from prefect_cachewatch.capacity.rollout import weights_variable
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.errors import InputError
@@ -43,26 +41,6 @@ _LEASE_VARIABLE, _LEASE_S, _LEASES_S = "CACHEWATCH_SLOT_LEASE_S", 300.0, (60.0, 
 _ROUND_TRIP_S = 5.0  # an API call under load, not a wait for a slot
 _FIRST_REMINDER_S = 60.0
 _LONGEST_REMINDER_S = 1800.0
-
-
-def storage_weight(storage: str, workload: str | None = None) -> int:
-    """Look up how many slots of a storage's limit a job occupies, as `plan_capacity` stored it.
-
-    Args:
-        storage: name of the storage and of its concurrency limit.
-        workload: class of the job in the plan; None: the plan's only class.
-
-    Returns:
-        Slots, 1 where nothing is stored for it; with several classes and none named, the heaviest.
-    """
-    stored = ask_patiently(lambda: Variable.get(weights_variable(storage), default=None), _logger)
-    weights = stored.get("weights") if isinstance(stored, MutableMapping) else None
-    if not isinstance(weights, MutableMapping):
-        return 1
-    whole = {str(key): int(value) for key, value in weights.items() if isinstance(value, int) and value >= 1}
-    if workload is not None:
-        return whole.get(workload, 1)
-    return max(whole.values(), default=1)
 
 
 def slot_lease_s() -> float:
@@ -89,10 +67,9 @@ def slot_lease_s() -> float:
 @contextmanager
 def storage_slot(
     storage: str,
-    weight: int | None,
+    slots: int,
     logger: Logger,
     *,
-    workload: str | None = None,
     flow_run_id: UUID | None = None,
     timeout_s: float | None = None,
     lease_s: float | None = None,
@@ -103,9 +80,8 @@ def storage_slot(
 
     Args:
         storage: name of the storage and of its global concurrency limit.
-        weight: slots to occupy; None: what `plan_capacity` stored for the class `workload`.
+        slots: slots to occupy.
         logger: told when it waits, at intervals while it waits, and when it has its slots.
-        workload: class of the job, for `weight=None`.
         flow_run_id: the run that Prefect's UI shows as the holder.
         timeout_s: the longest wait; None: no limit.
         lease_s: seconds after which Prefect frees the slots of a run that was killed; None: as `slot_lease_s` says.
@@ -114,12 +90,11 @@ def storage_slot(
         Seconds waited.
 
     Raises:
-        InputError: if the limit does not exist, admits less than the weight, or the wait timed out.
+        InputError: if the limit does not exist, admits fewer slots, or the wait timed out.
     """
-    slots = storage_weight(storage, workload) if weight is None else weight
     shown = for_terminal(storage)
     if slots < 1:
-        raise InputError(f"a job on {shown} cannot occupy {slots} slots: use a weight of 1 or more")
+        raise InputError(f"a job on {shown} cannot occupy {slots} slots: give 1 or more")
     limit = require_limit(storage, slots)
     if not limit.active:
         logger.warning("The concurrency limit of %s is switched off: nothing protects the storage", shown)

@@ -1,13 +1,11 @@
-"""Past runs: their records as JSON, Little's law over a window, hours, pauses.
+"""Past runs: their records as JSON, and Little's law over a window.
 
-Pure functions over run records; `tasks.capacity` reads the records, and `history_check`
-compares them with a plan.
+Pure functions over run records; `tasks.run_records` reads the records, and `against` compares them with a plan.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import json
 import math
 import re
@@ -16,15 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_cachewatch.capacity.model.results import HourCheck, LittleLaw
 from prefect_cachewatch.errors import InputError
 
 RECORD_VERSION = 1
-MIN_RUNS = 5
-PAUSE_FACTOR = 3.0
-MIN_STALL_WINDOW_S = 60.0
-_MAX_HOURS = 24 * 31
-_HOUR_S = 3600.0
 _FENCE = re.compile(r"^\s*```[a-z]*\n(.*)\n```\s*$", re.DOTALL)
 
 
@@ -122,13 +114,25 @@ def read_run_record(data: Any) -> RunRecord | None:
     return None if negative or backwards else record
 
 
-def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> LittleLaw:
-    """Compute Little's law, L = lambda W, over a window.
+@dataclass(frozen=True)
+class LittleLaw:
+    """L = lambda W over a window."""
 
-    L is the time integral of the runs in progress, each clipped to the window, over the window's
-    length; W counts whole durations without the wait for a slot. Runs cut by an edge make the two
-    sides differ: of a window of 1.5 W by about a quarter, of 10 W by some percent. The difference
-    is reported, not hidden (J. D. C. Little, Operations Research 9 (1961) 383).
+    window_s: float
+    runs: int  # that touch it
+    concurrency: float  # L: runs at once, on average
+    arrivals_per_s: float  # lambda
+    duration_s: float  # W, without the wait for a slot
+    slot_wait_s: float
+    edge_effect: float  # (lambda W - L) / L, by the runs that the window's edges cut
+
+
+def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> LittleLaw:
+    """Compute Little's law over a window.
+
+    L is the time integral of the runs in progress, each clipped to the window, over the window's length; W counts whole
+    durations. Runs cut by an edge make the two sides differ: of a window of 1.5 W by about a quarter, of 10 W by some
+    percent (J. D. C. Little, Operations Research 9 (1961) 383).
 
     Args:
         records: runs, also ones outside the window.
@@ -165,71 +169,6 @@ def little_law(records: Sequence[RunRecord], start_s: float, end_s: float) -> Li
         slot_wait_s=statistics.fmean(r.slot_wait_s for r in entered) if entered else 0.0,
         edge_effect=(arrivals_per_s * duration_s - concurrency) / concurrency if concurrency else 0.0,
     )
-
-
-def hours_of(records: Sequence[RunRecord], start_s: float, end_s: float) -> tuple[HourCheck, ...]:
-    """Split a window into hours of UTC, each with its L, lambda, W and bytes per second.
-
-    Args:
-        records: runs of one storage.
-        start_s: begin of the window, seconds since 1970.
-        end_s: its end.
-
-    Returns:
-        The hours in which something ran, the latest 31 days at most; a run's bytes are spread
-        evenly over its time on the storage.
-
-    Example:
-        >>> runs = [RunRecord("r", "s", "j", 1800.0, 5400.0, bytes_written=3600)]
-        >>> [(hour.start[11:16], hour.concurrency, hour.bytes_per_s) for hour in hours_of(runs, 0, 7200)]
-        [('00:00', 0.5, 0.5), ('01:00', 0.5, 0.5)]
-    """
-    hours = []
-    first = max(math.floor(start_s / _HOUR_S), math.ceil(end_s / _HOUR_S) - _MAX_HOURS)
-    for number in range(first, math.ceil(end_s / _HOUR_S)):
-        begin_s, until_s = max(start_s, number * _HOUR_S), min(end_s, (number + 1) * _HOUR_S)
-        inside = [record for record in records if overlap_s(record, begin_s, until_s) > 0]
-        if not inside:
-            continue
-        law = little_law(inside, begin_s, until_s)
-        ended_s = [record.service_s for record in inside if record.service_s is not None]
-        moved = [
-            record.bytes_written * overlap_s(record, begin_s, until_s) / record.service_s
-            for record in inside
-            if record.bytes_written is not None and record.service_s
-        ]
-        hours.append(
-            HourCheck(
-                start=datetime.datetime.fromtimestamp(number * _HOUR_S, datetime.UTC).isoformat(),
-                runs=len(inside),
-                concurrency=law.concurrency,
-                arrivals_per_s=law.arrivals_per_s,
-                duration_s=statistics.fmean(ended_s) if ended_s else 0.0,
-                bytes_per_s=math.fsum(moved) / law.window_s if moved else None,
-            )
-        )
-    return tuple(hours)
-
-
-def suggest_stall_window(records: Sequence[RunRecord]) -> float | None:
-    """Suggest a stall window from the pauses of runs that completed: 3 x the longest, in whole 10 s.
-
-    Args:
-        records: runs; only those that completed on a storage that was well, and reported their longest pause, count.
-
-    Returns:
-        Seconds, at least 60; None with fewer than 5 such runs.
-
-    Example:
-        >>> runs = [RunRecord(str(i), "s", "j", 0, 900, longest_pause_s=i + 20.0) for i in range(5)]
-        >>> suggest_stall_window(runs)
-        80.0
-    """
-    well = [r for r in records if r.state == "Completed"]
-    pauses_s = [r.longest_pause_s for r in well if r.longest_pause_s is not None]
-    if len(pauses_s) < MIN_RUNS:
-        return None
-    return max(MIN_STALL_WINDOW_S, math.ceil(PAUSE_FACTOR * max(pauses_s) / 10) * 10.0)
 
 
 def overlap_s(record: RunRecord, start_s: float, end_s: float) -> float:

@@ -169,7 +169,10 @@ class WorkloadClass(InputModel):
         description="Jobs of this class that always run; none: the plan says how many may run.",
     )  # fmt: skip
     amplification: float = Field(
-        default=1.0, ge=1, le=1e4, description="How often the bytes are moved: 8 where each of 8 ranks reads everything."
+        default=1.0,
+        ge=1,
+        le=1e4,
+        description="How often the bytes are moved: 8 where each of 8 ranks reads everything.",
     )
     op_bytes: Size = Field(
         default=2**20, gt=0, le=10**12, description="Bytes of one read or write, for a storage with ops_per_s."
@@ -185,7 +188,10 @@ class WorkloadClass(InputModel):
         default=None, gt=0, le=366 * 86400, description="Seconds in which all jobs of the batch should be done."
     )
     kept_bytes_per_job: OptionalSize = Field(
-        default=None, ge=0, le=_MAX_BYTES, description="Bytes that a job leaves; none: a generation keeps all its bursts."
+        default=None,
+        ge=0,
+        le=_MAX_BYTES,
+        description="Bytes that a job leaves; none: a generation keeps all its bursts.",
     )
 
     @property
@@ -208,7 +214,9 @@ class WorkloadClass(InputModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.files_per_burst > self.burst_bytes:
-            raise ValueError(f"has more files in a burst than bytes: a file has one byte at least, of {self.burst_bytes}")
+            raise ValueError(
+                f"has more files in a burst than bytes: a file has one byte at least, of {self.burst_bytes}"
+            )
         if self.running is not None and self.jobs is not None:
             raise ValueError("has jobs of a batch and running ones, which always run: keep one of the two")
         if self.deadline_s is not None and self.jobs is None:
@@ -261,7 +269,9 @@ class PlanInput(InputModel):
         if len(asking) > 1 and not self.policy.isolated and any(workload.jobs is None for workload in asking):
             raise ValueError("has several classes that share one limit: give each its jobs, or running, or isolated")
         if sum(workload.running or 0 for workload in self.workloads) > MOST_JOBS:
-            raise ValueError(f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage")
+            raise ValueError(
+                f"has more than {MOST_JOBS} running jobs: plan for a part of them on a part of the storage"
+            )
         return self
 
     @property

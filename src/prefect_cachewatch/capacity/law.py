@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Literal
 
-from prefect_cachewatch.capacity.inputs import LinkProfile, PlanInput, ServiceCurve, StorageProfile, WorkloadClass
+from prefect_cachewatch.capacity.inputs import PlanInput, ServiceCurve, StorageProfile, WorkloadClass
 from prefect_cachewatch.errors import InputError
 
 #: middle is the plan; low and high are the edges of what the figures allow.
@@ -114,7 +114,7 @@ def burst_seconds(inputs: PlanInput, workload: WorkloadClass, n: int, side: Side
     Example:
         >>> nas = StorageProfile(name="nas", write=ServiceCurve(one_bytes_per_s=250e6, all_bytes_per_s=600e6))
         >>> job = WorkloadClass(name="caches", burst_bytes="1GB", think_s=10)
-        >>> given = PlanInput(storage=nas, link=LinkProfile(bytes_per_s="1Gbit/s"), workloads=[job], policy={"derate": 0})
+        >>> given = PlanInput(storage=nas, link="1Gbit/s", workloads=[job], policy={"derate": 0})
         >>> burst_seconds(given, job, 2)
         {'storage': 4.0, 'link': 16.0, 'files': 0.0}
     """

@@ -71,7 +71,10 @@ def draw(plan: LimitPlan, answer: Answer, past: Sequence[tuple[float, float]] = 
         parts.append(_text(_RIGHT + 6, y + 4, name, colour=_SPOT))
     parts.append(upper.line([(row.n, row.bytes_per_s) for row in answer.rows]))
     for point in measured:
-        x, low, high = upper.x(point.n), *(upper.y(point.bytes_per_s * (1 + side * point.spread / 2)) for side in (-1, 1))
+        x, low, high = (
+            upper.x(point.n),
+            *(upper.y(point.bytes_per_s * (1 + side * point.spread / 2)) for side in (-1, 1)),
+        )
         parts.append(f'<line x1="{x}" x2="{x}" y1="{low}" y2="{high}" stroke="{_DARK}"/>')
         parts.append(f'<circle cx="{x}" cy="{upper.y(point.bytes_per_s)}" r="3.5" fill="{_DARK}"/>')
     parts.append(lower.line([(row.n, row.classes[0].burst_p99_s) for row in answer.rows], "4 4"))
@@ -132,7 +135,9 @@ def _round_step(value: float) -> float:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= value * 0.999)
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", colour: str = _DARK, size: int = 11, weight: int = 400) -> str:
+def _text(
+    x: float, y: float, text: str, *, anchor: str = "start", colour: str = _DARK, size: int = 11, weight: int = 400
+) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}" font-weight="{weight}" '
         f'font-family="system-ui, sans-serif">{for_html(text, 200)}</text>'

@@ -38,7 +38,9 @@ def read_plan(path: Path, *, without: str = "") -> PlanInput:
         profile = storage.pop("profile")
         if not isinstance(profile, str):
             raise InputError(f"{shown}: storage.profile is not the name of a file: write it like nfs-a.yaml")
-        data["storage"] = read_storage(path.parent / Path(profile).expanduser()).model_dump(exclude_unset=True) | storage
+        data["storage"] = (
+            read_storage(path.parent / Path(profile).expanduser()).model_dump(exclude_unset=True) | storage
+        )
     if without:
         data.setdefault(without, [{"name": "recorded", "burst_bytes": 1, "think_s": 0}])
     return validate(PlanInput, {"binary": binary, **data}, shown, "")

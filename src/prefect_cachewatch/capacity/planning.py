@@ -6,13 +6,14 @@ that the policy, the free space and the measured streams admit.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from prefect_cachewatch.capacity.chain import steady
-from prefect_cachewatch.capacity.inputs import PlanInput, WorkloadClass
+from prefect_cachewatch.capacity.inputs import MOST_JOBS, PlanInput, WorkloadClass
 from prefect_cachewatch.capacity.law import (
     Side,
     binding,
@@ -29,7 +30,7 @@ from prefect_cachewatch.errors import InputError
 AS_GOOD = 1.02
 TICK = 1.1
 _BUSY = 0.8
-_BURSTS, _FEWER_BURSTS = 6000, 1500
+_BURSTS, _FEWER_BURSTS = 5000, 1000
 _LONGEST_BURST_S = 30 * 86400.0
 _ONE_MB = 10**6
 
@@ -54,7 +55,7 @@ def plan(inputs: PlanInput, *, beyond_measured: bool = False) -> LimitPlan:
         >>> jobs = {"name": "caches", "burst_bytes": "2GB", "think_s": "10s", "bursts_per_job": 40, "jobs": 20}
         >>> answer = plan(PlanInput(storage=nas, link="10G", workloads=[jobs])).answers[0]
         >>> answer.n, answer.ticks_up_n, answer.row.held_by
-        (9, 4, 'storage')
+        (10, 4, 'storage')
     """
     for each in _apart(inputs):
         _refuse_what_cannot_be(each)
@@ -70,13 +71,33 @@ def plan(inputs: PlanInput, *, beyond_measured: bool = False) -> LimitPlan:
     )
 
 
+def expected_burst_s(inputs: PlanInput, n: float) -> float:
+    """Say how long the mean burst of the first class that asks takes, with so many of its jobs at once.
+
+    Args:
+        inputs: the plan's input.
+        n: jobs at once; between two whole numbers a straight line is taken.
+
+    Returns:
+        Seconds.
+    """
+    job = inputs.asking[0].model_copy(update={"jobs": None, "deadline_s": None})
+    always = [workload for workload in inputs.workloads if workload.running is not None and not inputs.policy.isolated]
+    most = min(MOST_JOBS, max(1, math.ceil(n)))
+    policy = inputs.policy.model_copy(update={"max_jobs": most, "isolated": False})
+    search = _Search(inputs.model_copy(update={"workloads": [job, *always], "policy": policy}), _FEWER_BURSTS, True)
+    low = max(1, min(most, math.floor(n)))
+    first_s, last_s = (search.row(at).classes[0].burst_s for at in (low, most))
+    return first_s + (last_s - first_s) * max(0.0, min(n, most) - low)
+
+
 class _Search:
     """One limit on one storage: its rows, and the number among them."""
 
     def __init__(self, inputs: PlanInput, bursts: int, beyond_measured: bool) -> None:
         self.inputs, self.bursts, self.beyond = inputs, bursts, beyond_measured
         self.main = inputs.asking[0]
-        self.workloads = [self.main, *(other for other in inputs.workloads if other is not self.main)]
+        self.workloads = [self.main, *(w for w in inputs.workloads if w is not self.main and w.running != 0)]
         self.always = sum(workload.running or 0 for workload in self.workloads)
         self.jobs = sum(workload.jobs or 0 for workload in self.workloads)
         self.most = min(inputs.policy.max_jobs, self.jobs or inputs.policy.max_jobs)
@@ -157,8 +178,15 @@ class _Search:
     def score(self, n: int) -> float:
         """Seconds for the batch; without one, seconds for a byte: less is better."""
         row = self.row(n)
-        return row.batch_s if row.batch_s is not None else 1 / sum(
-            mine.bytes_per_s for mine, workload in zip(row.classes, self.workloads, strict=True) if workload.running is None
+        return (
+            row.batch_s
+            if row.batch_s is not None
+            else 1
+            / sum(
+                mine.bytes_per_s
+                for mine, workload in zip(row.classes, self.workloads, strict=True)
+                if workload.running is None
+            )
         )
 
     @cached_property
@@ -195,7 +223,9 @@ class _Search:
         main, ceilings = self.main, self._ceilings(self.main)
         least = min(ceilings, key=lambda name: ceilings[name])
         batch = tuple(
-            (w.wire_bytes * w.bursts_per_job * w.jobs, min(self._ceilings(w).values())) for w in self.workloads if w.jobs
+            (w.wire_bytes * w.bursts_per_job * w.jobs, min(self._ceilings(w).values()))
+            for w in self.workloads
+            if w.jobs
         )
         return ByHand(
             parts=batch or ((main.wire_bytes, ceilings[least]),),
@@ -224,7 +254,10 @@ class _Search:
                 key=lambda n: steady(self.loads[0].one_burst_s, self.main.think_s, n).burst_s > accepted_s,
             ) + 1  # fmt: skip
         else:
-            found = bisect_left(range(1, self.most + 1), True, key=lambda n: self.row(n).classes[0].burst_s > accepted_s) + 1
+            found = (
+                bisect_left(range(1, self.most + 1), True, key=lambda n: self.row(n).classes[0].burst_s > accepted_s)
+                + 1
+            )
         return found if found <= self.most else None
 
     def _caps(self) -> Iterator[tuple[Reason, Callable[[int], bool]]]:
@@ -270,7 +303,13 @@ class _Search:
         n, reason, feasible = self.number()
         best_n = self.best_n
         full_n = best_n if best_n < self.most else None
-        shown = {1, n, best_n, *(m for m in (self.ticks_up_n, full_n) if m), *(m for m in _grid(self.most) if m <= 2 * best_n)}
+        shown = {
+            1,
+            n,
+            best_n,
+            *(m for m in (self.ticks_up_n, full_n) if m),
+            *(m for m in _grid(self.most) if m <= 2 * best_n),
+        }
         if full_n is not None and full_n > 1:
             shown.add(full_n - 1)
         storage = self.inputs.storage.name
@@ -389,7 +428,10 @@ def _changes(inputs: PlanInput) -> Iterator[tuple[str, PlanInput]]:
         changed = main.model_copy(update=changes)
         return here.model_copy(update={"workloads": [changed if w is main else w for w in here.workloads]})
 
-    yield "twice the storage", here.model_copy(update={"storage": storage.model_copy(update={"units": 2 * storage.units})})
+    yield (
+        "twice the storage",
+        here.model_copy(update={"storage": storage.model_copy(update={"units": 2 * storage.units})}),
+    )
     if link.bytes_per_s is not None:
         rates = {name: rate for name, rate in LINE_RATES.items() if abs(rate / link.bytes_per_s - 1) > 0.01}
         for name, rate in rates.items():
@@ -428,7 +470,9 @@ def _notes(inputs: PlanInput, answers: tuple[Answer, ...]) -> Iterator[str]:
         if reach and answer.row.streams_p99 > reach:
             yield f"Up to {answer.row.streams_p99} streams move at once, and {reach} were measured: beyond, as much is taken."
     for workload in inputs.workloads:
-        if workload.kind != "generation" and (workload.access == "random") != (curve_of(storage, workload) is storage.random_read):
+        if workload.kind != "generation" and (workload.access == "random") != (
+            curve_of(storage, workload) is storage.random_read
+        ):
             taken = "reads from start to end" if workload.access == "random" else "random reads"
             yield f"For {workload.name} the curve of {taken} is taken: {storage.name} has no other."
     if any(workload.kind == "generation" for workload in inputs.asking):

@@ -96,7 +96,9 @@ def with_recorded(inputs: PlanInput, name: str, samples: Sequence[Sample]) -> tu
     )
     said += "; no pause was seen, so each file counts as a burst" if by_file else ""
     if alone_s > cycle_s:
-        said += f"; it wrote faster than {inputs.storage.name} does: recorded on another storage, or into the page cache"
+        said += (
+            f"; it wrote faster than {inputs.storage.name} does: recorded on another storage, or into the page cache"
+        )
     others = [other for other in inputs.workloads if other is not old]
     return inputs.model_copy(update={"workloads": [workload, *others]}), said
 

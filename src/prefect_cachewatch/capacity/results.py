@@ -42,7 +42,9 @@ class Row:
 class ByHand:
     """Figures that a person can compute from the plan file."""
 
-    parts: tuple[tuple[float, float], ...]  # bytes of each class's batch, and the ceiling that moves them; else one burst
+    parts: tuple[
+        tuple[float, float], ...
+    ]  # bytes of each class's batch, and the ceiling that moves them; else one burst
     ceiling: str
     think_s: float
     burst_s: float  # alone

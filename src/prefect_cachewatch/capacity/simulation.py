@@ -83,7 +83,7 @@ class _Run:
         self.draw = random.Random(seed)  # noqa: S311 - the same seed gives the same answer
         whole = sum((load.jobs or 0) * load.bursts for load in loads)
         self.endless = not whole
-        self.most = bursts * (3 if self.endless else 8)  # bursts of what always runs may be many more than the batch's
+        self.most = bursts * (2 if self.endless else 4)  # bursts of what always runs may be many more than the batch's
         short = min(1.0, bursts / whole) if whole else 1.0
         # A shorter job still has bursts enough for its length to vary as little as that of the whole one does.
         self.length = [max(min(load.bursts, 8), round(load.bursts * short)) for load in loads]
@@ -186,11 +186,14 @@ class _Run:
         self.ends_s = [self.now_s / share if wanted else 0.0 for wanted in self.wanted]
 
     def _told(self) -> Outcome:
+        gone_s = list(accumulate(self.seen)) or [0.0]
+        streams = math.fsum(n * seconds for n, seconds in enumerate(self.seen)) / gone_s[-1]
         classes = []
         for c, load in enumerate(self.loads):
-            cut = int(len(self.done[c]) * _WARM_UP)
-            bursts = sorted(burst for burst, _ in self.done[c][cut:]) or [math.nan]
-            silences = sorted(silence for _, silence in self.done[c][cut:]) or [math.nan]
+            # Where none has ended yet, as long as one takes among so many streams.
+            one_s = load.one_burst_s[max(0, round(streams) - 1)]
+            ended = self.done[c][int(len(self.done[c]) * _WARM_UP) :] or [(one_s, load.think_s + one_s / load.files)]
+            bursts, silences = sorted(burst for burst, _ in ended), sorted(silence for _, silence in ended)
             scale = 1.0
             if load.jobs is not None:
                 scale = load.bursts * load.jobs / (self.length[c] * self.wanted[c])
@@ -198,14 +201,12 @@ class _Run:
             classes.append(
                 Class(
                     end_s=self.ends_s[c] * scale,
-                    bursts_per_s=len(self.done[c]) / until_s if until_s else 0.0,
+                    bursts_per_s=max(1, len(self.done[c])) / until_s,
                     burst_s=math.fsum(bursts) / len(bursts),
                     burst_p99_s=_p99(bursts),
                     silence_p99_s=_p99(silences),
                 )
             )
-        gone_s = list(accumulate(self.seen)) or [0.0]
-        streams = math.fsum(n * seconds for n, seconds in enumerate(self.seen)) / gone_s[-1]
         p99 = bisect_left(gone_s, 0.99 * gone_s[-1])
         return Outcome(max(mine.end_s for mine in classes) or self.now_s, tuple(classes), streams, p99)
 

@@ -126,7 +126,11 @@ def say_bytes(size_bytes: float, binary: bool = False) -> str:
     """
     for size, name in _BINARY if binary else _DECIMAL:
         if size_bytes >= size * 0.9995:
-            return f"{size_bytes / size:.3g} {name}" if size_bytes < 999.5 * size else f"{say_number(size_bytes / size)} {name}"
+            return (
+                f"{size_bytes / size:.3g} {name}"
+                if size_bytes < 999.5 * size
+                else f"{say_number(size_bytes / size)} {name}"
+            )
     return f"{size_bytes:.3g} bytes"
 
 

@@ -55,7 +55,9 @@ def answer_lines(plan: LimitPlan, answer: Answer) -> Iterator[str]:
     yield from zones(plan, answer)
     faster, not_faster = _sorted_out(plan)
     if answer is plan.answers[0] and (faster or not_faster):
-        said = f"Faster: {', '.join(_with_result(plan, each) for each in faster[:3])}." if faster else "Nothing is faster."
+        said = (
+            f"Faster: {', '.join(_with_result(plan, each) for each in faster[:3])}." if faster else "Nothing is faster."
+        )
         said += f" Not: {', '.join(each.change for each in not_faster[:3])}." if not_faster else ""
         yield from _wrapped(said, "")
     yield from _wrapped(by_hand(plan, answer), "")
@@ -75,7 +77,9 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
     if row.batch_s is None:
         result = f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"
     else:
-        jobs = " and ".join(f"{n} {for_terminal(name, 60)}" for n, name in zip(answer.jobs, answer.classes, strict=True))
+        jobs = " and ".join(
+            f"{n} {for_terminal(name, 60)}" for n, name in zip(answer.jobs, answer.classes, strict=True)
+        )
         result = f"{jobs} in about {say_time(row.batch_s)}"
         if answer.batch_range_s and answer.batch_range_s[1] > 1.03 * row.batch_s:
             result += f" (at worst {say_time(answer.batch_range_s[1])})"
@@ -119,7 +123,12 @@ def zones(plan: LimitPlan, answer: Answer) -> list[str]:
         if row.held_by in ("computing", "one stream"):
             parts.append((f"{full}+", "no faster: the jobs come out even with fewer rounds"))
         else:
-            parts.append((f"{full}+", f"full ({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by}): more jobs only wait longer"))
+            parts.append(
+                (
+                    f"{full}+",
+                    f"full ({say_bytes(row.bytes_per_s, plan.binary)}/s, {row.held_by}): more jobs only wait longer",
+                )
+            )
     else:
         whole = sum(jobs or 0 for jobs in answer.jobs)
         parts.append((f"{last}", "the whole batch at once" if last == whole else "the most that was looked at"))
@@ -211,7 +220,8 @@ def markdown(plan: LimitPlan, change: str, picture: str, notes: Sequence[str] = 
     if plan.alternatives:
         lines += ["| if instead | at once | result | held by |", "|---|---:|---:|---|"]
         lines += [
-            f"| {for_markdown(each.change)} | {each.n} | {_result(plan, each)} | {each.held_by} |" for each in plan.alternatives
+            f"| {for_markdown(each.change)} | {each.n} | {_result(plan, each)} | {each.held_by} |"
+            for each in plan.alternatives
         ]
         lines.append("")
     lines += [f"- {for_markdown(note, 600)}" for note in (*plan.notes, *notes)]
@@ -232,7 +242,9 @@ def _alternative_lines(plan: LimitPlan) -> Iterator[str]:
     same = [each.change for each in plan.alternatives if abs(each.faster - 1) <= _SAME]
     heads = ("if instead", "at once", "result", "held by")
     if changed:
-        yield from _columns([heads, *((each.change, str(each.n), _result(plan, each), each.held_by) for each in changed)])
+        yield from _columns(
+            [heads, *((each.change, str(each.n), _result(plan, each), each.held_by) for each in changed)]
+        )
     if same:
         yield from _wrapped(f"no change by: {', '.join(same)}", "  ")
     yield ""
@@ -269,5 +281,9 @@ def _columns(rows: Sequence[Sequence[str]], marked: int = 0) -> Iterator[str]:
 
 def _wrapped(text: str, mark: str) -> list[str]:
     return textwrap.wrap(
-        for_terminal(text, 2000), _WIDTH, initial_indent=mark, subsequent_indent=" " * max(2, len(mark)), break_on_hyphens=False
+        for_terminal(text, 2000),
+        _WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * max(2, len(mark)),
+        break_on_hyphens=False,
     )

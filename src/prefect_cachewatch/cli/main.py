@@ -29,10 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("prefect_cachewatch.cli.report:command", "Show the post-mortem of a generation that stalled or failed."),
     "replay": ("prefect_cachewatch.cli.replay:command", "What a stall policy would have done on a recorded run."),
     "doctor": ("prefect_cachewatch.cli.doctor:command", "What a run needs: what works here, what is missing, what to do."),
-    "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage, or a codec on a sample, for the planner."),
+    "probe": ("prefect_cachewatch.cli.probe:command", "Measure a storage for the planner."),
     "automations": ("prefect_cachewatch.cli.automations:command", "React to stalls and dead runs on a Prefect server."),
     "templates": ("prefect_cachewatch.cli.templates:command", "Copy the deployment templates into a directory."),
-    "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs at once a storage carries, and why not more."),
+    "plan": ("prefect_cachewatch.cli.plan:command", "How many jobs to run at once on a storage, and what binds."),
 }  # fmt: skip
 
 # Commands that run or watch a generator: their messages must not wait for a reader.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import InputError
 
 if TYPE_CHECKING:
-    from prefect_cachewatch.capacity import LimitPlan, PlanInput
+    from prefect_cachewatch.capacity import PlanInput
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -44,7 +45,12 @@ class _Got(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
     "--from-trace", "trace_file", metavar="RUN.csv", type=_FILE,
     help="Take burst, think time and files of the first class from a run recorded with --record.",
 )  # fmt: skip
-@click.option("--got", type=_Got(), multiple=True, help="What a burst took in your test, as 10:27s; said and drawn beside the plan.")
+@click.option(
+    "--got",
+    type=_Got(),
+    multiple=True,
+    help="What a burst took in your test, as 10:27s; said and drawn beside the plan.",
+)
 def command(
     plan_file: Path,
     as_json_: bool,
@@ -69,12 +75,13 @@ def command(
     given, notes = _given(plan_file, link, isolated, trace_file)
     answer = plan(given)
     notes += [got_sentence(given, n, burst_s) for n, burst_s in got]
+    answer = dataclasses.replace(answer, notes=(*notes, *answer.notes))
     if picture is not None:
         _write(picture, draw(answer, answer.answers[0], got))
     if as_json_:
-        print(json.dumps(as_json(answer) | {"said": notes}, indent=2, allow_nan=False))
+        print(json.dumps(as_json(answer), indent=2, allow_nan=False))
         return 0
-    for line in (*text_lines(answer), *(f"- {for_terminal(note, 1000)}" for note in notes)):
+    for line in text_lines(answer):
         click.echo(line)
     return 0
 

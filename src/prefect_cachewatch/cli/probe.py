@@ -1,212 +1,161 @@
-"""`cachewatch probe`: measure a storage, or a codec on a sample, for the planner.
-
-`capacity.probe` and `capacity.codec` measure; this module reads the options and shows the result.
-"""
+"""`cachewatch probe DIR`: measure a storage, or read fio's JSON, and write the profile that `cachewatch plan` reads."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import textwrap
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from threading import Event
+from typing import Any
 
 import click
-import yaml
 
-from prefect_cachewatch.capacity.planfile import read_storage
-from prefect_cachewatch.capacity.probe.codec import CODECS, CodecMeasurement, CodecName, measure_codec
+from prefect_cachewatch.capacity.inputs import StorageProfile
+from prefect_cachewatch.capacity.probe.fio import profile_from_fio
+from prefect_cachewatch.capacity.probe.measure import ProbeSettings, check_probe, run_probe
 from prefect_cachewatch.capacity.probe.profile import profile_from_report, profile_yaml, write_atomically
-from prefect_cachewatch.capacity.probe.report import ProbeReport, ProbeSettings
-from prefect_cachewatch.capacity.probe.run import check_probe, run_probe
-from prefect_cachewatch.capacity.probe.target import inspect_target, size_budget
+from prefect_cachewatch.capacity.units import say_bytes, say_number, say_time
 from prefect_cachewatch.cli.options.fields import Fields
 from prefect_cachewatch.cli.options.sections import json_option
-from prefect_cachewatch.cli.probe_show import (
-    WIDTH,
-    announcement,
-    check_output,
-    exit_status,
-    progress,
-    stopping,
-    table,
-)
 from prefect_cachewatch.common.files import is_special
 from prefect_cachewatch.common.text import file_stem, for_terminal
-from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
-_SETTINGS = Fields(
-    ProbeSettings, "max_concurrency N, size_bytes, time_s, repetitions N, keep_free SHARE, engine, network_ok"
-)
+_SETTINGS = Fields(ProbeSettings, "max_concurrency N, size_bytes, time_s, repetitions N, keep_free SHARE, network_ok")
+_CURVES = ("write", "read", "random_read")
 
 
-@click.command(
-    "probe", params=_SETTINGS.options(), short_help="Measure a storage, or a codec on a sample, for the planner."
-)
-@click.argument("path", type=click.Path(path_type=Path), metavar="DIR|SAMPLE")
+@click.command("probe", params=_SETTINGS.options(), short_help="Measure a storage for the planner.")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR", required=False)
 @click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="Profile to write; default storage-NAME.yaml here.",
+    "-o", "--output", type=click.Path(path_type=Path), help="Profile to write; default storage-NAME.yaml here."
 )
 @click.option("--name", help="Name of the storage in plans and limits; default: the directory's.")
-@click.option("--codec", type=click.Choice(CODECS), help="Measure this codec on a file or directory instead.")
-@click.option("--level", type=int, help="Level of the codec.")
-@json_option("Print JSON instead of a table.")
+@click.option("--fio", "reports", multiple=True, type=click.Path(path_type=Path), metavar="FILE.json",
+              help="Read what your own runs of fio measured, instead of measuring; one file or several.")  # fmt: skip
+@json_option("Print the profile as JSON instead of a table.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def command(
-    path: Path, codec: str | None, level: int | None, output: Path | None, as_json: bool, **options: Any
-) -> int:
+    directory: Path | None, output: Path | None, name: str | None, reports: tuple[Path, ...], as_json: bool, quiet: bool,
+    **options: Any,
+) -> int:  # fmt: skip
     """Measure the storage under DIR and write its profile for `cachewatch plan`.
 
-    It writes test files there, in a directory of its own that is removed when it ends, and slows
-    other users of the storage meanwhile. With --codec, measure a compression on SAMPLE instead,
-    which writes nothing.
+    It writes test files there, in a directory of its own that is removed when it ends, and slows other users of the
+    storage meanwhile. With --fio it measures nothing.
     """
-    if codec is not None:
-        return _probe_codec(path, codec, level, output, as_json)
-    if level is not None:
-        raise click.UsageError("--level belongs to a codec: add --codec zstd, lz4 or lzo")
-    return _probe_storage(path, output, as_json, **options)
-
-
-def _probe_storage(
-    path: Path, output: Path | None, as_json: bool, *, name: str | None, quiet: bool, **options: Any
-) -> int:
-    inspect_target(path)  # an error in the path is reported before an error in an option
-    settings = _SETTINGS.build(options)
-    target = check_probe(path, settings)
-    name = _checked_name(name, target.path)
-    output = output or Path(f"storage-{file_stem(name, most=200, other='profile')}.yaml")
-    check_output(output)
-    # Only a regular file has a neighbour: /dev/null.partial.yaml would be a file in /dev.
-    partial = None if is_special(output) else output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")
-
-    def save(report: ProbeReport) -> None:
-        # Written after each concurrency, so that even a power cut leaves what was measured. If the disk is
-        # full here, the probe goes on measuring: the end tries again.
-        if partial is None:
-            return
-        with suppress(InputError):
-            under_way = report.stopped or "the probe was still running when this was written"
-            write_atomically(partial, profile_yaml(profile_from_report(replace(report, stopped=under_way), name)))
-
-    if not quiet:
-        print(
-            announcement(target.path, settings, size_budget(target, settings.size_bytes, settings.keep_free)),
-            file=sys.stderr,
-        )
-    with stopping() as (stop, caught), progress(quiet) as show:
-        report = run_probe(path, settings, stop=stop, on_progress=show, on_level=save, target=target)
-    if not report.samples:
-        print("cachewatch: ended before anything was measured; nothing is left behind", file=sys.stderr)
-        return exit_status(caught)
-    profile = profile_from_report(report, name)
-    interrupted = report.stop_cause in ("interrupted", "storage")
-    written = partial if interrupted and partial is not None else output
+    if (directory is None) == (not reports):
+        raise click.UsageError("give a directory to measure, or the JSON of fio with --fio")
+    shown = _name(
+        name if name is not None else (directory.resolve().name if directory else reports[0].stem) or "storage"
+    )
+    output = output or Path(f"storage-{file_stem(shown, most=200, other='profile')}.yaml")
+    if directory is None:
+        profile, status, stopped = profile_from_fio(reports, shown), 0, ""
+        _check(output)
+    else:
+        settings = _SETTINGS.build(options)
+        target = check_probe(directory, settings)
+        _check(output)
+        if not quiet:
+            _announce(target.path, settings)
+        with _stopping() as (stop, caught):
+            report = run_probe(target, settings, stop, (lambda text: None) if quiet else _progress)
+        status = 128 + caught[0] if caught else 0
+        if not report.levels:
+            raise click.exceptions.Exit(status)
+        profile, stopped = profile_from_report(report, shown), report.stopped if report.cause == "storage" else ""
+        if report.cause in ("interrupted", "storage") and not is_special(output):
+            output = output.with_name(f"{output.stem}.partial{output.suffix or '.yaml'}")  # an older whole one stays
     try:
-        write_atomically(written, profile_yaml(profile))
+        write_atomically(output, profile_yaml(profile))
     except InputError:
         print(profile_yaml(profile))  # minutes of measuring: better on the screen than lost
         raise
-    if not interrupted and partial is not None:
-        partial.unlink(missing_ok=True)
     if as_json:
-        levels = [{**vars(level), "obeys_little": level.obeys_little} for level in report.levels]
-        document = {
-            "profile": profile.model_dump(mode="json"), "levels": levels, "notes": report.notes,
-            "stopped": report.stopped, "written": str(written),
-        }  # fmt: skip
-        print(json.dumps(document, indent=2))
+        print(json.dumps({"profile": profile.model_dump(mode="json"), "written": str(output)}, indent=2))
     else:
-        print(table(report))
-        for note in ([f"partial: {report.stopped}"] if report.stopped else []) + list(report.notes):
-            print(textwrap.fill(note, WIDTH, initial_indent="  - ", subsequent_indent="    "))
-        print(f"\nProfile of {for_terminal(name)} written to {for_terminal(str(written))}")
-    if interrupted and not caught:
-        raise InputError(f"{report.stopped}; what was measured before is in {for_terminal(str(written))}")
-    return exit_status(caught)
+        print("\n".join(_lines(profile)))
+        print(f"\nProfile of {for_terminal(shown)} written to {for_terminal(str(output))}")
+    if stopped:
+        raise InputError(f"{stopped}; what was measured before is in {for_terminal(str(output))}")
+    return status
 
 
-def _checked_name(name: str | None, path: Path) -> str:
-    if name is None:
-        return re.sub(r"[\x00-\x1f\x7f]", "_", for_terminal(path.name, 100))
+def _name(name: str) -> str:
     if not 1 <= len(name) <= 100 or re.search(r"[\x00-\x1f\x7f]", name):
         raise click.UsageError("--name: give 1 to 100 characters, none of them a control character")
-    return name
+    return for_terminal(name, 100)
 
 
-def _probe_codec(sample: Path, codec: str, level: int | None, output: Path | None, as_json: bool) -> int:
-    """Measure and show a codec; with an output, add it to that storage profile or write it alone.
-
-    Args:
-        sample: a file or directory of the data in question.
-        codec: zstd, lz4 or lzo.
-        level: its level, None for the default.
-        output: a storage profile to add it to, or a new file.
-        as_json: print JSON.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        InputError: the sample, level or output is bad, or a library is missing.
-    """
-    if output is not None:
-        check_output(output)
-    with stopping() as (stop, caught):
-        measured = measure_codec(cast("CodecName", codec), sample, level=level, stop=stop)
-    data = measured.profile.model_dump(mode="json", exclude_none=True)
-    if output is not None:
-        _keep(output, measured, data)
-    if as_json:
-        rest = {key: value for key, value in vars(measured).items() if key != "profile"}
-        print(json.dumps({"codec": data, **rest}, indent=2))
-    else:
-        print(_shown(measured))
-        print("\n" + yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True), end="")
-        if output is not None:
-            print(f"\nWritten to {for_terminal(str(output))}")
-    return exit_status(caught)
+def _check(output: Path) -> None:
+    """Refuse an output that could not be written afterwards."""
+    shown = for_terminal(str(output))
+    if output.is_dir():
+        raise InputError(f"{shown} is a directory: name a file with --output")
+    if not output.parent.is_dir():
+        raise InputError(
+            f"{for_terminal(str(output.parent))} does not exist: make it, or name another file with --output"
+        )
+    if output.exists() and not is_special(output):
+        try:
+            with output.open("rb") as file:
+                head = file.read(4096)
+        except OSError as error:
+            raise InputError(f"{shown} cannot be read ({error.strerror}): name another file with --output") from None
+        if head.strip() and not re.search(rb"^(# Storage profile|name:)", head, re.MULTILINE):
+            raise InputError(f"{shown} exists and is no profile: name another file with --output")
 
 
-def _keep(output: Path, measured: CodecMeasurement, data: dict[str, Any]) -> None:
-    head = output.read_bytes()[:4096] if output.exists() and not is_special(output) else b""
-    if not head.strip() or head.startswith(b"codec:"):
-        write_atomically(output, yaml.safe_dump({"codec": data}, sort_keys=False, allow_unicode=True))
-        return
-    storage = read_storage(output)
-    others = [codec for codec in storage.codecs if codec.name != measured.profile.name]
-    write_atomically(output, profile_yaml(storage.model_copy(update={"codecs": [*others, measured.profile]})))
-
-
-def _shown(measured: CodecMeasurement) -> str:
-    profile = measured.profile
-    taken, whole = profile.sample_bytes or 0, measured.whole_sample_bytes
-    part = "" if taken == whole else f" of {format_bytes(whole)}"
-    lines = [
-        f"{profile.name} level {profile.level} ({measured.library}) on {profile.sample}: {format_bytes(taken)}{part}",
-        f"  ratio        {profile.ratio:.3f}",
-    ]
-    for verb, cpu_s, spread in (
-        ("compress  ", profile.compress_cpu_s_per_gb, measured.compress_spread),
-        ("decompress", profile.decompress_cpu_s_per_gb, measured.decompress_spread),
-    ):
-        rate = f"{format_bytes(1e9 / cpu_s)}/s a core" if cpu_s else "too fast to time"
-        lines.append(f"  {verb}   {cpu_s:.3g} CPU seconds per GB, {rate}, spread {spread:.0%}")
-    return "\n".join([*lines, textwrap.fill(_verdict(measured), WIDTH)])
-
-
-def _verdict(measured: CodecMeasurement) -> str:
-    if measured.profile.ratio < 1.02:
-        return "This sample does not shrink: compressing it costs processor time and saves nothing."
-    return (
-        "With one core for each job, compressing pays where a job's writes move less than "
-        f"{format_bytes(measured.pays_below_bytes_per_s)}/s. In a plan: the lines below go into a workload, or its "
-        f"codec is named {measured.profile.name} and the storage's profile has it (-o PROFILE)."
+def _announce(path: Path, settings: ProbeSettings) -> None:
+    said = (
+        f"Probing {for_terminal(str(path))}: writes up to {say_bytes(settings.size_bytes, binary=True)} at once, for up to "
+        f"{say_time(settings.time_s)}. Whoever shares this storage is slowed meanwhile; Ctrl-C ends it, keeps what was "
+        "measured and removes the test files."
     )
+    print(textwrap.fill(said, 80), file=sys.stderr)
+
+
+def _progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _lines(profile: StorageProfile) -> Iterator[str]:
+    yield f"{for_terminal(profile.name)}: {profile.source}"
+    yield f"{'streams':>9}" + "".join(f"{head:>22}" for head in ("fresh writes", "reads", "random reads"))
+    curves = [{p.n: p for p in curve.points} if (curve := getattr(profile, name)) else {} for name in _CURVES]
+    for n in sorted(set().union(*curves)):
+        cells: Sequence[str] = [
+            f"{say_bytes(points[n].bytes_per_s)}/s +-{points[n].spread / 2:.0%}" if n in points else "-"
+            for points in curves
+        ]
+        yield f"{n:>9}" + "".join(f"{cell:>22}" for cell in cells)
+    if profile.small_file_s is not None:
+        yield f"one small file {say_time(profile.small_file_s)}, all together {say_number(profile.files_per_s or 0)} files/s"
+    for note in profile.notes:
+        yield textwrap.fill(for_terminal(note, 1000), 80, initial_indent="- ", subsequent_indent="  ")
+
+
+@contextmanager
+def _stopping() -> Iterator[tuple[Event, list[int]]]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into an event; Python's own handler gets a second one."""
+    stop, caught, before = Event(), list[int](), dict[int, Any]()
+
+    def handle(number: int, _frame: object) -> None:
+        caught.append(number)
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup stays nohup
+            before[each] = signal.signal(each, handle)
+    try:
+        yield stop, caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -45,12 +45,7 @@ class Storage(Shorthand):
     """
 
     name: str = Field(min_length=1, max_length=200, description="Name of the storage and of its concurrency limit.")
-    slots: int | None = Field(
-        default=None,
-        ge=1,
-        le=100_000,
-        description="Slots that an attempt occupies; default what plan-capacity stored, else 1.",
-    )
+    slots: int = Field(default=1, ge=1, le=100_000, description="Slots that an attempt occupies.")
 
     @classmethod
     def _read(cls, text: str) -> dict[str, Any]:

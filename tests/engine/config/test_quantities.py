@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-import prefect_cachewatch.capacity.probe.report
+import prefect_cachewatch.capacity.probe.measure
 import prefect_cachewatch.config.profiles
 import prefect_cachewatch.fleet.jobs
 import prefect_cachewatch.publish.health  # noqa: F401 - for the models that it has

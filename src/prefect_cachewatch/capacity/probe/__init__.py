@@ -1,1 +1,4 @@
-"""Measures a storage (`run`, by `direct` or `fio`) or a `codec`, for the planner (`profile`)."""
+"""Measures a storage: `target` says whether it may, `direct` measures, `measure` repeats, `checks` doubts, `profile` keeps.
+
+`fio` reads what a person's own runs of fio measured.
+"""

@@ -14,13 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from prefect_cachewatch.capacity.probe.disks import UNSEEN, Disk, look_at_disk
+from prefect_cachewatch.capacity.units import say_bytes
 from prefect_cachewatch.common.mounts import MOUNT_TABLE, Mount, is_network_type, mount_of, read_mounts
 from prefect_cachewatch.common.removal import look_path, remove_path
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.errors import InputError
 
 SCRATCH_PREFIX = ".cachewatch-probe-"
@@ -37,7 +35,6 @@ class ProbeTarget:
     filesystem: str
     total_bytes: int
     free_bytes: int
-    disk: Disk = UNSEEN
 
     @property
     def is_network(self) -> bool:
@@ -45,27 +42,17 @@ class ProbeTarget:
         return is_network_type(self.filesystem)
 
     @property
-    def through(self) -> Literal["network", "local"] | None:
-        """Whether a network is in what is measured here; None: that cannot be seen, as with a hypervisor's disk."""
-        if self.is_network or self.disk.network:
-            return "network"
-        return "local" if self.disk.seen and not self.disk.virtual else None
-
-    @property
     def is_memory(self) -> bool:
         """Whether the file system is memory, not a storage device."""
         return self.filesystem in MEMORY_FILESYSTEMS
 
 
-def inspect_target(
-    directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TABLE, sysfs: str | os.PathLike[str] = "/sys"
-) -> ProbeTarget:
+def inspect_target(directory: Path, mountinfo: str | os.PathLike[str] = MOUNT_TABLE) -> ProbeTarget:
     """Check that a directory may be probed, and look at its file system; writes nothing.
 
     Args:
         directory: an existing directory of the user's own, not the root of a file system.
         mountinfo: the kernel's table of mounts.
-        sysfs: the kernel's tree of devices.
 
     Returns:
         The target, its path resolved.
@@ -84,13 +71,9 @@ def inspect_target(
         path = directory.resolve(strict=True)
         is_directory = path.is_dir()
         status = os.statvfs(path)
-    except FileNotFoundError:
-        raise InputError(
-            f"{shown} does not exist: make the directory to probe first, on the storage in question"
-        ) from None
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError(f"{shown} cannot be looked at ({reason}): name a directory that this user can open") from None
+        raise InputError(f"{shown} cannot be probed ({reason}): make a directory on the storage in question") from None
     if not is_directory:
         raise InputError(f"{shown} is not a directory: name a directory on the storage to probe")
     mounts = read_mounts(mountinfo)
@@ -114,7 +97,6 @@ def inspect_target(
         filesystem=filesystem,
         total_bytes=status.f_blocks * status.f_frsize,
         free_bytes=status.f_bavail * status.f_frsize,
-        disk=look_at_disk(mount, sysfs),
     )
 
 
@@ -141,9 +123,9 @@ def size_budget(target: ProbeTarget, size_bytes: int, keep_free: float) -> int:
     if usable < MIN_SIZE_BYTES:
         raise InputError(
             f"{for_terminal(str(target.path))} is too full to probe: "
-            f"{format_bytes(max(0, target.free_bytes))} free, of which {format_bytes(reserve)} "
+            f"{say_bytes(max(0, target.free_bytes))} free, of which {say_bytes(reserve)} "
             f"({keep_free:.0%} of the file system) must stay free, and the probe needs "
-            f"{format_bytes(MIN_SIZE_BYTES)}; make room or lower --keep-free"
+            f"{say_bytes(MIN_SIZE_BYTES)}; make room or lower --keep-free"
         )
     return usable
 
@@ -170,8 +152,8 @@ def scratch_directory(target: ProbeTarget, warn: Callable[[str], None]) -> Itera
     try:
         yield scratch
     finally:
-        # On NFS a file that a killed fio still holds is renamed to .nfs* and goes with its last
-        # descriptor, so a directory can be non-empty for a moment.
+        # On NFS a file that is still open is renamed to .nfs* and goes with its last descriptor, so a directory can be
+        # non-empty for a moment.
         for _ in range(20):
             remove_path(scratch, made)
             if not scratch.exists():

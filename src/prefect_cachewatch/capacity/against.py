@@ -1,0 +1,164 @@
+"""What a plan expects against what was got: past runs, or a burst's time in a test. Pure; each is held against the
+concurrency that it met.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from prefect_cachewatch.capacity.history import LittleLaw, RunRecord, little_law, overlap_s
+from prefect_cachewatch.capacity.inputs import PlanInput
+from prefect_cachewatch.capacity.planning import expected_burst_s
+from prefect_cachewatch.capacity.units import say_number, say_time
+from prefect_cachewatch.common.svg import svg_data_uri
+from prefect_cachewatch.common.text import for_markdown
+
+MIN_RUNS = 5
+#: Share by which a burst may be longer or shorter than planned.
+BAND = 0.25
+Verdict = Literal["ok", "slower", "faster", "insufficient data"]
+
+
+@dataclass(frozen=True)
+class HistoryCheck:
+    """Past runs on a storage against its plan."""
+
+    storage: str
+    verdict: Verdict
+    reason: str
+    law: LittleLaw
+    runs: int  # whole ones, which say something of a burst
+    planned_burst_s: float | None
+    got_burst_s: float | None
+    derate: float | None  # with which the plan would have said what was got
+    met: tuple[tuple[float, float], ...]  # jobs at once that each whole run met, and its mean burst
+
+
+def got_sentence(inputs: PlanInput, n: int, burst_s: float) -> str:
+    """Hold a burst's time in a test against the plan.
+
+    Args:
+        inputs: the plan's input.
+        n: jobs at once in the test.
+        burst_s: what a burst of the first class took there.
+
+    Returns:
+        One sentence.
+    """
+    planned_s = expected_burst_s(inputs, n)
+    return f"At {n} at once: planned {say_time(planned_s)} a burst, got {say_time(burst_s)}: {_verdict(burst_s, planned_s)[1]}."
+
+
+def check_history(records: Sequence[RunRecord], inputs: PlanInput, start_s: float, end_s: float) -> HistoryCheck:
+    """Hold past runs on a storage against its plan.
+
+    Args:
+        records: runs of the plan's storage.
+        inputs: the plan's input; the runs are of its first class that asks.
+        start_s: begin of the window, seconds since 1970.
+        end_s: its end.
+
+    Returns:
+        The check; `insufficient data` with fewer than 5 whole runs that completed in one attempt.
+
+    Raises:
+        InputError: if the window is empty.
+    """
+    here = [record for record in records if overlap_s(record, start_s, end_s) > 0]
+    law = little_law(here, start_s, end_s)
+    whole = [r for r in here if r.counts and r.entered_s >= start_s and (r.ended_s or math.inf) <= end_s]
+    met = tuple((_met(record, here), _burst_of(record, inputs)) for record in whole)
+    storage = inputs.storage.name
+    if len(whole) < MIN_RUNS:
+        reason = (
+            f"{len(here)} runs in the window, {len(whole)} of them whole, completed in one attempt and with bytes "
+            f"written, and {MIN_RUNS} such are needed: widen the window or wait for more"
+        )
+        return HistoryCheck(storage, "insufficient data", reason, law, len(whole), None, None, None, met)
+    planned_s, got_s = _planned(inputs, met), statistics.fmean(burst_s for _, burst_s in met)
+    verdict, words = _verdict(got_s, planned_s)
+    at = say_number(statistics.fmean(n for n, _ in met))
+    reason = (
+        f"planned {say_time(planned_s)} a burst, got {say_time(got_s)} over {len(met)} runs at {at} at once: {words}"
+    )
+    if law.duration_s and law.window_s < 10 * law.duration_s:
+        reason += f"; the window is short for runs of {say_time(law.duration_s)}, so Little's law is off by {law.edge_effect:+.0%}"
+    return HistoryCheck(storage, verdict, reason, law, len(whole), planned_s, got_s, _derate(inputs, met, got_s), met)
+
+
+def check_markdown(check: HistoryCheck, picture: str) -> str:
+    """Write a check for a Markdown artifact.
+
+    Args:
+        check: the check.
+        picture: the plan's SVG, with the runs on it.
+
+    Returns:
+        Markdown; names from outside are escaped.
+    """
+    law = check.law
+    rows = [
+        ("at once on average (L)", say_number(law.concurrency)),
+        ("arrivals (lambda)", f"{say_number(law.arrivals_per_s * 3600)} an hour"),
+        ("time on the storage (W)", say_time(law.duration_s)),
+        ("lambda W against L (runs cut by the window's edges)", f"{law.edge_effect:+.0%}"),
+        ("wait for a slot, not in W", say_time(law.slot_wait_s)),
+        (f"runs in the window of {say_time(law.window_s)}", f"{law.runs}, {check.runs} of them whole"),
+    ]
+    lines = [f"## {for_markdown(check.storage)}: {check.verdict}", "", for_markdown(check.reason, 1000), ""]
+    lines += ["| what | measured |", "|---|---:|", *(f"| {what} | {value} |" for what, value in rows)]
+    if check.derate is not None:
+        lines += ["", f"With `policy.derate: {check.derate:.2f}` the plan says what was got."]
+    lines += ["", f"![The plan and past runs]({svg_data_uri(picture)})"]
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(got_s: float, planned_s: float) -> tuple[Verdict, str]:
+    ratio = got_s / planned_s
+    if ratio > 1 + BAND:
+        return "slower", f"slower than planned, by {say_number(ratio)} times"
+    if ratio < 1 - BAND:
+        return "faster", f"faster than planned, by {say_number(1 / ratio) if ratio else 'any number of'} times"
+    return "ok", f"within {BAND:.0%}"
+
+
+def _planned(inputs: PlanInput, met: Sequence[tuple[float, float]]) -> float:
+    expected = lru_cache(maxsize=None)(lambda n: expected_burst_s(inputs, n))
+    return statistics.fmean(expected(round(n, 1)) for n, _ in met)
+
+
+def _derate(inputs: PlanInput, met: Sequence[tuple[float, float]], got_s: float) -> float:
+    """The derate with which the plan is as fast as the runs were, to a hundredth."""
+    low, high = 0.0, 0.95
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        changed = inputs.model_copy(update={"policy": inputs.policy.model_copy(update={"derate": middle})})
+        low, high = (middle, high) if _planned(changed, met) < got_s else (low, middle)
+    return round((low + high) / 2, 2)
+
+
+def _met(record: RunRecord, others: Sequence[RunRecord]) -> float:
+    """How many ran at once, on average, while this one did."""
+    begin_s, until_s = record.entered_s, record.ended_s or record.entered_s
+    return math.fsum(overlap_s(other, begin_s, until_s) for other in others) / max(1e-9, until_s - begin_s)
+
+
+def _burst_of(record: RunRecord, inputs: PlanInput) -> float:
+    """The mean burst of a run: its cycle less the time it thinks, without loading before the first byte."""
+    main = inputs.asking[0]
+    bursts = max(1.0, (record.bytes_written or 0) / (main.wire_bytes or 1))
+    cycle_s = (record.service_s or 0.0) / bursts
+    if record.first_write_s is not None and bursts >= 2:
+        # The first burst ends with the first byte, and what came before it is no whole cycle.
+        cycle_s = max(0.0, (record.service_s or 0.0) - record.first_write_s) / (bursts - 1)
+    return max(0.0, cycle_s - main.think_s)
+
+
+def storages_without_a_plan(records: Sequence[RunRecord], planned: Sequence[str]) -> Iterator[str]:
+    """Name the storages that have runs and no plan."""
+    yield from sorted({record.storage for record in records} - set(planned))

@@ -1,0 +1,309 @@
+"""Seven plans whose answers are computed by hand in the test's own comment, and what a plan must never say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from prefect_cachewatch.capacity import LimitPlan, PlanInput, plan
+from prefect_cachewatch.capacity.planning import expected_burst_s
+from prefect_cachewatch.capacity.results import Answer
+from prefect_cachewatch.capacity.wording import answer_lines, text_lines
+from prefect_cachewatch.errors import InputError
+
+MINUTE = 60.0
+CACHES = {"name": "caches", "burst_bytes": "2GB", "think_s": "10s", "bursts_per_job": 40, "jobs": 20}
+LOADS = {
+    "name": "loads",
+    "kind": "inference",
+    "burst_bytes": "4.7GB",
+    "think_s": "1.5s",
+    "bursts_per_job": 30,
+    "jobs": 64,
+}
+TRAINING = {"name": "training", "kind": "training", "access": "random", "burst_bytes": "256MB", "think_s": "250ms"}
+NAS = {"name": "nas", "write": {"one_bytes_per_s": "250MB/s", "all_bytes_per_s": "600MB/s"}}
+CHASSIS = {
+    "name": "chassis", "ops_per_s": "1M",
+    "read": {"one_bytes_per_s": "3.75GB/s", "all_bytes_per_s": "15GB/s"},
+    "random_read": {"one_bytes_per_s": "1GB/s", "all_bytes_per_s": "15GB/s"},
+}  # fmt: skip
+
+
+def measured(*rates: float) -> dict[str, Any]:
+    """A curve at 1, 2, 4, ... streams, in GB/s."""
+    return {"points": [{"n": 2**i, "bytes_per_s": rate * 1e9} for i, rate in enumerate(rates)]}
+
+
+NVME = {
+    "name": "nvme", "basis": "measured", "write": measured(2, 3, 3.2, 3.2, 3.2), "read": measured(3, 5, 6, 6.5, 6.5),
+}  # fmt: skip
+
+
+def planned(storage: dict[str, Any], *workloads: dict[str, Any], link: Any = None, **policy: Any) -> LimitPlan:
+    given = {"storage": storage, "workloads": list(workloads), "policy": policy}
+    return plan(PlanInput.model_validate(given | ({"link": link} if link else {})))
+
+
+def batch_s(answer: Answer, n: int) -> float:
+    found = answer.at(n).batch_s
+    assert found is not None
+    return found
+
+
+def said(answer: LimitPlan) -> str:
+    return "\n".join(line for each in answer.answers for line in answer_lines(answer, each))
+
+
+def test_a_nas_that_fills_up_at_600_megabytes_a_second() -> None:
+    # Bytes: 20 jobs x 40 bursts x 2 GB = 1.6 TB, at 0.85 x 600 MB/s = 510 MB/s: 3137 s = 52.3 min.
+    # Alone a burst takes 2 GB / (0.85 x 250 MB/s) = 9.4 s, and at the ceiling 3.9 s: (10 + 9.4) / 3.9 = 4.9 jobs fill it.
+    # At 5 the storage idles now and then: four rounds of 40 x (10 + 12.9) s = 61 min.
+    (answer,) = planned(NAS, CACHES, link="10G").answers
+    assert batch_s(answer, answer.n) == pytest.approx(52.3 * MINUTE, rel=0.1)
+    assert batch_s(answer, 5) == pytest.approx(61 * MINUTE, rel=0.05)
+    assert answer.n > 5
+    assert answer.by_hand.bytes_s == pytest.approx(3137, rel=0.001)
+    assert answer.by_hand.filling_n == pytest.approx(4.95, rel=0.01)
+    assert answer.row.held_by == "storage"
+
+
+def test_a_chassis_serves_64_loads_and_no_link_makes_it_slower() -> None:
+    # Bytes: 64 x 30 x 4.7 GB = 9.02 TB, at 0.85 x 15 GB/s = 12.75 GB/s: 708 s = 11.8 min, whatever the link.
+    # At 16 over 10G: a host's link gives 1.06 GB/s, so a burst takes 5.9 s at most, and four rounds 4 x 30 x 7.4 s = 14.8 min
+    # if the chassis has nothing else to do: it is not full there.
+    times = {}
+    for link in ("10G", "20Gbit/s", "40G"):
+        (answer,) = planned(CHASSIS, LOADS, link={"bytes_per_s": link, "hosts": 16}).answers
+        times[link] = batch_s(answer, answer.n)
+        assert times[link] == pytest.approx(11.8 * MINUTE, rel=0.1), link
+    assert times["40G"] <= 1.02 * times["20Gbit/s"] <= 1.04 * times["10G"]
+
+
+def test_a_faster_link_is_never_slower_at_the_same_number() -> None:
+    for n in (1, 4, 11, 16, 17, 23, 32):
+        times_s = [
+            expected_burst_s(
+                PlanInput.model_validate(
+                    {"storage": CHASSIS, "link": {"bytes_per_s": rate, "hosts": 16}, "workloads": [LOADS]}
+                ),
+                n,
+            )
+            for rate in ("10G", "20Gbit/s", "40G", "100G")
+        ]
+        assert times_s == sorted(times_s, reverse=True), n
+
+
+def test_a_local_disk_takes_all_twenty() -> None:
+    # Bytes: 1.6 TB at 0.85 x 3.2 GB/s = 2.72 GB/s: 588 s = 9.8 min. (10 + 1.2) / 0.74 = 15.2 jobs fill it, so 20 keep it busy for
+    # 96 % of the time; with a pause of 10 s before the first burst and a last one of 5 s: 588 / 0.96 + 15 s = 628 s = 10.5 min.
+    # Ten at once have two rounds of 40 x (10 + 1.9) s = 15.9 min.
+    (answer,) = planned(NVME, CACHES).answers
+    assert (answer.n, answer.reason) == (20, "jobs")
+    assert batch_s(answer, 20) == pytest.approx(10.5 * MINUTE, rel=0.1)
+    assert batch_s(answer, 10) == pytest.approx(15.9 * MINUTE, rel=0.1)
+
+
+def test_four_trainers_beside_the_caches_take_a_fifth_of_the_disk() -> None:
+    # The trainers read 4 x 256 MB every 0.8 + 0.2 s = 1.02 GB/s, of the 5.5 GB/s that the disk reads: 19 % of its time.
+    # The caches have the other 81 % of 2.72 GB/s: 1.6 TB / 2.2 GB/s = 727 s = 12.1 min.
+    trainers = TRAINING | {"access": "sequential", "think_s": "800ms", "running": 4}
+    given = {"storage": NVME, "workloads": [CACHES, trainers]}
+    answer = plan(PlanInput.model_validate(given), beyond_measured=True).answers[0]
+    assert batch_s(answer, answer.n) == pytest.approx(12.1 * MINUTE, rel=0.1)
+
+
+def test_loads_and_training_beside_each_other_on_a_chassis() -> None:
+    # A load: 1.5 s + 4.7 GB / (0.85 x 3.75 GB/s) = 3.0 s a cycle, 4 of them 6.3 GB/s. A trainer: 0.25 s + 256 MB / 0.85 GB/s
+    # = 0.55 s, 4 of them 1.9 GB/s. Together 8.2 GB/s of the 12.75, if nobody ever waits: a little less is right.
+    loads = LOADS | {"jobs": None, "running": None}
+    (answer,) = planned(
+        CHASSIS, loads, TRAINING | {"running": 4}, link={"bytes_per_s": "40G", "hosts": 8}, max_jobs=4
+    ).answers
+    assert 0.9 * 8.2e9 <= answer.at(4).bytes_per_s <= 8.3e9
+
+
+def test_what_does_not_fit_is_refused_first_with_the_space_that_is_missing() -> None:
+    # 20 caches x 20 GB = 400 GB, and 72 GiB = 77.3 GB are free: 323 GB are missing.
+    caches = CACHES | {"bursts_per_job": 10}
+    with pytest.raises(InputError) as caught:
+        planned(NVME | {"free_bytes": "72GiB"}, caches)
+    assert caught.value.message == (
+        "20 caches do not fit on nvme: they leave 400 GB and 77.3 GB are free, so 323 GB are missing: make room, or plan "
+        "fewer jobs"
+    )
+
+
+def test_jobs_are_not_streams_and_sixteen_measured_ones_do_not_cap_twenty_jobs_that_mostly_think() -> None:
+    # 10 bursts of 2 GB after 30 s each: a burst takes 0.74 s at the ceiling, so 20 jobs have half a stream too few to fill the
+    # disk, and never 16 at once. A job alone takes 10 x (30 + 1.2) s = 312 s. Its pauses vary by half, so jobs differ by
+    # 30 s x 0.29 x sqrt(10) = 27 s, and the slowest of 20 is 1.9 x 27 s later: 363 s.
+    caches = CACHES | {"think_s": "30s", "bursts_per_job": 10}
+    (answer,) = planned(NVME | {"free_bytes": "2TB"}, caches).answers
+    assert (answer.n, answer.reason) == (20, "jobs")
+    assert answer.row.streams_p99 <= 16
+    assert batch_s(answer, 20) == pytest.approx(363, rel=0.1)
+
+
+def test_where_the_measured_streams_do_cap_the_number_the_first_sentence_says_so() -> None:
+    # With 0.5 s of thinking nearly every job is a stream, so at most 16 to 18 jobs are known of.
+    answer = planned(NVME | {"write": measured(0.5, 1, 2, 4, 8)}, CACHES | {"think_s": "500ms", "jobs": 60})
+    assert answer.answers[0].reason == "measured"
+    assert "no more, since beyond 16 streams nothing was measured" in said(answer).replace("\n  ", " ")
+    assert 14 <= answer.answers[0].n <= 18
+
+
+def test_the_number_is_as_good_as_the_best_row_of_its_own_table() -> None:
+    for plan_ in (planned(NAS, CACHES, link="10G"), planned(NVME, CACHES), planned(CHASSIS, LOADS)):
+        (answer,) = plan_.answers
+        times = [row.batch_s for row in answer.rows if row.batch_s]
+        assert batch_s(answer, answer.n) <= 1.02 * min(times)
+        assert all(row.batch_s > 1.02 * min(times) for row in answer.rows if row.n < answer.n and row.batch_s)
+
+
+def test_with_one_job_the_slowest_burst_is_no_slower_than_a_burst_alone() -> None:
+    first = planned(NAS, CACHES).answers[0].rows[0]
+    assert first.n == 1
+    assert first.classes[0].burst_p99_s == pytest.approx(first.classes[0].burst_s)
+
+
+def test_twice_the_storage_does_not_make_one_stream_faster() -> None:
+    one = CACHES | {"jobs": 1}
+    twice = next(each for each in planned(NAS, one).alternatives if each.change == "twice the storage")
+    assert twice.faster == pytest.approx(1, abs=0.01)
+    many = next(each for each in planned(NAS, CACHES).alternatives if each.change == "twice the storage")
+    assert many.faster == pytest.approx(2, rel=0.05)
+
+
+def test_isolated_classes_have_a_number_and_a_limit_each() -> None:
+    both = planned(NVME, CACHES, LOADS, isolated=True)
+    assert [(answer.name, answer.classes) for answer in both.answers] == [
+        ("nvme-caches", ("caches",)), ("nvme-loads", ("loads",)),
+    ]  # fmt: skip
+    alone = planned(NVME, LOADS).answers[0]
+    assert both.answers[1].n == alone.n
+    assert any(each.change == "all on one storage" for each in both.alternatives)
+    assert any(each.change == "caches alone" for each in planned(NVME, CACHES, LOADS).alternatives)
+
+
+def test_only_generations_are_held_to_the_stall_window() -> None:
+    trainers = TRAINING | {"think_s": "10m"}
+    assert planned(NVME, trainers, max_jobs=4).answers[0].feasible
+    slow = planned(NVME, CACHES | {"think_s": "10m"}).answers[0]
+    assert not slow.feasible
+    assert slow.why.startswith("at 1, 1 in 100 silences is longer than 1")
+
+
+def test_silences_that_reach_the_window_cap_the_number() -> None:
+    # A silence is the pause of up to 15 s and the burst after it: at 10 jobs a burst takes 29 s, at 8 it takes 22 s.
+    answer = planned(NAS, CACHES, stall_window_s="40s").answers[0]
+    assert answer.reason == "stall"
+    assert answer.row.classes[0].silence_p99_s <= 40
+    assert "and the watch stops a generation after 40 s" in answer.why
+
+
+def test_a_port_of_the_storage_is_one_ceiling_for_all_hosts() -> None:
+    # 10 Gbit/s x 0.85 = 1.06 GB/s for 64 loads of 141 GB: 9.02 TB / 1.06 GB/s = 142 min.
+    (answer,) = planned(CHASSIS | {"port_bytes_per_s": "10G"}, LOADS, link={"bytes_per_s": "40G", "hosts": 16}).answers
+    assert answer.row.held_by == "port"
+    assert batch_s(answer, answer.n) == pytest.approx(142 * MINUTE, rel=0.05)
+
+
+def test_small_operations_hold_a_chassis_below_its_bytes() -> None:
+    # 1M reads a second x 4 KiB x 0.85 = 3.48 GB/s, of the 12.75 GB/s that it moves in large ones.
+    jobs = TRAINING | {"op_bytes": "4KiB", "jobs": None}
+    (answer,) = planned(CHASSIS, jobs).answers
+    assert answer.row.held_by == "operations"
+    assert answer.row.bytes_per_s == pytest.approx(3.48e9, rel=0.03)
+
+
+def row_of(answer: LimitPlan, change: str) -> Any:
+    return next(each for each in answer.alternatives if each.change == change)
+
+
+def test_small_files_against_one_file_is_one_row() -> None:
+    # 2,000 files of 1 MB at 4 ms / 0.85 each are 9.4 s on top of the 9.4 s that a burst's bytes take alone.
+    storage = NAS | {"small_file_s": "4ms"}
+    one = planned(storage, CACHES | {"jobs": 1})
+    assert row_of(one, "files of 1 MB").batch_s / batch_s(one.answers[0], 1) == pytest.approx(
+        (10 + 18.8) / (10 + 9.4), rel=0.02
+    )
+    many = planned(storage, CACHES | {"jobs": 1, "files_per_burst": 2000})
+    assert row_of(many, "one file a burst").batch_s == pytest.approx(batch_s(one.answers[0], 1), rel=0.01)
+
+
+def test_compressed_or_not_is_one_row() -> None:
+    # With ratio 2 the full storage moves the batch in half the time: 26 min of bytes.
+    zstd = {"name": "zstd", "ratio": 2, "bytes_per_s": "500MB/s", "used": False}
+    answer = planned(NAS, CACHES | {"compression": zstd})
+    assert row_of(answer, "with zstd").batch_s == pytest.approx(26.1 * MINUTE, rel=0.15)
+    used = planned(NAS, CACHES | {"compression": zstd | {"used": True}})
+    assert row_of(used, "without zstd").batch_s == pytest.approx(52.3 * MINUTE, rel=0.1)
+    # A compression slower than the link is what binds: 2 GB at 50 MB/s are 40 s a burst.
+    slow = planned(NAS, CACHES | {"compression": zstd | {"used": True, "bytes_per_s": "50MB/s"}}).answers[0]
+    assert slow.rows[0].classes[0].burst_s == pytest.approx(40)
+
+
+def test_a_faster_link_and_more_hosts_are_rows() -> None:
+    # One host with 10G: 1.06 GB/s for a chassis of 12.75: the link binds; 40G gives 4.25 GB/s, two hosts twice as much.
+    answer = planned(CHASSIS, LOADS | {"jobs": 16}, link="10G")
+    assert answer.answers[0].row.held_by == "link"
+    assert row_of(answer, "a link of 40G").faster == pytest.approx(4, rel=0.1)
+    assert row_of(answer, "twice the link").faster == pytest.approx(2, rel=0.1)
+    assert row_of(answer, "twice the hosts").faster == pytest.approx(2, rel=0.1)
+    assert row_of(answer, "twice the storage").faster == pytest.approx(1, rel=0.05)
+
+
+def test_figures_of_a_vendor_run_from_contention_to_the_roofline() -> None:
+    # Contention at 10: 10 x 250 / (1 + 9 x 250/600) MB/s = 526 MB/s instead of 600.
+    (answer,) = planned(NAS, CACHES).answers
+    assert answer.batch_range_s is not None
+    low, high = answer.batch_range_s
+    assert low == pytest.approx(batch_s(answer, answer.n), rel=0.02)
+    assert 1.05 * low < high < 1.5 * low
+    assert not planned(NAS, CACHES).measured
+
+
+def test_a_deadline_that_is_missed_is_in_the_first_sentence() -> None:
+    answer = planned(NAS, CACHES | {"deadline_s": "40m"})
+    assert "deadline is missed by 12." in said(answer)
+    assert "deadline" not in said(planned(NAS, CACHES | {"deadline_s": "2h"}))
+
+
+def test_latency_alone_may_be_the_aim() -> None:
+    answer = planned(NAS, CACHES, aim="latency").answers[0]
+    assert answer.ticks_up_n is not None
+    assert answer.n == answer.ticks_up_n - 1
+    assert answer.row.classes[0].burst_s <= 1.1 * answer.rows[0].classes[0].burst_s
+    assert "at 4 latency ticks up" in " ".join(said(planned(NAS, CACHES, aim="latency")).split())
+
+
+@pytest.mark.parametrize(
+    "plan_",
+    [
+        planned(NAS, CACHES, link="10G"), planned(CHASSIS, LOADS, link={"bytes_per_s": "40G", "hosts": 16}),
+        planned(NVME, CACHES, TRAINING | {"running": 4}), planned(NVME, CACHES, LOADS, isolated=True),
+        planned(NAS, CACHES | {"jobs": None}), planned(NAS, CACHES | {"think_s": 0}),
+    ],
+)  # fmt: skip
+def test_the_answer_fits_a_terminal_and_its_numbers_have_three_digits(plan_: LimitPlan) -> None:
+    lines = list(text_lines(plan_))
+    assert max(map(len, lines)) <= 80
+    for answer in plan_.answers:
+        assert len(list(answer_lines(plan_, answer))) <= 9
+    for number in re.findall(r"(?<![\w.])[0-9][0-9.]*", "\n".join(lines)):
+        assert len(number.rstrip(".").replace(".", "").strip("0") or "0") <= 3, number
+    assert said(plan_).startswith(("Run ", "Not even"))
+    assert "By hand: " in said(plan_)
+
+
+def test_sizes_are_said_in_the_units_that_were_written() -> None:
+    text = "\n".join(text_lines(planned(NAS, CACHES)))
+    assert "GB" in text
+    assert "iB" not in text
+    given = PlanInput.model_validate({"storage": NAS, "workloads": [CACHES], "binary": True})
+    text = "\n".join(text_lines(plan(given)))
+    assert "GiB" in text
+    assert not re.search(r"\d [MG]B", text.replace("files of 1 MB", ""))

@@ -1,0 +1,165 @@
+"""The rate law, the exact chain and the simulation: figures by hand, and rules that hold for every plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_cachewatch.capacity import PlanInput
+from prefect_cachewatch.capacity.chain import steady
+from prefect_cachewatch.capacity.inputs import ServiceCurve
+from prefect_cachewatch.capacity.law import burst_seconds, curve_bytes_per_s, whole_burst_s
+from prefect_cachewatch.capacity.simulation import Load, simulate
+
+
+def inputs(storage: dict[str, object], link: object = None, **job: object) -> PlanInput:
+    workload = {"name": "caches", "burst_bytes": 10**9, "think_s": 10} | job
+    given = {"storage": {"name": "x"} | storage, "workloads": [workload], "policy": {"derate": 0}}
+    return PlanInput.model_validate(given | ({"link": link} if link else {}))
+
+
+def test_measured_points_are_joined_by_straight_lines_and_go_on_flat() -> None:
+    curve = ServiceCurve.model_validate({"points": [{"n": 1, "bytes_per_s": 100}, {"n": 4, "bytes_per_s": 250}]})
+    assert [curve_bytes_per_s(curve, n) for n in (0.5, 1, 2, 4, 99)] == [50, 100, 150, 250, 250]
+
+
+def test_the_edges_of_a_measured_point_are_half_its_spread() -> None:
+    curve = ServiceCurve.model_validate({"points": [{"n": 1, "bytes_per_s": 100, "spread": 0.4}]})
+    assert [curve_bytes_per_s(curve, 1, side) for side in ("low", "middle", "high")] == [80, 100, 120]
+
+
+def test_two_of_a_storage_side_by_side_carry_twice_the_streams_and_no_stream_faster() -> None:
+    curve = {"points": [{"n": 1, "bytes_per_s": 100}, {"n": 4, "bytes_per_s": 250}]}
+    one, two = inputs({"write": curve}), inputs({"write": curve, "units": 2})
+    times = [[burst_seconds(given, given.workloads[0], n)["storage"] for n in (1, 2, 8)] for given in (one, two)]
+    assert times == [[1e7, 2e9 / 150, 3.2e7], [1e7, 1e7, 1.6e7]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "link", "n", "seconds"),
+    [
+        ({}, None, 1, 10.0),
+        ({}, None, 20, 20.0),  # 1 GB at 1/20 of 1 GB/s
+        ({}, {"bytes_per_s": "50MB/s", "hosts": 4}, 1, 20.0),  # a stream stays on its host
+        ({}, {"bytes_per_s": "50MB/s", "hosts": 4}, 8, 40.0),  # two on each host
+        ({"port_bytes_per_s": "200MB/s"}, None, 4, 20.0),
+        ({"ops_per_s": 100}, None, 4, 4 * 10**9 / (100 * 2**20)),
+        ({"small_file_s": 3}, None, 1, 13.0),
+        ({"small_file_s": 3, "files_per_s": 0.5}, None, 4, 18.0),
+    ],
+)
+def test_a_burst_takes_as_long_as_the_tightest_ceiling_and_its_files(
+    changes: dict[str, object], link: object, n: int, seconds: float
+) -> None:
+    curve = {"one_bytes_per_s": 1e8, "all_bytes_per_s": 1e9}
+    given = inputs({"write": curve} | changes, link)
+    assert whole_burst_s(burst_seconds(given, given.workloads[0], n)) == pytest.approx(seconds)
+
+
+def test_each_class_has_the_curve_of_its_own_access() -> None:
+    curves = {
+        name: {"one_bytes_per_s": rate, "all_bytes_per_s": rate}
+        for name, rate in (("write", 1e8), ("read", 2e8), ("random_read", 5e7))
+    }
+    for job, seconds in (
+        ({"kind": "generation"}, 10), ({"kind": "inference"}, 5), ({"kind": "training", "access": "random"}, 20),
+    ):  # fmt: skip
+        given = inputs(curves, **job)
+        assert burst_seconds(given, given.workloads[0], 1)["storage"] == seconds
+
+
+def test_compression_moves_fewer_bytes_and_works_while_it_moves_them() -> None:
+    curve = {"one_bytes_per_s": 1e8, "all_bytes_per_s": 1e8}
+    given = inputs({"write": curve}, compression={"ratio": 2, "bytes_per_s": 4e8})
+    assert whole_burst_s(burst_seconds(given, given.workloads[0], 1)) == 5.0
+    given = inputs({"write": curve}, compression={"ratio": 2, "bytes_per_s": 1e8})
+    assert whole_burst_s(burst_seconds(given, given.workloads[0], 1)) == 10.0
+
+
+@pytest.mark.parametrize(("servers", "x", "r"), [(1, 0.49080771, 10.37457786), (2, 0.75962785, 3.16434099)])
+def test_the_chain_is_the_machine_repairman(servers: int, x: float, r: float) -> None:
+    """N = 10, Z = 10, D = 2: the values of octave-queueing, an independent code."""
+    found = steady([2.0 * max(1.0, n / servers) for n in range(1, 11)], 10.0, 10)
+    assert (found.bursts_per_s, found.burst_s) == (pytest.approx(x, rel=1e-7), pytest.approx(r, rel=1e-7))
+
+
+def test_without_thinking_every_job_is_a_stream() -> None:
+    found = steady([1.0, 1.5, 3.0], 0.0, 3)
+    assert (found.bursts_per_s, found.burst_s, found.streams_p99) == (1.0, 3.0, 3)
+
+
+times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)
+
+
+@given(times, st.floats(0, 1e4))
+def test_littles_law_holds_and_neither_ceiling_nor_pause_is_beaten(steps: list[float], think_s: float) -> None:
+    one_burst_s = [sum(steps[: i + 1]) for i in range(len(steps))]  # more streams are never faster
+    jobs = len(one_burst_s)
+    found = steady(one_burst_s, think_s, jobs)
+    assert found.bursts_per_s * (think_s + found.burst_s) == pytest.approx(jobs, rel=1e-6)
+    assert found.bursts_per_s <= max(n / t for n, t in enumerate(one_burst_s, start=1)) * (1 + 1e-9)
+    assert found.burst_s >= one_burst_s[0] * (1 - 1e-6)
+    assert 0 <= found.streams <= jobs * (1 + 1e-9)
+
+
+@settings(max_examples=25)
+@given(times, st.floats(0.1, 100), st.integers(1, 12))
+def test_more_load_never_waits_less(steps: list[float], think_s: float, jobs: int) -> None:
+    one_burst_s = [sum(steps[: i + 1]) for i in range(len(steps))]
+    one_burst_s += [one_burst_s[-1] * n for n in range(2, 20)]
+    waits = [steady(one_burst_s, think_s, n).burst_s for n in range(1, jobs + 1)]
+    assert all(after >= before * (1 - 1e-9) for before, after in itertools.pairwise(waits))
+
+
+@pytest.mark.parametrize("limit", [1, 3, 6, 12])
+@pytest.mark.parametrize("cv", [0.0, 1.0])
+def test_the_simulation_has_the_means_of_the_chain_whatever_the_sizes(limit: int, cv: float) -> None:
+    one_burst_s = [max(4.0, 1.0 * n) for n in range(1, 20)]
+    found = simulate([Load(one_burst_s, 10.0, burst_cv=cv)], limit, bursts=20_000)
+    exact = steady(one_burst_s, 10.0, limit)
+    (mine,) = found.classes
+    assert mine.burst_s == pytest.approx(exact.burst_s, rel=0.08)
+    assert mine.bursts_per_s == pytest.approx(exact.bursts_per_s, rel=0.03)
+    assert found.streams == pytest.approx(exact.streams, rel=0.08)
+
+
+def test_a_batch_is_as_long_as_its_rounds() -> None:
+    # 12 jobs of 200 bursts, 4 at once, nobody waits: three rounds of 200 x (5 + 2) s.
+    found = simulate([Load([2.0] * 12, 5.0, bursts=200, jobs=12)], 4)
+    assert found.wall_s == pytest.approx(4200, rel=0.03)
+    assert found.streams_p99 <= 4
+
+
+def test_a_large_batch_is_scaled_and_not_simulated_whole() -> None:
+    # 10,000 jobs of 1,000 bursts at 1 burst a second together: 10 million seconds.
+    found = simulate([Load([1.0 * n for n in range(1, 60)], 5.0, bursts=1000, jobs=10_000)], 50, bursts=3000)
+    assert found.wall_s == pytest.approx(1e7, rel=0.05)
+
+
+def test_what_always_runs_does_not_end_the_batch_early() -> None:
+    # The class beside makes 100 bursts for each of the batch's: the batch goes on at its rate.
+    beside = Load([0.01] * 5, 0.09, running=2)
+    found = simulate([Load([1.0] * 5, 9.0, bursts=50, jobs=4), beside], 2, bursts=1000)
+    assert found.classes[0].end_s == pytest.approx(1000, rel=0.1)
+    assert found.wall_s >= found.classes[0].end_s
+
+
+def test_the_same_seed_gives_the_same_answer() -> None:
+    load = Load([2.0 * n for n in range(1, 9)], 5.0, bursts=20, jobs=9, burst_cv=0.5)
+    assert simulate([load], 4, seed=3) == simulate([load], 4, seed=3)
+    assert simulate([load], 4, seed=3) != simulate([load], 4, seed=4)
+
+
+def test_silence_is_the_pause_and_the_burst_until_its_first_file_is_whole() -> None:
+    whole, split, moving = (
+        simulate([Load([4.0] * 3, 10.0, bursts=200, jobs=2, files=files, appears_while_moving=moving)], 2).classes[0]
+        for files, moving in ((1, False), (4, False), (1, True))
+    )
+    assert 18.5 <= whole.silence_p99_s <= 19
+    assert 15.5 <= split.silence_p99_s <= 16
+    assert 14.5 <= moving.silence_p99_s <= 15
+    assert math.isclose(whole.burst_p99_s, 4.0)
