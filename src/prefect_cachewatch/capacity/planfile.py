@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def read_plan(path: Path, *, without: str = "") -> PlanInput:
         if not isinstance(profile, str):
             raise InputError(f"{shown}: storage.profile is not the name of a file: write it like nfs-a.yaml")
         data["storage"] = (
-            read_storage(path.parent / Path(profile).expanduser()).model_dump(exclude_unset=True) | storage
+            read_storage(path.parent / os.path.expanduser(profile)).model_dump(exclude_unset=True) | storage
         )
     if without:
         data.setdefault(without, [{"name": "recorded", "burst_bytes": 1, "think_s": 0}])
