@@ -192,7 +192,7 @@ test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS=
 # The targets one after another; a failure holds up none. What CI leaves to it: campaigns, every fault as both users,
 # generators, peers, independent simulators, all versions, coverage.
 ALL := lint types docs build test demo test-campaigns test-server test-fleet test-faults test-deployments test-containers \
-       test-generators test-scale test-ui test-peers test-capacity test-versions coverage soak
+       test-generators test-scale test-ui test-peers test-versions coverage soak
 test-all: ## Run everything, as before a release; about two hours.
 	@failed=; for target in $(ALL); do $(MAKE) $$target || failed="$$failed $$target"; done; \
 	    if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi; echo "all passed: $(ALL)"

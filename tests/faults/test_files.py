@@ -36,7 +36,7 @@ print("EXIT", done, sorted(n for n in os.listdir("/dev") if n != "shm"),
 """
 DEV_WHOLE = "['fd', 'full', 'null', 'random', 'stderr', 'stdin', 'stdout', 'urandom', 'zero'] True True /proc/self/fd/1 /proc/self/fd []"
 PLAN = """
-storage: {name: s, sequential_write: {per_stream_bytes_per_s: 1.0e9, aggregate_bytes_per_s: 2.0e9}}
+storage: {name: s, write: {one_bytes_per_s: 1.0e9, all_bytes_per_s: 2.0e9}}
 workloads: [{name: a, burst_bytes: 1GB, think_s: 10s}]
 """
 GROW = "import sys;open(sys.argv[1]+'/f','wb').write(b'x'*9000);print('said')"
