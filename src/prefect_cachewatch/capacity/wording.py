@@ -78,7 +78,8 @@ def headline(plan: LimitPlan, answer: Answer) -> str:
         result = f"{say_bytes(row.bytes_per_s, plan.binary)}/s together"
     else:
         jobs = " and ".join(
-            f"{say_number(n or 0)} {for_terminal(name, 60)}" for n, name in zip(answer.jobs, answer.classes, strict=True)
+            f"{say_number(n or 0)} {for_terminal(name, 60)}"
+            for n, name in zip(answer.jobs, answer.classes, strict=True)
         )
         result = f"{jobs} in about {say_time(row.batch_s)}"
         if answer.batch_range_s and answer.batch_range_s[1] > 1.03 * row.batch_s:
