@@ -241,7 +241,7 @@ def run_attempt(
         inputs.files, inputs.secrets, attempt=number, bundles=inputs.outputs.bundle, bundle_root=inputs.outputs.bundle_dir,
         trace=inputs.trace, metrics=inputs.metrics, view=live_view.get(),
         on_stall=stalled, attempts=most, origin=this_origin(),
-        published=inputs.delivery is not None,
+        published=inputs.delivery is not None, report=inputs.outputs.report,
     )  # fmt: skip
     size = _expected_size(inputs)
     watch = runner.watch(

@@ -144,6 +144,7 @@ def generate_cache(
                     site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark
                     delivery.resume(clean=clean, window_s=stall.stall_after_s)
+                    site.cleaned = delivery.cleaned
                 inputs = with_history(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
                 _remember(inputs, admission.outcomes, state)

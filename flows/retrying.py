@@ -11,7 +11,7 @@ from typing import Any
 from prefect.exceptions import TerminationSignal
 
 from prefect_cachewatch.common.text import for_terminal
-from prefect_cachewatch.common.units import format_bytes, format_duration
+from prefect_cachewatch.common.units import format_bytes, format_count, format_duration
 from prefect_cachewatch.config import RetryPolicy
 from prefect_cachewatch.flows.attempts import Inputs, live_view, wait_awake
 from prefect_cachewatch.run.before_retry import run_before_retry
@@ -97,8 +97,14 @@ class Retrying:
             return problem
         if outcome.stop is not None and outcome.stop.survivors:
             site.note_end(failed=True)  # the survivors may have written until a moment ago
+        site.cleaned = ""
         if self.policy.on_retry == "clean":
-            _log_cleaned(site.clean(), inputs.logger)
+            cleaned = site.clean()
+            _log_cleaned(cleaned, inputs.logger)
+            if cleaned["removed"]:
+                site.cleaned = (
+                    f"The clean-up before this attempt removed {format_count(cleaned['removed'], 'file')} of the last."
+                )
         if command:
             run_before_retry(
                 command,
@@ -109,6 +115,7 @@ class Retrying:
             )
         if inputs.delivery is not None:  # after `clean` too: it keeps files of unknown origin
             inputs.delivery.prepare_retry(inputs.stall.stall_after_s)
+            site.cleaned = inputs.delivery.cleaned or site.cleaned
         return None
 
     def pause(self, outcome: Outcome, section: NextAttempt) -> None:

@@ -24,6 +24,7 @@ from prefect_cachewatch.errors import BuildDamaged, StoreError
 from prefect_cachewatch.postmortem.report import Report, cached_report
 from prefect_cachewatch.publish.checks import Finding, refusals
 from prefect_cachewatch.run.delivery import PublishSession, describe_publication, describe_refusal, growth_summary
+from prefect_cachewatch.run.doubts import DOUBTS, describe_doubts
 from prefect_cachewatch.tasks.prefect_api.events import emit_cache_event
 from prefect_cachewatch.tasks.store import collect_surplus
 from prefect_cachewatch.watching.attempt import Outcome
@@ -97,12 +98,14 @@ def deliver_build(
         Completed, or Failed named `VerificationFailed`; and the report with that result.
     """
     logger = get_run_logger()
+    delivery.doubts = outcomes[-1].doubts
     state: Any = verify_build(delivery, env, secrets, return_state=True)
     if state.is_completed():
         growth = growth_summary(outcomes[-1], report.attempt)
         state = publisher_of(delivery)(delivery, growth, return_state=True)
     left_alone = describe_left_alone(report.would_be_stops)
-    message = " ".join(filter(None, (state.message or "The build was not published.", left_alone)))
+    doubts = doubts_of(delivery) if state.is_completed() else ""
+    message = " ".join(filter(None, (state.message or "The build was not published.", doubts, left_alone)))
     done = delivery.publication or delivery.unfinished()
     if not state.is_completed():
         logger.error(message)
@@ -112,6 +115,12 @@ def deliver_build(
     if done.current:
         collect_surplus(delivery.store, delivery.name, delivery.policy)
     return Completed(message=message), replace(report, message=message, publication=done)
+
+
+def doubts_of(delivery: PublishSession) -> str:
+    """Tell of the warnings that speak against a published build; not of those about its size and its links."""
+    found = [one for one in delivery.findings if one.severity == "warn" and one.category in DOUBTS]
+    return describe_doubts(found) if found else ""
 
 
 @task(name="verify-build", task_run_name="verify-build", **_OPTIONS)

@@ -129,6 +129,7 @@ def _watch_command(
         runner = Runner(
             files, secret_values(env), attempt=number, bundles=settings.outputs.bundle,
             bundle_root=settings.outputs.bundle_dir, trace=trace, metrics=metrics, view=progress, on_stall=say_stall,
+            report=settings.outputs.report,
         )  # fmt: skip
         watch = runner.watch(
             place, site, settings.stall, settings.stop, env,

@@ -24,6 +24,7 @@ from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.postmortem.proctree import sample_processes
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.postmortem.report import Report, suspected_paths
+from prefect_cachewatch.supervise.open_files import open_for_writing
 from prefect_cachewatch.supervise.output import OutputPump
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.attempt import Outcome, Watch
@@ -53,6 +54,7 @@ class PostMortem:
         bundle_root: where bundles go; default `cachewatch/bundles` below the user's state directory.
         budget_s: seconds that the evidence may take before the tree is stopped.
         files: the helper process that reads processes and file systems, and writes; default this process.
+        note_open: whether each measurement notes the cache files that are open for writing, for a build that is resumed.
 
     Example:
         >>> PostMortem().diagnosis is None
@@ -67,6 +69,7 @@ class PostMortem:
         bundle_root: Path | None = None,
         budget_s: float = EVIDENCE_BUDGET_S,
         files: Files | None = None,
+        note_open: bool = False,
     ) -> None:
         self._files = files or InPlace()
         self.diagnosis: Diagnosis | None = None
@@ -80,6 +83,7 @@ class PostMortem:
         # Samples since the last growth, each with the bytes discarded by then.
         self._samples: list[tuple[ProcessSample, int]] = []
         self._growth_seen: float | None = None
+        self._note_open, self._open = note_open, set[str]()
 
     def sampled(self, watch: Watch) -> None:
         """Note what the processes have used so far; to be called after each measurement.
@@ -99,6 +103,8 @@ class PostMortem:
             self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
             return
         self._samples.append((sample, _discarded_bytes(watch)))
+        if self._note_open:
+            self._open = open_for_writing(sample.readings, watch.site.paths)
         if len(self._samples) > _SAMPLES_MAX:
             del self._samples[1:-1:2]
 
@@ -240,7 +246,8 @@ class PostMortem:
         Returns:
             The report, with the diagnosis and the bundle's path, and without secrets in names and paths.
         """
-        dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files
+        # Of a tree that died by itself no evidence has open files: those of the last measurement count.
+        dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files | self._open
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
         report = redact_all(report, self._secrets)
         wanted = self._bundles and (report.outcome in ("failed", "cancelled") or is_verdict(report.outcome))

@@ -180,9 +180,18 @@ def name_files(category: str, what: str, paths: Sequence[str]) -> Finding:
 
 
 def _finding(category: str, what: str, paths: Sequence[str]) -> Finding:
+    return Finding(category, f"{what}: {list_paths(paths)}", paths=tuple(paths))
+
+
+def list_paths(paths: Sequence[str]) -> str:
+    """Name the first of some files.
+
+    Example:
+        >>> list_paths(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
     named = ", ".join(for_terminal(path, 120) for path in paths[:_NAMED])
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return Finding(category, f"{what}: {named}{more}", paths=tuple(paths))
+    return f"{named} and {len(paths) - _NAMED} more" if len(paths) > _NAMED else named
 
 
 def _check_expected(files: Sequence[ScannedFile], policy: PublishPolicy) -> list[Finding]:

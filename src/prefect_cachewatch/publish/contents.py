@@ -18,6 +18,7 @@ from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.durable import refusing
 from prefect_cachewatch.publish.formats import Finding, inspect
 from prefect_cachewatch.publish.formats.weights_complete import judge_marker, read_marker
+from prefect_cachewatch.publish.holes import find_unwritten
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
 
@@ -90,12 +91,16 @@ def _inspect_one(file: BinaryIO, path: str) -> Finding | list[str]:
     return read_marker(file) if name.startswith(_MARKER) else inspect(file, name)
 
 
-def find_broken(path: str, ignore: Iterable[str] = ()) -> set[str]:
-    """List the files of a build that contradict their own format; reads may hang with the file system.
+def find_broken(
+    path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (), *, contents: bool = True
+) -> set[str]:
+    """List the files of a build that contradict their own format, or of which a part was never written; may hang.
 
     Args:
         path: of the build.
         ignore: globs of files that are not part of the cache.
+        sparse: globs of files that may have parts that were never written.
+        contents: whether the formats are looked at.
 
     Returns:
         Paths relative to it.
@@ -105,4 +110,6 @@ def find_broken(path: str, ignore: Iterable[str] = ()) -> set[str]:
         OSError: the directory cannot be opened.
     """
     with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
-        return {name for name, found in inspect_build(fd, ignore) if found.verdict == "broken"}
+        unwritten = set(find_unwritten(fd, [*ignore, *sparse]))
+        found = inspect_build(fd, ignore) if contents else []
+        return unwritten | {name for name, seen in found if seen.verdict == "broken"}

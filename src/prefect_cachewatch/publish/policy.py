@@ -28,6 +28,7 @@ class PublishPolicy(InputModel):
         "allow_empty",
         "allow_sparse",
         "on_broken_content",
+        "on_failed_writes",
         "suspect_window_s",
     )
 
@@ -75,7 +76,12 @@ class PublishPolicy(InputModel):
     on_broken_content: Literal["refuse", "warn", "ignore"] = Field(
         default="refuse",
         description="What becomes of a build with a file that contradicts its own format (safetensors, .tensorbin, GGUF, zip, "
-        "npy): cut, or with offsets outside of it.",
+        "npy), or that names files which are not there: an index, a model in ONNX, a number in a name.",
+    )
+    on_failed_writes: Literal["warn", "refuse", "ignore"] = Field(
+        default="warn",
+        description="What becomes of a build whose generator exited with 0 although its output tells of a write or a download "
+        "that failed, or its file system was full.",
     )
     check_command: list[str] | None = Field(
         default=None,

@@ -33,6 +33,7 @@ from prefect_cachewatch.publish.checks import (
     check_tree,
     check_unwritten,
     find_suspects,
+    list_paths,
 )
 from prefect_cachewatch.publish.contents import inspect_build
 from prefect_cachewatch.publish.durable import (
@@ -53,6 +54,7 @@ from prefect_cachewatch.publish.locks import HeldLock
 from prefect_cachewatch.publish.manifest import LinkEntry, Manifest, encode_manifest
 from prefect_cachewatch.publish.names import META_DIRECTORY, cache_key_digest
 from prefect_cachewatch.publish.policy import PublishPolicy
+from prefect_cachewatch.publish.removed import Removed, find_unreplaced
 from prefect_cachewatch.publish.sets import find_missing
 from prefect_cachewatch.publish.staging import (
     QUARANTINE_RECORD,
@@ -68,6 +70,7 @@ from prefect_cachewatch.publish.verification import digest_build
 
 GROWTH_MARK = ".grew.json"
 REPORTED = ".reported.json"
+REMOVED = ".removed.json"
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ class StagedBuild(Closing):
         """
         self._require_open()
         with self._open() as fd:
-            files = scan_build(fd).files
+            tree = scan_build(fd)
+            files = tree.files
             known = self._read_growth(fd)
             suspects = find_suspects(
                 files,
@@ -174,10 +178,35 @@ class StagedBuild(Closing):
                 self.notes.append(
                     f"{shown or 'none'} of the {len(files):,} files of an earlier attempt can be shown to be whole: {known}"
                 )
-            for suspect in suspects:
-                remove_below(fd, suspect.path)
+            links = links_to(self.path, tree.links, [suspect.path for suspect in suspects])
+            if suspects:
+                self._note_removed(suspects)  # first: a run that resumes the build after a kill has to know it too
+            for path in (*links, *(suspect.path for suspect in suspects)):
+                remove_below(fd, path)
+            if links:
+                self.notes.append(f"removed the links to them as well: {list_paths(links)}")
         self.note_growth()
         return suspects
+
+    @property
+    def removed(self) -> dict[str, Removed]:
+        """What was removed before attempts at this build, by its path in the build."""
+        found = read_note(self._folder.fd, REMOVED, 1 << 26, self._decode_removed)
+        return found or {}
+
+    def _decode_removed(self, note: Any) -> dict[str, Removed]:
+        if note["build_id"] != self.build_id:
+            return {}
+        return {str(path): Removed(int(size), int(at_ns)) for path, size, at_ns in note["files"]}
+
+    def _note_removed(self, suspects: Sequence[Suspect]) -> None:
+        known = self.removed
+        with refusing("write", f"{self._folder.path}/{REMOVED}"):
+            at_ns = make_stamp(self._folder.fd).changed_ns
+            known |= {suspect.path: Removed(suspect.size_bytes, at_ns) for suspect in suspects}
+            files = [[path, was.size_bytes, was.at_ns] for path, was in known.items()]
+            body = json.dumps({"build_id": self.build_id, "files": files})
+            write_durably(self._folder.fd, REMOVED, body.encode("ascii") + b"\n")
 
     @property
     def growth_mark(self) -> str:
@@ -246,6 +275,9 @@ class StagedBuild(Closing):
         with self._open() as fd:
             self._checked = tree = scan_build(fd)
             found = [*self._check_meta(fd), *check_tree(tree, policy, self._last_bytes), *extra]
+            if lost := find_unreplaced(self.removed, tree.files):
+                # The generator has used the path that it was given, before.
+                found = [*lost, *(finding for finding in found if finding.category != "empty_cache")]
             if policy.on_broken_content != "ignore" and not tree.unreadable:
                 if self._content is None or self._content[:2] != (tree, policy):  # unchanged files are read once
                     content = check_content(inspect_build(fd, policy.ignore), policy.on_broken_content)
@@ -337,6 +369,7 @@ class StagedBuild(Closing):
         with self._open() as fd:
             done = empty_directory(fd)
             sync_directory(fd)
+        self._forget_removed()
         if done.failed:
             raise StoreError(
                 f"cannot remove {for_terminal(f'{self.path}/{done.problems[0]}', 1000)}: see to it by hand"
@@ -386,6 +419,11 @@ class StagedBuild(Closing):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(STAGING_RECORD, dir_fd=self._folder.fd)
             sync_directory(self._folder.fd)
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(REMOVED, dir_fd=self._folder.fd)
 
     def close(self) -> None:
         """Release the writer's lock; an unfinished build stays, for a retry to resume."""
@@ -438,6 +476,18 @@ def refusal_record(target: StagedBuild, findings: Sequence[Finding], message: st
         "refused_at": _iso(time.time()),
         "findings": [{**asdict(finding), "paths": list(finding.paths[:1000])} for finding in findings],
     }
+
+
+def links_to(root: str, links: Sequence[tuple[str, str]], paths: Collection[str]) -> list[str]:
+    """List the links in a build that lead to some of its files, directly or by other links.
+
+    Args:
+        root: path of the build.
+        links: path and target of each link.
+        paths: of the files, relative to the build.
+    """
+    real_root, gone = os.path.realpath(root), set(paths)
+    return [path for path, _ in links if os.path.relpath(os.path.realpath(os.path.join(root, path)), real_root) in gone]
 
 
 def remove_below(build_fd: int, path: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.config.container import VOLUME_PREFIX
 from prefect_cachewatch.errors import CachewatchError, CommandError, GuardError, InputError, ScanError, StoreError
-from prefect_cachewatch.publish.checks import Finding, refusals, summarize_findings
+from prefect_cachewatch.publish.checks import Finding, list_paths, refusals, summarize_findings
 from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.key import read_files, read_variables
 from prefect_cachewatch.publish.manifest import Manifest
@@ -38,7 +39,6 @@ from prefect_cachewatch.watching.site import CacheDirectories
 
 _CONTENT_S = 60.0
 _CHECK_S = 3600.0
-_NAMED = 5
 _NOTE_S = 5.0
 
 
@@ -76,6 +76,8 @@ class PublishSession(Closing):
             self._add_to_key({"container image": job.container.image})
         self.store = CacheStore(policy.store)
         self.findings: list[Finding] = []
+        self.doubts: Sequence[Finding] = ()
+        """What the watch over the completed attempt has found: writes that failed, a file system that was full."""
         self.publication: Publication | None = None
         self.cut_files: set[str] = set()
         """Files that the last attempt may have cut, as its watch saw them: absolute paths."""
@@ -215,6 +217,14 @@ class PublishSession(Closing):
         self._remove_suspects(window_s, below)
         self._log_notes()
 
+    @property
+    def cleaned(self) -> str:
+        """What clean-ups have removed from the build so far, as a sentence; empty if nothing."""
+        removed = sorted(self.target.removed)
+        if not removed:
+            return ""
+        return f"The clean-up before this attempt removed what may have been cut: {list_paths(removed)}."
+
     def leave(self, site: CacheDirectories) -> None:
         """Note, for a run that resumes the build, the files that the last attempt may have cut, by its watch.
 
@@ -239,12 +249,18 @@ class PublishSession(Closing):
             StoreError: the build is gone, or its file system does not answer.
         """
         self._require_answer()
-        self.findings = self.target.check(self.policy)
+        doubts = self._judged_doubts()
+        self.findings = self.target.check(self.policy, doubts)
         if self.policy.check_command and not refusals(self.findings):
             failed = self._run_check(env, secrets)
             # Checked again: the command may have left files in the build.
-            self.findings = self.target.check(self.policy, failed)
+            self.findings = self.target.check(self.policy, [*doubts, *failed])
         return refusals(self.findings)
+
+    def _judged_doubts(self) -> list[Finding]:
+        if self.policy.on_failed_writes == "ignore":
+            return []
+        return [replace(doubt, severity=self.policy.on_failed_writes) for doubt in self.doubts]
 
     def refuse(self, message: str) -> Publication:
         """Put the build into quarantine.
@@ -303,12 +319,13 @@ class PublishSession(Closing):
 
     def _find_broken(self) -> set[str]:
         """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
-        if self.policy.on_broken_content != "refuse":
-            return set()
+        policy = self.policy
+        look = partial(
+            find_broken, self.target.path, tuple(policy.ignore), tuple(policy.allow_sparse),
+            contents=policy.on_broken_content == "refuse",
+        )  # fmt: skip
         try:
-            found: set[str] = self._files.run(
-                find_broken, self.target.path, tuple(self.policy.ignore), timeout_s=_CONTENT_S
-            )
+            found: set[str] = self._files.run(look, timeout_s=_CONTENT_S)
         except (OSError, StoreError) as error:
             why = f"no answer within {format_duration(_CONTENT_S)}" if isinstance(error, TimeoutError) else error
             self._logger.warning("the contents of the build's files could not be checked before resuming: %s", why)
@@ -319,14 +336,13 @@ class PublishSession(Closing):
         broken = self._find_broken()
         removed = self.target.prepare_resume(self.policy, window_s=window_s, reported=reported, broken=broken)
         if removed:
-            names = ", ".join(for_terminal(suspect.path, 100) for suspect in removed[:_NAMED])
-            more = f" and {len(removed) - _NAMED} more" if len(removed) > _NAMED else ""
-            text = "removed %d files that may be cut, before resuming: %s%s"
-            self._logger.warning(text, len(removed), names, more)
+            names = list_paths([suspect.path for suspect in removed])
+            self.target.notes.insert(0, f"removed what may be cut, before resuming: {names}")
 
     def _log_notes(self) -> None:
-        while self.target.notes:
-            self._logger.warning("%s", self.target.notes.pop(0))
+        for note in self.target.notes:
+            self._logger.warning("%s", note)
+        self.target.notes.clear()
 
     def _prune_quarantine(self) -> None:
         try:

@@ -14,6 +14,10 @@ from prefect_cachewatch.publish.whole import look_over
 from prefect_cachewatch.watching.attempt import Outcome, Watch
 
 _LOOK_S = 20.0
+#: Categories of warnings that a message tells of.
+DOUBTS = frozenset(
+    {"failed_write", "failed_download", "full_filesystem", "not_written_again", "incomplete_set", "broken_content"}
+)
 _BEFORE_S = 1.0  # the file system's clock is not ours
 
 

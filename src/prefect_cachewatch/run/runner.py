@@ -84,6 +84,7 @@ class Runner:
         attempts: how many attempts there may be at most, if that is known.
         origin: the Prefect run that it belongs to.
         published: whether the cache is checked before it is published, and need not be looked over here.
+        report: where the caller writes the report.
     """
 
     def __init__(
@@ -102,12 +103,14 @@ class Runner:
         attempts: int | None = None,
         origin: Origin = Origin(),
         published: bool = False,
+        report: Path | None = None,
     ) -> None:
         self.problems: list[str] = []
         """Faults of recording and writing, as sentences."""
         self._files, self._secrets, self._attempt = files, secrets, attempt
         self._bundles, self._bundle_root = bundles, bundle_root
         self._trace, self._metrics, self._view = trace, metrics, view
+        self._own = [path for path in (report, trace, bundle_root) if path is not None]
         self._recorder: TraceRecorder | None = None
         self._told = [on_sample] if on_sample is not None else []
         self._told += [one.sampled for one in (metrics, view) if one is not None]
@@ -117,7 +120,11 @@ class Runner:
 
     def _examine_anew(self) -> None:
         self.examiner = PostMortem(
-            secrets=self._secrets, bundles=self._bundles, bundle_root=self._bundle_root, files=self._files
+            secrets=self._secrets,
+            bundles=self._bundles,
+            bundle_root=self._bundle_root,
+            files=self._files,
+            note_open=self._published,
         )
 
     def watch(
@@ -172,6 +179,7 @@ class Runner:
             learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
         made.contradict = self.contradict
+        made.own_files = [*self._own, *filter(None, [log])]
         return made
 
     def sampled(self, watch: Watch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,12 @@ def list_open_files(pid: int, cache_dirs: Sequence[str], limit: int = 256) -> tu
     except OSError:
         return (), None
     return tuple(f for fd in fds[:limit] if (f := _describe(pid, fd, cache_dirs))), len(fds)
+
+
+def open_for_writing(pids: Iterable[int], cache_dirs: Sequence[str]) -> set[str]:
+    """List the files below some directories that processes have open for writing, from /proc alone."""
+    files = [file for pid in pids for file in list_open_files(pid, cache_dirs)[0]]
+    return {file.target for file in files if file.in_cache and file.kind == "file" and "w" in file.access}
 
 
 def _describe(pid: int, fd: int, cache_dirs: Sequence[str]) -> OpenFile | None:

@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,6 +178,8 @@ class Watch:
         """For a job that starts a server; made by `start`."""
         self.logged: LogProgress | None = None
         """For a job with `progress_log`; made by `start`."""
+        self.own_files: Sequence[Path] = ()
+        """Files and directories that cachewatch itself writes, which are not the generator's."""
         self.failed_writes = FailedWrites()
         """What the output tells of writes and downloads that failed."""
         self.output.listeners.append(self.failed_writes.feed)
@@ -216,7 +218,7 @@ class Watch:
             cwd = str(self.job.cwd) if self.job.cwd else os.getcwd()
         except FileNotFoundError:
             raise InputError(WORKING_DIRECTORY_GONE) from None
-        notes = self._clear_leftovers()
+        notes = [*self._clear_leftovers(), *filter(None, [self.site.cleaned])]
         baseline = self.site.begin()
         present_bytes = baseline["growth"]["bytes_present"]
         self._began_files = baseline["growth"]["files_present"]
@@ -224,7 +226,7 @@ class Watch:
         self._prepare_serving()
         self._prepare_logged()
         if self.serving is None and not self.job.allow_empty:  # a server may well have nothing to write
-            self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline)
+            self._emptiness = Emptiness(self.job, self.site.paths, cwd, baseline, self.own_files)
         may_release = self.serving is not None and self.serving.ready.then == "leave_running"
         out_fd, error_fd = self._open_server_log() if may_release and not self._as_root else self.output.open_pipes()
         # Its own number for it: the guard's descriptor 0 is /dev/null, whatever ours is.
@@ -633,6 +635,14 @@ class Watch:
             }.get(report.why if report else "", "it was stopped because its guard process died")
             return "failed", f"Tensor cache generation failed: {why}; {where}."
         empty = report.exit_code == 0 and self._is_empty(state)
+        if empty and self.site.cleaned:
+            # Not a wrong directory: it has written here before. A build is judged, and refused, by its own check.
+            if self.site.own_build is None:
+                return "failed", (
+                    f"Tensor cache generation failed: the generator wrote nothing again, and ended with exit code 0; {where}. "
+                    f"{self.site.cleaned}"
+                )
+            empty = False
         if empty and self.job.on_stall == "stop":
             elapsed = format_duration(self._clock() - self.started_s)
             return "nothing_written", f"{self._describe_nothing(state)} after {elapsed} with exit code 0."

@@ -54,6 +54,7 @@ class Emptiness:
         paths: the cache directories, resolved.
         cwd: working directory of the command.
         baseline: the scan process's answer at the start.
+        own: files and directories that cachewatch itself writes.
 
     Example:
         >>> from prefect_cachewatch.config import CacheJob
@@ -68,8 +69,10 @@ class Emptiness:
         paths: Sequence[str],
         cwd: str,
         baseline: Mapping[str, Any],
+        own: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         self._job, self._paths, self._cwd = job, list(paths), cwd
+        self._own = [*paths, *map(os.path.realpath, own)]
         self._markers = (
             sum(name is not None for name in (job.markers.started, job.markers.completed)) if job.markers else 0
         )
@@ -145,7 +148,7 @@ class Emptiness:
                     self._seen[path] += 1
 
     def _is_ours(self, path: str) -> bool:
-        return path in self._ours or any(path == own or path.startswith(own + "/") for own in self._paths)
+        return path in self._ours or any(path == own or path.startswith(own + "/") for own in self._own)
 
     def _places(self) -> list[str]:
         """Directories that the command refers to: arguments, environment, working directory, the cache's parent."""

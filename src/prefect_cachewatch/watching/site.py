@@ -143,6 +143,8 @@ class CacheDirectories(Closing):
         """Whether to record what each attempt makes, so that `clean` may remove it; set it before `begin`."""
         self.own_build: str | None = None
         """Directory that a store has made for the run: nothing in it was there to be used."""
+        self.cleaned = ""
+        """What was removed before the attempt, as a sentence: an empty start is then no proof of a wrong directory."""
         self.growth_mark: str | None = None
         """File for the next run after a kill: when the first directory grew last; set it before `begin`."""
         self._remembered_s: float | None = None

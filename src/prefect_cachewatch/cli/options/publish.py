@@ -14,7 +14,8 @@ _FIELDS = Fields(
     PublishPolicy,
     "store DIR, cache_key --key K=V, key_env --key-env NAME, key_files --key-file FILE, "
     "cache_dir_env NAME, force, check_command --check COMMAND, expected_files --expect-file GLOB, "
-    "min_bytes --min-bytes, keep, activate --no-activate =false",
+    "min_bytes --min-bytes, on_broken_content --broken-content, on_failed_writes --failed-writes, "
+    "allow_sparse --allow-sparse GLOB, keep, activate --no-activate =false",
     store={"type": str},
     key_files={"type": str},
     check_command={"multiple": False},
