@@ -96,7 +96,7 @@ def test_a_generator_that_leaves_cut_files_is_killed_retried_published_and_whole
     words = ["--layers", "30", "--pause", "0.4", "--once", str(tmp_path / "once"), how, "27"]
     status, report, said = generate(tmp_path, truncating(sys.executable, *words), "--attempts", "3")
     assert (status, report["outcome"], report["attempt"]) == (0, "completed", 2), said
-    assert "files that may be cut, before resuming" in said and "layers.27.w.tensorbin" in said
+    assert "removed what may be cut, before resuming" in said and "layers.27.w.tensorbin" in said
     assert "wrote 30, kept 0" not in said, "the whole ones were kept"
     assert broken_layers(current(tmp_path)) == []
     assert len(list(current(tmp_path).rglob("*.tensorbin"))) == 30
