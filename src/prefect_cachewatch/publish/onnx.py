@@ -19,7 +19,7 @@ _LEADS = {
     "Tensor": {13: "Entry"},
     "Entry": {1: "key", 2: "value"},
 }
-_FIELDS_MAX = 5_000_000
+_FIELDS_MAX = 2_000_000
 _TEXT_MAX = 4096
 _DEPTH_MAX = 60
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5

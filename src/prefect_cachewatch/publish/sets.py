@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import posixpath
 import re
@@ -157,7 +156,7 @@ def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Pa
 def _judge_total(path: str, found: Mapping[str, Any], size_bytes: int, files: int) -> list[Part]:
     metadata = found.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(total, bool) or not isinstance(total, int | float) or not math.isfinite(total) or total <= size_bytes:
+    if isinstance(total, bool) or not isinstance(total, int | float) or not size_bytes < total < 1 << 63:
         return []
     has = "its one file has" if files == 1 else f"its {files} files have"
     message = (
