@@ -143,8 +143,7 @@ def generate_cache(
                 if delivery is not None:
                     site.own_build = site.paths[0]
                     site.growth_mark = delivery.target.growth_mark
-                    delivery.resume(clean=clean, window_s=stall.stall_after_s)
-                    site.cleaned = delivery.cleaned
+                    site.cleaned = delivery.resume(clean=clean, window_s=stall.stall_after_s)
                 inputs = with_history(inputs, site)
                 state = _run_attempts(inputs, site, retry, admission)
                 _remember(inputs, admission.outcomes, state)

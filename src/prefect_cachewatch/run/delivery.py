@@ -160,12 +160,15 @@ class PublishSession(Closing):
         told = {name: value for name, value in self.env.items() if name not in self._source.env_secrets}
         return self.job, told
 
-    def resume(self, *, clean: bool, window_s: float) -> None:
+    def resume(self, *, clean: bool, window_s: float) -> str:
         """Clean up after a killed run in the directory; no process may be writing there any more.
 
         Args:
             clean: remove all of it.
             window_s: the stall window, to find the files that that run may have cut.
+
+        Returns:
+            What was removed, see `cleaned`.
         """
         if self.target.adopted:
             if clean:
@@ -174,6 +177,7 @@ class PublishSession(Closing):
             else:
                 self._remove_suspects(window_s, ())
         self._log_notes()
+        return self.cleaned
 
     @property
     def target(self) -> StagedBuild:
