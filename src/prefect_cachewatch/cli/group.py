@@ -9,7 +9,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from prefect_cachewatch import __version__
-from prefect_cachewatch.cli.option_examples import example_of
 from prefect_cachewatch.common.text import for_terminal
 
 
@@ -80,7 +79,7 @@ def usage_message(error: click.ClickException, root: click.Command, args: Sequen
     """
     said = " ".join(error.format_message().split())
     if isinstance(error, click.BadOptionUsage) and error.ctx is None:
-        return _with_example(said, error.option_name, root, args)
+        return f"{said.rstrip('.')} (see {_path_of(root, args)} --help)"
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return said
     table = error.ctx.parent.command if error.ctx.parent else None
@@ -93,13 +92,12 @@ def usage_message(error: click.ClickException, root: click.Command, args: Sequen
     return f"{said} (see {error.ctx.command_path} --help)"
 
 
-def _with_example(said: str, name: str, root: click.Command, args: Sequence[str]) -> str:
+def _path_of(root: click.Command, args: Sequence[str]) -> str:
+    """Return the path of the command that the arguments name."""
     context, command = click.Context(root, info_name="cachewatch"), root
     for word in args:
         found = command.get_command(context, word) if isinstance(command, click.Group) else None
         if found is None:
             break
         command, context = found, click.Context(found, info_name=word, parent=context)
-    option = next((each for each in command.params if name in each.opts), None)
-    example = "" if option is None else f", as in {name} {example_of(option)}"
-    return f"{said.rstrip('.')}{example} (see {context.command_path} --help)"
+    return context.command_path

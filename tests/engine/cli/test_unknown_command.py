@@ -1,15 +1,10 @@
-"""A sub-command that does not exist, and an option without its value: one sentence, with the nearest one or an example."""
+"""A sub-command that does not exist, and an option without its value: one sentence, with the nearest name or the help."""
 
 from __future__ import annotations
 
-import shlex
-
-import click
 import pytest
 
-from prefect_cachewatch.cli.group import command_group
-from prefect_cachewatch.cli.main import COMMANDS, main
-from prefect_cachewatch.cli.option_examples import example_of
+from prefect_cachewatch.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -31,35 +26,17 @@ def test_it_is_answered_with_the_nearest_name(capsys, argv, sentence):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["exec", "--stall-after"], "Option '--stall-after' requires an argument, as in --stall-after 10m (see cachewatch exec --help)"),
-        (["exec", "--cache-dir", "--poll", "1s"], "Option '--cache-dir' requires an argument, and '--poll' follows it, as in --cache-dir /mnt/cache (see cachewatch exec --help)"),
-        (["generate", "-q", "--log", "--", "true"], "Option '--log' requires an argument, and '--' follows it, as in --log run.log (see cachewatch generate --help)"),
-        (["exec", "--on-stall"], "Option '--on-stall' requires an argument, as in --on-stall stop (see cachewatch exec --help)"),
-        (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument, as in --repetitions 3 (see cachewatch probe --help)"),
-        (["automations", "apply", "--notify"], "Option '--notify' requires an argument, as in --notify slack-webhook/ops (see cachewatch automations apply --help)"),
-        (["store", "verify", "/s", "llama", "--against"], "Option '--against' requires an argument, as in --against 20261120T151010123Z-7cff96ab (see cachewatch store verify --help)"),
+        (["exec", "--stall-after"], "Option '--stall-after' requires an argument (see cachewatch exec --help)"),
+        (["exec", "--cache-dir", "--poll", "1s"], "Option '--cache-dir' requires an argument, and '--poll' follows it (see cachewatch exec --help)"),
+        (["generate", "-q", "--log", "--", "true"], "Option '--log' requires an argument, and '--' follows it (see cachewatch generate --help)"),
+        (["exec", "--on-stall"], "Option '--on-stall' requires an argument (see cachewatch exec --help)"),
+        (["probe", "/x", "--repetitions"], "Option '--repetitions' requires an argument (see cachewatch probe --help)"),
+        (["automations", "apply", "--notify"], "Option '--notify' requires an argument (see cachewatch automations apply --help)"),
+        (["store", "verify", "/s", "llama", "--against"], "Option '--against' requires an argument (see cachewatch store verify --help)"),
         (["fleet"], "Missing argument 'JOBS.yaml'. (see cachewatch fleet --help)"),
     ],
 )  # fmt: skip
-def test_an_option_without_its_value_is_named_with_an_example(capsys, argv, sentence):
+def test_an_option_without_its_value_is_named_with_the_help_to_read(capsys, argv, sentence):
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert (ended.value.code, *capsys.readouterr()) == (125, "", f"cachewatch: {sentence}\n")
-
-
-def options(command: click.Command, context: click.Context) -> list[tuple[click.Context, click.Option]]:
-    if not isinstance(command, click.Group):
-        found = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
-        return [(context, each) for each in found if not each.count]
-    below = [(name, command.get_command(context, name)) for name in command.list_commands(context)]
-    return [each for name, one in below if one for each in options(one, click.Context(one, context, name))]
-
-
-def test_every_example_is_a_value_that_its_option_takes():
-    group = command_group(COMMANDS)
-    found = options(group, click.Context(group))
-    assert len(found) > 150
-    for context, option in found:
-        (word,) = shlex.split(example_of(option))
-        option.type.convert(word, option, context)
-        assert word != (option.metavar or option.type.name.upper()), option.opts
