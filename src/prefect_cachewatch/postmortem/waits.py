@@ -47,7 +47,6 @@ class Wait:
     timed: bool | None = None
 
 
-_READS = frozenset(["read", "pread64", "readv", "preadv", "recvfrom", "recvmsg", "recvmmsg"])
 _WRITES = frozenset(["write", "pwrite64", "writev", "pwritev", "sendto", "sendmsg", "sendmmsg", "sendfile", "splice"])
 _POLLS = frozenset(["poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"])
 _SLEEPS = frozenset(["nanosleep", "clock_nanosleep", "pause", "rt_sigsuspend", "rt_sigtimedwait", "restart_syscall"])
