@@ -137,6 +137,7 @@ def _fill(
         _put(work / "growth.svg", svg.encode())
         facts = asdict(content.evidence)
         facts.pop("log_tail")
+        facts.pop("log_kept")
         _put(work / "processes.json", json.dumps(facts, indent=1).encode())
         _put(work / "stacks.txt", stack_text(content.evidence).encode("utf-8", "backslashreplace"))
     finally:

@@ -31,6 +31,7 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     storage.still_writing,
     process.stale_lock,
     process.waiting_for_lock,
+    crash.part_died,
     process.memory_pressure,
     process.waiting_for_device,
     process.waiting_for_input,
@@ -48,7 +49,10 @@ _RULES: tuple[Callable[[View], Diagnosis | None], ...] = (
     process.never_started,
     process.never_ready,
 )
-STALL_CATEGORIES: tuple[str, ...] = (*(rule.__name__ for rule in _RULES), "unknown")
+STALL_CATEGORIES: tuple[str, ...] = (
+    *(rule.__name__ for rule in _RULES if rule is not crash.part_died),
+    "unknown",
+)
 CATEGORIES: tuple[str, ...] = tuple(dict.fromkeys((*STALL_CATEGORIES, *CRASH_CATEGORIES)))
 _SURENESS = {"high": 0, "medium": 1, "low": 2}
 _MAX_LINES = 20

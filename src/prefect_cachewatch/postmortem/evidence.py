@@ -30,6 +30,7 @@ from prefect_cachewatch.postmortem.procdetails import find_cgroup, list_sockets,
 from prefect_cachewatch.postmortem.proctree import find_descendants, read_threads, sample_processes
 from prefect_cachewatch.postmortem.readings import (
     CgroupFacts,
+    EndedProcess,
     LockWait,
     ProcessReading,
     ProcessSample,
@@ -40,6 +41,7 @@ from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, ru
 from prefect_cachewatch.postmortem.waited_locks import read_lock_files
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile, list_open_files
+from prefect_cachewatch.supervise.output import KEPT_BYTES
 from prefect_cachewatch.supervise.proc import read_memory_file, read_proc, read_stat, read_status
 from prefect_cachewatch.supervise.turns import read_each
 
@@ -83,6 +85,8 @@ def collect_evidence(
     before: ProcessSample | None = None,
     growth: GrowthFacts | None = None,
     log_tail: bytes = b"",
+    log_kept: bytes = b"",
+    ended: Sequence[EndedProcess] = (),
     exit_code: int | None = None,
     exit_signal: int | None = None,
     out_of_memory: str = "",
@@ -102,6 +106,8 @@ def collect_evidence(
             are since then.
         growth: what the watch measured.
         log_tail: the end of the generator's output.
+        log_kept: all of it that is kept.
+        ended: processes of the tree that have ended.
         exit_code: the generator's exit code, if it ended by itself.
         exit_signal: the signal that ended it, if one did.
         out_of_memory: which memory its container went beyond, if an engine says so.
@@ -173,6 +179,8 @@ def collect_evidence(
         exit_signal=exit_signal,
         out_of_memory=out_of_memory,
         log_tail=tail,
+        log_kept=kept_text(log_kept, hidden),
+        ended=tuple(replace(one, name=redact(one.name, hidden)) for one in ended),
         process_count=len(draft.pids),
         collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         took_s=clock() - started,
@@ -221,6 +229,27 @@ def log_text(tail: bytes, secrets: Iterable[str]) -> str:
     """
     whole = tail if len(tail) < _LOG_TAIL_BYTES else whole_lines(tail, _LOG_TAIL_BYTES)
     return redact(whole.decode(errors="surrogateescape"), secrets)
+
+
+def kept_text(kept: bytes, secrets: Iterable[str]) -> str:
+    """Return all of a kept output as text, without secrets and with each kind of line once: digits make no other kind.
+
+    Args:
+        kept: the end of the output.
+        secrets: values to remove wherever they occur.
+
+    Example:
+        >>> kept_text(b"boom\\nwaiting 1 s\\nwaiting 2 s\\n", ())
+        'boom\\nwaiting 1 s\\n'
+    """
+    lines = kept.splitlines(keepends=True)
+    if len(kept) >= KEPT_BYTES:  # the rest of a cut line may be the rest of a secret
+        del lines[:1]
+    kinds: dict[bytes, bytes] = {}
+    for line in lines:
+        kinds.setdefault(line.translate(None, b"0123456789"), line)
+    text = b"".join(kinds.values())[-2 * _LOG_TAIL_BYTES :]
+    return redact(text.decode(errors="surrogateescape"), secrets)
 
 
 def _read_details(draft: _Draft, paths: Sequence[str], secrets: Sequence[str]) -> None:

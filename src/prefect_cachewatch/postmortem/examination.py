@@ -6,6 +6,7 @@ afterwards. An error here is noted and never changes how the attempt ended.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from prefect_cachewatch.postmortem.bundle import BundleContent, write_bundle
 from prefect_cachewatch.postmortem.bundlestore import choose_bundle_root, prune_bundles
 from prefect_cachewatch.postmortem.cancelled import NOT_LOOKED_AT, describe_cancelled
 from prefect_cachewatch.postmortem.diagnosis import diagnose
-from prefect_cachewatch.postmortem.evidence import collect_evidence, log_text
+from prefect_cachewatch.postmortem.ended import EndedProcesses
+from prefect_cachewatch.postmortem.evidence import collect_evidence, kept_text, log_text
 from prefect_cachewatch.postmortem.model import Evidence, GrowthFacts
 from prefect_cachewatch.postmortem.proctree import sample_processes
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
@@ -84,6 +86,7 @@ class PostMortem:
         self._samples: list[tuple[ProcessSample, int]] = []
         self._growth_seen: float | None = None
         self._note_open, self._open = note_open, set[str]()
+        self._ended = EndedProcesses()
 
     def sampled(self, watch: Watch) -> None:
         """Note what the processes have used so far; to be called after each measurement.
@@ -102,6 +105,7 @@ class PostMortem:
         except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
             self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
             return
+        self._ended.note(sample)
         self._samples.append((sample, _discarded_bytes(watch)))
         if self._note_open:
             self._open = open_for_writing(sample.readings, watch.site.paths)
@@ -195,6 +199,7 @@ class PostMortem:
             The outcome, with a headline before its message; any other outcome is returned unchanged. The message has no
             secrets, since it becomes that of a state, an event and a notification.
         """
+        self._ended.close()
         outcome = self._named(watch, outcome)
         if is_verdict(outcome.name) or self.diagnosis is not None:
             outcome = replace(outcome, message=put_first(_headline(watch, outcome, self.diagnosis), outcome.message))
@@ -285,6 +290,8 @@ class PostMortem:
                 "before": before,
                 "growth": replace(facts, discarded_bytes=max(0, facts.discarded_bytes - discarded)),
                 "log_tail": watch.output.tail(),
+                "log_kept": watch.output.kept(),
+                "ended": self._ended.told(time.monotonic()),
                 "exit_code": outcome.exit_code if outcome else None,
                 "exit_signal": outcome.signal if outcome else None,
                 "out_of_memory": _out_of_memory(outcome),
@@ -308,7 +315,7 @@ class PostMortem:
         return Evidence(
             growth=_growth_of(watch, None), exit_code=outcome.exit_code, exit_signal=outcome.signal,
             out_of_memory=_out_of_memory(outcome), log_tail=log_text(watch.output.tail(), self._secrets),
-            output_seen=watch.attachment is None,
+            log_kept=kept_text(watch.output.kept(), self._secrets), output_seen=watch.attachment is None,
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

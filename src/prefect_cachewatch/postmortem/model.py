@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prefect_cachewatch.postmortem.readings import CgroupFacts, IoCounters, LockWait, SocketFacts, ThreadFacts
+from prefect_cachewatch.postmortem.readings import (
+    CgroupFacts,
+    EndedProcess,
+    IoCounters,
+    LockWait,
+    SocketFacts,
+    ThreadFacts,
+)
 from prefect_cachewatch.supervise.lockfiles import LockFile
 from prefect_cachewatch.supervise.open_files import OpenFile
 
@@ -148,6 +155,9 @@ class Evidence:
     exit_signal: int | None = None
     out_of_memory: str = ""
     log_tail: str = ""
+    log_kept: str = ""
+    """All of the output that is kept, each kind of line once: what was said before much that is alike."""
+    ended: tuple[EndedProcess, ...] = ()
     output_seen: bool = True
     """Whether the generator's output is read: not that of a process that another program started."""
     process_count: int = 0

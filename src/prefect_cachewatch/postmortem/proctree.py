@@ -171,7 +171,7 @@ def _read_totals(pid: int) -> ProcessReading | None:
     # utime and stime of the process; what waited-for children used is the children's own.
     cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     runnable_s, turns = _read_runnable(pid)
-    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, runnable_s, turns)
+    return ProcessReading(pid, int(fields[19]), cpu_s, int(fields[9]), None, runnable_s, turns, os.fsdecode(fields[0]))
 
 
 def _read_runnable(pid: int) -> tuple[float | None, int]:

@@ -42,6 +42,22 @@ class ProcessReading:
     io: IoCounters | None
     runnable_s: float | None = None
     turns: int = 0
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class EndedProcess:
+    """A process of the tree that ended while others went on.
+
+    `ago_s` is since it was first missed, `lived_s` how long it was seen before; `status` is its wait status (wait(2)), None
+    where only its parent knows it.
+    """
+
+    pid: int
+    name: str
+    ago_s: float
+    lived_s: float
+    status: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
+from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.postmortem.crash_table import CRASH_RULES
 from prefect_cachewatch.postmortem.last_words import LastWords, readable_lines
+from prefect_cachewatch.postmortem.readings import EndedProcess
 from prefect_cachewatch.postmortem.view import View, cause, shown
 from prefect_cachewatch.supervise.proc import signal_name
 from prefect_cachewatch.watching.headline import UNSEEN
@@ -13,7 +16,10 @@ from prefect_cachewatch.watching.sections import Diagnosis
 
 # Signals that are a cause themselves, where the log names none that is as good.
 _BY_SIGNAL = {4: "wrong_architecture", 7: "segmentation_fault", 9: "killed", 11: "segmentation_fault"}
+_ASKED_TO_END = (1, 2, 13, 15)
 _BETTER_WEIGHT = 25
+# An exception or more: a line that a program writes as it ends.
+_SURE_WEIGHT = 20
 _LINES = 8
 _NO_ERROR = (
     "A server that ends with exit code 0 was asked to end: look in its log for a signal, an idle limit or the end of its "
@@ -25,6 +31,12 @@ def generator_failed(view: View) -> Diagnosis | None:
     """The generator ended by itself: with the category of what it said last or of its signal, else of this rule."""
     if not view.ended_itself:
         return None
+    found = _by_its_end(view)
+    died = tuple(_how_it_died(one) for one in view.evidence.ended if one.status)
+    return replace(found, evidence=(*found.evidence, *died))
+
+
+def _by_its_end(view: View) -> Diagnosis:
     words, number = view.last_words, _signal_of(view)
     by_signal = _BY_SIGNAL.get(number or 0)
     if words is not None and (by_signal is None or words.rule.weight >= _BETTER_WEIGHT):
@@ -42,6 +54,63 @@ def generator_failed(view: View) -> Diagnosis | None:
         return found
     rule = next(rule for rule in CRASH_RULES if rule.category == by_signal)
     return replace(found, category=rule.category, resolution=rule.resolution)
+
+
+def part_died(view: View) -> Diagnosis | None:
+    """A process of the tree died, by its output or its end, and the rest waits for it: with the category of what it said last."""
+    if not view.alive:
+        return None
+    words, kind = view.last_words, view.evidence.growth.kind
+    known = words is not None and words.rule.weight >= _SURE_WEIGHT
+    lately = [one for one in view.evidence.ended if one.ago_s <= view.evidence.growth.pause_s + 1.0]
+    dead = next((one for one in lately if one.status), None)
+    if dead is None and known:
+        dead = next((one for one in lately if one.status is None), None)
+    if not (dead or (known and kind == "never_ready")):
+        return None
+    how = _how_it_died(dead) if dead is not None else ""
+    lines = tuple(_how_it_died(one) for one in view.evidence.ended)
+    if words is not None and known:
+        told = _by_words(view, words)
+        summary = f"{told.summary} ({how}, and the rest waits)" if how else f"{told.summary}, and the rest waits"
+        evidence = (*lines, *(line for line in told.evidence if line.startswith("log: ")))
+        return replace(
+            told,
+            summary=summary,
+            evidence=evidence,
+            confidence="high" if dead is not None and dead.status else "medium",
+        )
+    if dead is None or dead.status is None:
+        return None
+    number = os.WTERMSIG(dead.status) if os.WIFSIGNALED(dead.status) else None
+    if number in _ASKED_TO_END or (number is None and dead.lived_s <= 0):
+        return None
+    by_signal = _BY_SIGNAL.get(number or 0, "generator_failed")
+    found = cause(
+        f"{how}, and the rest waits for it",
+        (*lines, *(f"log: {shown(line, 240)}" for line in _last_lines(view))),
+        "Read its output before that moment; the processes that wait for it do not end by themselves.",
+        "medium",
+    )
+    return replace(found, category=by_signal)
+
+
+def _how_it_died(one: EndedProcess) -> str:
+    """Say which process ended, when and how.
+
+    Example:
+        >>> _how_it_died(EndedProcess(7, "engine", 40.0, 9.0, 9))
+        'pid 7 (engine) was killed by SIGKILL 40 s ago'
+    """
+    how = "ended, by a status that only its parent knows,"
+    if one.status is not None:
+        by_signal = os.WIFSIGNALED(one.status)
+        how = (
+            f"was killed by {signal_name(os.WTERMSIG(one.status))}"
+            if by_signal
+            else f"ended with exit code {os.waitstatus_to_exitcode(one.status)}"
+        )
+    return f"pid {one.pid} ({shown(one.name, 40)}) {how} {format_duration(float(round(one.ago_s)))} ago"
 
 
 def _how_it_ended(view: View) -> str:

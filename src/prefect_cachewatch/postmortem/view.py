@@ -15,6 +15,7 @@ from prefect_cachewatch.postmortem.waits import Wait, WaitKind, process_wait, wa
 from prefect_cachewatch.watching.sections import Diagnosis
 
 _TURNS, _TURNS_PER_S = 3, 0.15
+_ANY_EXCEPTION = 20
 # The result of a rule. Its category is the rule's name, which `diagnose` adds.
 cause = partial(Diagnosis, "")
 
@@ -84,8 +85,12 @@ class View:
 
     @cached_property
     def last_words(self) -> LastWords | None:
-        """The last line by which a generator that ended by itself explains its end."""
-        return find_last_words(self.evidence.log_tail) if self.ended_itself else None
+        """The last line of the output that explains an end: of the generator, or of a process that the others wait for."""
+        last = find_last_words(self.evidence.log_tail)
+        if last is not None and last.rule.weight >= _ANY_EXCEPTION:
+            return last
+        kept = find_last_words(self.evidence.log_kept)
+        return kept if kept is not None and (last is None or kept.rule.weight > last.rule.weight) else last
 
     @cached_property
     def leaves(self) -> list[Wait]:

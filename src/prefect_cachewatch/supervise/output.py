@@ -26,6 +26,8 @@ from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.supervise.helper_client import spawn_helper
 
 _CHUNK = 1 << 20
+#: How much of the end is searched for the reason of a bad end; of that only the last part is shown.
+KEPT_BYTES = 1 << 20
 _LINE_MAX = 2000
 _WORD_MAX = 600
 _LOG_OPEN_S = 10.0
@@ -83,7 +85,7 @@ class OutputPump:
         self.total_bytes = 0
         self.listeners: list[Callable[[memoryview], None]] = []
         """Called in the reading thread with all data that is read. A slow listener delays the generator."""
-        self._tail_bytes = tail_bytes
+        self._tail_bytes, self._kept_bytes = tail_bytes, max(tail_bytes, KEPT_BYTES)
         self._tail = bytearray()
         self._head_left = max(0, log_max_bytes - tail_bytes)
         self._cut_bytes = 0
@@ -202,6 +204,11 @@ class OutputPump:
         with self._lock:
             return bytes(self._tail[-self._tail_bytes :])
 
+    def kept(self) -> bytes:
+        """Return all of the output's end that is in memory."""
+        with self._lock:
+            return bytes(self._tail[-self._kept_bytes :])
+
     def tail_lines(self, count: int, within_bytes: int | None = None) -> list[str]:
         """Return the last lines of the output, undecodable bytes as surrogate escapes, each at most 2,000 characters.
 
@@ -272,9 +279,9 @@ class OutputPump:
             listen(data)
         with self._lock:
             self.total_bytes += len(data)
-            self._tail += data[-self._tail_bytes :]
-            if len(self._tail) > 4 * self._tail_bytes:
-                del self._tail[: -self._tail_bytes]
+            self._tail += data[-self._kept_bytes :]
+            if len(self._tail) > 2 * self._kept_bytes:
+                del self._tail[: -self._kept_bytes]
         if self._log is not None:
             head = data[: self._head_left]
             if head:
