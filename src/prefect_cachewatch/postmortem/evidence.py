@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_cachewatch.common.secrets import redact, redact_argv, whole_lines
-from prefect_cachewatch.postmortem.filesystem import FilesystemProbe
+from prefect_cachewatch.postmortem.filesystem import FilesystemProbe, find_other_mounts
 from prefect_cachewatch.postmortem.model import (
     Evidence,
     GrowthFacts,
@@ -37,6 +37,7 @@ from prefect_cachewatch.postmortem.readings import (
     SocketFacts,
     ThreadFacts,
 )
+from prefect_cachewatch.postmortem.rules_storage import named_as_full
 from prefect_cachewatch.postmortem.stacks import StackCollector, find_py_spy, runs_python
 from prefect_cachewatch.postmortem.waited_locks import read_lock_files
 from prefect_cachewatch.supervise.lockfiles import LockFile
@@ -87,6 +88,7 @@ def collect_evidence(
     log_tail: bytes = b"",
     log_kept: bytes = b"",
     ended: Sequence[EndedProcess] = (),
+    places: Sequence[str] = (),
     exit_code: int | None = None,
     exit_signal: int | None = None,
     out_of_memory: str = "",
@@ -108,6 +110,7 @@ def collect_evidence(
         log_tail: the end of the generator's output.
         log_kept: all of it that is kept.
         ended: processes of the tree that have ended.
+        places: directories that the tree uses besides, for temporary files and the like.
         exit_code: the generator's exit code, if it ended by itself.
         exit_signal: the signal that ended it, if one did.
         out_of_memory: which memory its container went beyond, if an engine says so.
@@ -131,7 +134,9 @@ def collect_evidence(
     draft = _Draft()
     hidden = list(secrets)
     paths = [str(path) for path in cache_dirs]
-    probe = FilesystemProbe(paths)
+    tail = log_text(log_tail, hidden)
+    others = find_other_mounts([*places, *named_as_full(tail)], paths)
+    probe = FilesystemProbe([*paths, *others])
     probe.prepare()  # called here, while this thread is the only one
 
     _run_until(started + 0.4 * budget_s, clock, lambda: _read_states(draft, roots, include_roots), draft)
@@ -155,8 +160,8 @@ def collect_evidence(
     _run_until(deadline - min(0.1, 0.05 * budget_s), clock, details, draft)
     # Also if an earlier part hung: an answer that came meanwhile shows that the file system responds.
     answers.update(probe.finish())
-    filesystems = probe.facts(dict(answers))
-    tail = log_text(log_tail, hidden)
+    known = {facts.path: facts for facts in probe.facts(dict(answers))}
+    filesystems = tuple(known[path] for path in dict.fromkeys(paths))
 
     def lock_files() -> None:
         draft.steps.append("lock files")
@@ -170,6 +175,7 @@ def collect_evidence(
         growth=growth or GrowthFacts(),
         processes=tuple(_join(pid, draft, before, answers, hidden) for pid in list(draft.facts)),
         filesystems=filesystems,
+        other_filesystems=tuple(known[path] for path in others),
         locks=draft.locks,
         lock_files=draft.lock_files,
         cgroups=tuple(dict(draft.cgroups).values()),

@@ -292,6 +292,7 @@ class PostMortem:
                 "log_tail": watch.output.tail(),
                 "log_kept": watch.output.kept(),
                 "ended": self._ended.told(time.monotonic()),
+                "places": watch.places,
                 "exit_code": outcome.exit_code if outcome else None,
                 "exit_signal": outcome.signal if outcome else None,
                 "out_of_memory": _out_of_memory(outcome),

@@ -25,6 +25,7 @@ from prefect_cachewatch.postmortem.model import FilesystemFacts
 from prefect_cachewatch.supervise.helper_client import IMPORT_FROM
 from prefect_cachewatch.supervise.proc import read_stat
 
+_OTHERS_MAX = 6
 _HELPER_LATE = "not known: the helper that asks was late"
 # Children that hang in a file system, by mount point: they cannot be killed, only remembered.
 _STUCK: dict[str, _Child] = {}
@@ -123,6 +124,27 @@ class FilesystemProbe:
                 known = {key: value for key, value in answer.items() if key != "errno"}
                 joined.append(replace(facts, **known))
         return tuple(joined)
+
+
+def find_other_mounts(places: Sequence[str], cache_dirs: Sequence[str]) -> list[str]:
+    """Find the mount points of some places that are on other file systems than the cache directories; none is touched.
+
+    Args:
+        places: absolute paths.
+        cache_dirs: likewise.
+
+    Returns:
+        Mount points, a few at most; of file systems that can be written to.
+
+    Example:
+        >>> find_other_mounts(["/", "/proc/self"], ["/"])
+        ['/proc']
+    """
+    mounts = read_mounts()
+    own = {mount.mount_point for path in cache_dirs if (mount := mount_of(path, mounts)) is not None}
+    found = (mount_of(path, mounts) for path in places if path.startswith("/"))
+    others = dict.fromkeys(mount.mount_point for mount in found if mount is not None and not mount.read_only)
+    return [point for point in others if point not in own][:_OTHERS_MAX]
 
 
 def _make_child() -> _Child:

@@ -146,6 +146,8 @@ class Evidence:
     growth: GrowthFacts = field(default_factory=GrowthFacts)
     processes: tuple[ProcessFacts, ...] = ()
     filesystems: tuple[FilesystemFacts, ...] = ()
+    other_filesystems: tuple[FilesystemFacts, ...] = ()
+    """Those that the tree uses besides, by their mount points: of its temporary files, its home, what its log names."""
     locks: tuple[LockWait, ...] = ()
     lock_files: tuple[LockFile, ...] = ()
     cgroups: tuple[CgroupFacts, ...] = ()

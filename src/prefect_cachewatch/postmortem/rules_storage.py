@@ -6,8 +6,10 @@ it does not apply.
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 
+from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
@@ -20,6 +22,8 @@ from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.watching.sections import Diagnosis
 
 _MIB = 1 << 20
+_LAST_LINES, _FULL_LINES = 200, 5
+_PATH = re.compile(r"(?<![\w/])/[^\s'\"<>|,;()\[\]{}]{1,4000}")
 _LITTLE_SPACE_BYTES = _MIB
 _MUCH_WRITTEN_BYTES = _MIB
 _READING_BYTES_PER_S = _MIB
@@ -95,6 +99,8 @@ def disk_full(view: View) -> Diagnosis | None:
                 tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
                 f"Free space on {shown(facts.mount_point)} (old caches first) or put the cache on a larger file system.",
             )
+    if (other := _other_full(view, line)) is not None:
+        return other
     if not line:
         return None
     tight = next(
@@ -108,12 +114,51 @@ def disk_full(view: View) -> Diagnosis | None:
             "Free space, or put the cache on a larger file system; it needs room for temporary files as well.",
             "medium" if view.alive else "high",
         )
-    return cause(
-        "the generator's log says that a file system was full, and it is not the cache's",
-        (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
-        "Look at the file systems that it uses besides the cache: TMPDIR, /dev/shm, the home directory (df -h).",
-        "medium" if not view.alive else "low",
+    named = {facts.path: facts for facts in view.evidence.other_filesystems}
+    where = next(
+        (path for path in sorted(named, key=len, reverse=True) for place in _places(line) if is_in(place, path)), ""
     )
+    return cause(
+        f"the generator ran out of space under {shown(where)}, which is not the cache's file system"
+        if where
+        else "the generator's log says that a file system was full, and it is not the cache's",
+        (_quoted(line), *(_space(f) for f in (*view.evidence.filesystems, *named.values()))),
+        "Look at the file systems that it uses besides the cache: TMPDIR, /dev/shm, the home directory (df -h).",
+        "medium" if where or not view.alive else "low",
+    )
+
+
+def _other_full(view: View, line: str) -> Diagnosis | None:
+    """A file system that the tree uses besides its cache's is full, and its log says so or it has a file open there to write."""
+    for facts in view.evidence.other_filesystems:
+        no_space = facts.free_bytes is not None and facts.total_bytes and facts.free_bytes < _LITTLE_SPACE_BYTES
+        no_inode = facts.total_inodes and facts.free_inodes is not None and facts.free_inodes < 2
+        files = (f for process in view.alive for f in process.files if f.kind == "file" and "w" in f.access)
+        if not (no_space or no_inode) or not (line or any(is_in(f.target, facts.path) for f in files)):
+            continue
+        what = f"is full ({format_bytes(facts.free_bytes or 0)} free)" if no_space else "has no free inode"
+        return cause(
+            f"the file system on {shown(facts.path)} {what}, and it is not the cache's",
+            tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
+            f"Free space on {shown(facts.path)}, or let the generator use another place for its temporary files (TMPDIR).",
+            "high" if line else "medium",
+        )
+    return None
+
+
+def named_as_full(log_tail: str) -> list[str]:
+    """Find the paths in the last lines of a log that speak of a full file system.
+
+    Example:
+        >>> named_as_full("OSError: [Errno 28] No space left on device: '/scratch/tmp/x.bin'")
+        ['/scratch/tmp/x.bin']
+    """
+    lines = [line for line in log_tail.splitlines()[-_LAST_LINES:] if NO_SPACE.search(line)]
+    return [path for line in lines[-_FULL_LINES:] for path in _places(line)]
+
+
+def _places(line: str) -> list[str]:
+    return [path.rstrip(".:") for path in _PATH.findall(line[:5000])]
 
 
 def quota_exceeded(view: View) -> Diagnosis | None:

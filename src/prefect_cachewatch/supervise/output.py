@@ -27,7 +27,7 @@ from prefect_cachewatch.supervise.helper_client import spawn_helper
 
 _CHUNK = 1 << 20
 #: How much of the end is searched for the reason of a bad end; of that only the last part is shown.
-KEPT_BYTES = 1 << 20
+KEPT_BYTES = 512 << 10
 _LINE_MAX = 2000
 _WORD_MAX = 600
 _LOG_OPEN_S = 10.0

@@ -67,6 +67,7 @@ _LISTING_TIMEOUT_S = 10.0
 _CANCELLED_LISTING_S = 3.0  # whoever cancelled it may kill us soon
 _GUARD_WAIT_S = 0.5
 _LINKS_TOLD = 3
+_SHARED_PLACES = ("/tmp", "/dev/shm")  # noqa: S108 - only their file systems are asked
 _JANITOR_S = 12.0  # it gives the processes that it kills 10 s to end
 
 
@@ -447,6 +448,13 @@ class Watch:
             longest_silence_s=rule.longest_silence_s,
             learned=rule.learned,
         )
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Directories that the generator may use besides the watched ones."""
+        names = ("TMPDIR", "TMP", "TEMP", "HOME", "XDG_CACHE_HOME")
+        cwd = (str(self.job.cwd),) if self.job.cwd else ()
+        return (*filter(None, (self._env.get(name, "") for name in names)), *_SHARED_PLACES, *cwd)
 
     @property
     def ended(self) -> bool:
