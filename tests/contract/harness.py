@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.prefect_database import fresh_home
+
 COMMAND = str(Path(sys.executable).with_name("cachewatch"))
 # The end of a run that hangs for good; nothing is asserted close to it.
 LONG_S = 180.0
@@ -85,6 +87,10 @@ class Place:
     def generate(self, *options: object, command: Sequence[object], name: str = "model") -> Ran:
         """Run `cachewatch generate` into `store`, with a report; `{cache_dir}` in the command is the build."""
         self.store.mkdir(exist_ok=True)
+        if not (
+            home := self.root / "prefect"
+        ).exists():  # the flow's own server would begin with a minute of migrations
+            fresh_home(home)
         return self._reported("generate", "--store", self.store, "--name", name, *options, command=command)
 
     def current(self, name: str = "model") -> Path | None:
