@@ -61,7 +61,7 @@ def execute(*options: str) -> Callable[[Sandbox, str], list[str]]:
 
 def plan(box: Sandbox, path: str) -> list[str]:
     (box.root / "out" / "plan.yaml").write_text(PLAN)
-    return box.cachewatch("plan", str(box.root / "out" / "plan.yaml"), "--html", path)
+    return box.cachewatch("plan", str(box.root / "out" / "plan.yaml"), "--picture", path)
 
 
 def codec(box: Sandbox, path: str) -> list[str]:
@@ -76,7 +76,7 @@ def report_is_whole(data: bytes) -> bool:
 CASES = [
     Case("exec --report", execute("--report"), report_is_whole),
     Case("exec --log", execute("--log"), lambda data: b"said\n" in data),
-    Case("plan --html", plan, lambda data: b"</html>" in data),
+    Case("plan --picture", plan, lambda data: b"</svg>" in data),
     Case("probe --codec -o", codec, lambda data: b"codec:" in data),
 ]
 
@@ -108,7 +108,7 @@ def test_a_device_is_written_and_never_replaced(
     row = fault(
         SECTION,
         "a device as the file to write",
-        "`--report`, `--log`, `--html`, `-o` on /dev/null, /dev/stdout, /dev/fd/1, /dev/full or a link to one, as root",
+        "`--report`, `--log`, `--picture`, `-o` on /dev/null, /dev/stdout, /dev/fd/1, /dev/full or a link to one, as root",
         "it is written as it is; no node and no link of /dev is replaced, and nothing is made beside it",
     )
     if os.geteuid() != 0:

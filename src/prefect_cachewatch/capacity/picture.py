@@ -58,9 +58,10 @@ def draw(plan: LimitPlan, answer: Answer, past: Sequence[tuple[float, float]] = 
     upper = _Panel(64, 268, last, 1.12 * max([most] + [rate for _, rate in ceilings]))
     times = [row.classes[0].burst_p99_s for row in answer.rows] + [burst_s for _, burst_s in past]
     lower = _Panel(318, 500, last, 1.12 * max(time for time in times if math.isfinite(time)))
+    of = f" ({answer.classes[0]})" if len(answer.rows[0].classes) > 1 else ""
     parts = [
         f'<rect width="{_WIDTH}" height="560" fill="#fff"/>',
-        _text(16, 26, headline(plan, answer)[:118], size=13, weight=600),
+        _text(16, 26, headline(plan, answer).partition(";")[0], size=13, weight=600),
         *_zones(answer, upper, lower),
         *_axis(upper, lambda value: f"{say_bytes(value, plan.binary)}/s", "together"),
         *_axis(lower, say_time, "a burst"),
@@ -68,7 +69,7 @@ def draw(plan: LimitPlan, answer: Answer, past: Sequence[tuple[float, float]] = 
     for name, rate in ceilings:
         y = upper.y(rate)
         parts.append(f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}" stroke="{_SPOT}" stroke-dasharray="6 4"/>')
-        parts.append(_text(_RIGHT + 6, y + 4, name, colour=_SPOT))
+        parts.append(_text(_RIGHT + 6, y + 4, f"{name}{of}"[:16], colour=_SPOT))
     parts.append(upper.line([(row.n, row.bytes_per_s) for row in answer.rows]))
     for point in measured:
         x, low, high = (
@@ -109,7 +110,7 @@ def _zones(answer: Answer, upper: _Panel, lower: _Panel) -> Iterator[str]:
 
 def _axis(panel: _Panel, write: object, name: str) -> Iterator[str]:
     assert callable(write)
-    step = _round_step(panel.highest / 4)
+    step = _round_step(panel.highest / 6)
     at = 0.0
     while at <= panel.highest:
         y = panel.y(at)
@@ -120,7 +121,7 @@ def _axis(panel: _Panel, write: object, name: str) -> Iterator[str]:
     jobs = _round_step(max(1.0, panel.last / 10))
     for n in sorted({1, *range(int(jobs), panel.last + 1, max(1, int(jobs)))}):
         yield _text(panel.x(n), panel.bottom + 16, str(n), anchor="middle", colour=_GREY)
-    yield _text(_RIGHT + 6, panel.bottom + 16, "jobs at once", colour=_GREY)
+    yield _text(_RIGHT + 16, panel.bottom + 16, "jobs at once", colour=_GREY)
 
 
 def _number(answer: Answer, upper: _Panel, lower: _Panel) -> Iterator[str]:

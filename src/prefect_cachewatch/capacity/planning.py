@@ -159,16 +159,15 @@ class _Search:
             streams=streams,
             streams_p99=p99,
             batch_s=done.wall_s if self.jobs else None,
-            held_by=self._held_by(together, streams, classes[0].burst_s),
+            held_by=self._held_by(classes, streams),
             classes=tuple(classes),
         )
 
-    def _held_by(self, together: float, streams: float, burst_s: float) -> str:
+    def _held_by(self, classes: list[ClassRow], streams: float) -> str:
         at = max(1, round(streams))
-        ceilings = shared_ceilings(self.inputs, self.main, at)
-        least = min(ceilings, key=lambda name: ceilings[name])
-        busy = together >= _BUSY * ceilings[least]
-        if not busy and self.main.think_s > burst_s:
+        ceilings = [min(shared_ceilings(self.inputs, workload, at).values()) for workload in self.workloads]
+        busy = sum(mine.bytes_per_s / most for mine, most in zip(classes, ceilings, strict=True))
+        if busy < _BUSY and self.main.think_s > classes[0].burst_s:
             return "computing"
         seconds = burst_seconds(self.inputs, self.main, at)
         name = binding(seconds)
@@ -406,12 +405,18 @@ def _refuse_what_cannot_be(inputs: PlanInput) -> None:
 
 
 def _alternatives(inputs: PlanInput, answer: Answer, beyond: bool) -> Iterator[Alternative]:
-    before = _score_of(answer.row)
-    for change, changed in _changes(inputs):
+    """What each change would make of the answer: its share of the same, shorter simulation without the change."""
+
+    def short(changed: PlanInput) -> Row:
         search = _Search(changed, _FEWER_BURSTS, beyond)
-        n, _, _ = search.number()
-        row = search.row(n)
-        yield Alternative(change, n, row.batch_s, row.bytes_per_s, row.held_by, before / _score_of(row))
+        return search.row(search.number()[0])
+
+    before = _score_of(short(_apart(inputs)[0]))
+    for change, changed in _changes(inputs):
+        row = short(changed)
+        faster = before / _score_of(row)
+        batch_s = None if answer.row.batch_s is None else answer.row.batch_s / faster
+        yield Alternative(change, row.n, batch_s, row.bytes_per_s, row.held_by, faster)
 
 
 def _score_of(row: Row) -> float:

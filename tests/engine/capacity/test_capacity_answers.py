@@ -307,3 +307,11 @@ def test_sizes_are_said_in_the_units_that_were_written() -> None:
     text = "\n".join(text_lines(plan(given)))
     assert "GiB" in text
     assert not re.search(r"\d [MG]B", text.replace("files of 1 MB", ""))
+
+
+def test_a_slower_link_is_never_told_to_be_faster() -> None:
+    both = planned(
+        CHASSIS | {"write": NAS["write"]}, CACHES, LOADS | {"jobs": 16}, link={"bytes_per_s": "40G", "hosts": 8}
+    )
+    assert all(row_of(both, f"a link of {rate}").faster <= 1.001 for rate in ("10G", "25G"))
+    assert row_of(both, "a link of 100G").faster >= 0.999
