@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 LINKS_MAX = 100_000
 _DIRECTORIES_MAX = 20
-_WAIT_S = 1.0
+# The first look is waited for longer: a file that it misses would be taken for a new one.
+_FIRST_S, _WAIT_S = 10.0, 1.0
 
 
 class Linked(NamedTuple):
@@ -40,6 +41,7 @@ class Links:
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = roots
         self._last = Linked()
+        self._wait_s = _FIRST_S
         self._thread: threading.Thread | None = None
 
     def look(self, links: Sequence[str]) -> Linked:
@@ -58,7 +60,8 @@ class Links:
 
             self._thread = threading.Thread(target=self._look, args=(links,), name="links", daemon=True)
             self._thread.start()
-            self._thread.join(_WAIT_S)
+            self._thread.join(self._wait_s)
+        self._wait_s = _WAIT_S
         return self._last
 
     def _look(self, links: Sequence[str]) -> None:
