@@ -91,9 +91,7 @@ def _inspect_one(file: BinaryIO, path: str) -> Finding | list[str]:
     return read_marker(file) if name.startswith(_MARKER) else inspect(file, name)
 
 
-def find_broken(
-    path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (), *, contents: bool = True
-) -> set[str]:
+def find_broken(path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (), contents: bool = True) -> set[str]:
     """List the files of a build that contradict their own format, or of which a part was never written; may hang.
 
     Args:

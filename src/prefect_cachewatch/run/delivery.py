@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from logging import Logger, LoggerAdapter, getLogger
 from pathlib import Path
 from typing import Any
@@ -324,12 +323,16 @@ class PublishSession(Closing):
     def _find_broken(self) -> set[str]:
         """Read the files' contents, apart, since one file may hang where the file system answers; if so, time decides alone."""
         policy = self.policy
-        look = partial(
-            find_broken, self.target.path, tuple(policy.ignore), tuple(policy.allow_sparse),
-            contents=policy.on_broken_content == "refuse",
-        )  # fmt: skip
+        contents = policy.on_broken_content == "refuse"
         try:
-            found: set[str] = self._files.run(look, timeout_s=_CONTENT_S)
+            found: set[str] = self._files.run(
+                find_broken,
+                self.target.path,
+                tuple(policy.ignore),
+                tuple(policy.allow_sparse),
+                contents,
+                timeout_s=_CONTENT_S,
+            )
         except (OSError, StoreError) as error:
             why = f"no answer within {format_duration(_CONTENT_S)}" if isinstance(error, TimeoutError) else error
             self._logger.warning("the contents of the build's files could not be checked before resuming: %s", why)
