@@ -279,11 +279,11 @@ class _Search:
 
     def number(self) -> tuple[int, Reason, bool]:
         """The number, what binds it, and whether even one job keeps the rules."""
-        wanted = self.most if self.inputs.policy.aim == "latency" else self.best_n
-        n, reason = wanted, "best"
+        n = self.most if self.inputs.policy.aim == "latency" else self.best_n
+        reason: Reason = "best"
         for name, admits in self._caps():
             if not admits(n):
-                n, reason = bisect_left(range(1, n + 1), True, key=lambda m, admits=admits: not admits(m)), name
+                n, reason = _last_admitted(admits, n), name
                 if n == 0:
                     return 1, name, False
         if reason == "best":
@@ -365,6 +365,11 @@ class _Search:
         if reason == "looked":
             return "the plan looks at no more (policy.max_jobs)"
         return ""
+
+
+def _last_admitted(admits: Callable[[int], bool], refused: int) -> int:
+    """The largest number below a refused one that is admitted; 0 where none is."""
+    return bisect_left(range(1, refused + 1), True, key=lambda n: not admits(n))
 
 
 def _grid(most: int) -> Iterator[int]:

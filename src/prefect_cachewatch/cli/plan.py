@@ -30,8 +30,10 @@ class _Got(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.2 a
 
         found = re.fullmatch(r"([1-9][0-9]{0,2}):(.+)", value)
         try:
-            return int(found[1]), parse_duration(found[2]) if found else 0
-        except (TypeError, ValueError):
+            if found is None:
+                raise ValueError
+            return int(found[1]), parse_duration(found[2])
+        except ValueError:
             self.fail(f"{value[:40]!r} is not jobs at once and the time of a burst: write it like 10:27s", param, ctx)
 
 

@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -123,7 +123,7 @@ class Bench:
     def _read_path(self, index: int) -> Path:
         return self.directory / f"stream.{index}"
 
-    def _requests(self, phase: Phase, index: int, streams: int, stream_bytes: int) -> Iterator[int]:
+    def _requests(self, phase: Phase, index: int, streams: int, stream_bytes: int) -> Generator[int, None, None]:
         """Bytes of each request as it is done; the first one says that everything is ready."""
         if phase == "write":
             return self._written(self.directory / f"fresh.{index}", stream_bytes, keep=False)
@@ -134,7 +134,7 @@ class Bench:
         pick, blocks = random.Random().randrange, max(1, stream_bytes // RANDOM_BLOCK_BYTES)  # noqa: S311 - no secret
         return self._read(index, RANDOM_BLOCK_BYTES, (pick(blocks) * RANDOM_BLOCK_BYTES for _ in itertools.count()))
 
-    def _written(self, path: Path, size_bytes: int, keep: bool = True) -> Iterator[int]:
+    def _written(self, path: Path, size_bytes: int, keep: bool = True) -> Generator[int, None, None]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | self._direct, 0o600)
         try:
             if not keep:  # without a name the blocks go with the descriptor, even if this process is killed
@@ -153,7 +153,7 @@ class Bench:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(fd)
 
-    def _read(self, index: int, block_bytes: int, offsets: Iterator[int]) -> Iterator[int]:
+    def _read(self, index: int, block_bytes: int, offsets: Iterator[int]) -> Generator[int, None, None]:
         fd = os.open(self._read_path(index), os.O_RDONLY | self._direct)
         try:
             if not self._direct:
@@ -165,7 +165,7 @@ class Bench:
         finally:
             os.close(fd)
 
-    def _small_files(self, index: int, most: int) -> Iterator[int]:
+    def _small_files(self, index: int, most: int) -> Generator[int, None, None]:
         """Create, write 4 KiB, fsync, rename; deleted afterwards."""
         own, data, made = self.directory / f"small.{index}", os.urandom(_PAGE), list[Path]()
         own.mkdir(exist_ok=True)

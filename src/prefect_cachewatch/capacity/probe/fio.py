@@ -72,7 +72,9 @@ def profile_from_fio(paths: Sequence[Path], name: str) -> StorageProfile:
         source=f"fio, {', '.join(for_terminal(path.name, 40) for path in paths)}"[:500],
         date=datetime.datetime.now(datetime.UTC).date(),
         notes=list(dict.fromkeys(notes))[:64],
-        **curves,
+        write=curves.get("write"),
+        read=curves.get("read"),
+        random_read=curves.get("random_read"),
     )
 
 
