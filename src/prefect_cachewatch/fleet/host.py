@@ -74,7 +74,7 @@ def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str
         {}
     """
     found: dict[str, Publication] = {}
-    asked = [job for job in jobs if job.publish is not None and job.publish.verify == "quick"]
+    asked = [job for job in jobs if job.publish is not None]
     _ask_all(asked, _store, lambda job: _ask(job, found), patience_s)
     return dict(found)
 

@@ -68,7 +68,6 @@ def verify_files(
     build_fd: int,
     manifest: Manifest,
     depth: Literal["quick", "full"] = "quick",
-    threads: int | None = None,
     changed_since_ns: int | None = None,
 ) -> Verdict:
     """Compare a build with its manifest.
@@ -77,7 +76,6 @@ def verify_files(
         build_fd: descriptor of the build's directory.
         manifest: as it was read.
         depth: quick reads names and sizes only, full every byte.
-        threads: files read in parallel when full; default one for each core.
         changed_since_ns: when quick, files that changed after this moment of the file system's clock are digested too.
 
     Returns:
@@ -88,7 +86,7 @@ def verify_files(
     """
     digests: dict[str, str] | None = None
     if depth == "full":
-        entries, tree = digest_build(build_fd, ignore=manifest.ignore, threads=threads)
+        entries, tree = digest_build(build_fd, ignore=manifest.ignore)
         digests = {entry.path: entry.digest for entry in entries}
     else:
         tree = scan_build(build_fd)

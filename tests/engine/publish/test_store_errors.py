@@ -59,7 +59,7 @@ def publish(store, activate=True):
         build.note_growth()
         with open(f"{build.path}/a.bin", "w") as file:  # the generator's own, which does not go through os
             file.write("abc")
-        build.publish(policy, findings=build.check(policy), threads=1)
+        build.publish(policy, findings=build.check(policy))
     if activate:
         store.activate("c", build.build_id)
 

@@ -62,31 +62,14 @@ class CommandLine:
             >>> read_command(["vllm", "serve", "m", "--port", "8000", "--port=9000"], {}, "/").option("--port")
             '9000'
         """
-        return next((value for _, value in reversed(self.uses(*names))), None)
-
-    def uses(self, *names: str, parts: bool = False) -> list[tuple[str, str]]:
-        """Return every use of some options, with the name that it is under.
-
-        Args:
-            names: of the options.
-            parts: also `--name.part VALUE`, and of an option of one letter `-nVALUE`.
-
-        Example:
-            >>> read_command(["vllm", "serve", "m", "-O3", "-O.mode", "2"], {}, "/").uses("-O", parts=True)
-            [('-O', '3'), ('-O.mode', '2')]
-        """
         wanted = {name.replace("_", "-") for name in names}
-        found: list[tuple[str, str]] = []
+        found: str | None = None
         for at, word in enumerate(self.words):
             if word == "--":
                 break
             name, equals, value = word.partition("=")
-            name = name.replace("_", "-")
-            if name in wanted or (parts and name.partition(".")[0] in wanted):
-                if equals or at + 1 < len(self.words):
-                    found.append((name, value if equals else self.words[at + 1]))
-            elif parts and word[:1] == "-" and word[:2] in wanted:
-                found.append((word[:2], word[2:]))
+            if name.replace("_", "-") in wanted and (equals or at + 1 < len(self.words)):
+                found = value if equals else self.words[at + 1]
         return found
 
     def has(self, *names: str) -> bool:
@@ -98,27 +81,6 @@ class CommandLine:
         """Return the word at a place, if it is no option."""
         word = self.words[at] if at < len(self.words) else "-"
         return None if word.startswith("-") else word
-
-    def operands(self, valued: Sequence[str]) -> list[str]:
-        """Return the words that are no options.
-
-        Args:
-            valued: the options that take the next word as their value.
-
-        Example:
-            >>> read_command(["hf", "download", "--revision", "main", "org/m", "a.gguf"], {}, "/").operands(["--revision"])
-            ['download', 'org/m', 'a.gguf']
-        """
-        found: list[str] = []
-        words = iter(self.words)
-        for word in words:
-            if word == "--":
-                break
-            if word in valued:
-                next(words, None)
-            elif not word.startswith("-"):
-                found.append(word)
-        return [*found, *words]
 
     def place(self, path: str | None) -> str | None:
         """Make a path absolute as the generator would; None for none, and for one with a NUL."""
