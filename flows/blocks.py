@@ -96,7 +96,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
             raise
         self._summary()
 
-    def wait_for_completion(self) -> None:
+    def wait_for_completion(self) -> None:  # type: ignore[override]
         """Wait until the run has ended; see `await_for_completion`."""
         self.outcome()
 
@@ -112,7 +112,7 @@ class CacheGenerationRun(JobRun[GenerationSummary]):
         """
         return self._summary()
 
-    def fetch_result(self) -> GenerationSummary:
+    def fetch_result(self) -> GenerationSummary:  # type: ignore[override]
         """Say what was generated; see `afetch_result`."""
         return self._summary()
 
@@ -198,7 +198,7 @@ class CacheGeneration(JobBlock[GenerationSummary]):
         """
         return CacheGenerationRun(self)
 
-    def trigger(self) -> CacheGenerationRun:
+    def trigger(self) -> CacheGenerationRun:  # type: ignore[override]
         """Start the generation in this process; see `atrigger`."""
         return CacheGenerationRun(self)
 

@@ -60,8 +60,6 @@ def check_host(jobs: Sequence[FleetJob]) -> None:
 def whole_caches(jobs: Sequence[FleetJob], patience_s: float = 60.0) -> dict[str, Publication]:
     """Find the caches that are whole and current; no run is needed for them.
 
-    Only the quick check is made here: a policy that asks for all digests gets them in a run of its own.
-
     Args:
         jobs: the fleet's jobs.
         patience_s: after this many seconds, jobs without an answer are left to their own runs.

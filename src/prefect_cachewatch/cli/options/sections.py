@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -113,7 +113,7 @@ class SectionedCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.BadParameter as error:
             if error.param is not None:
-                error.message += _source_of(ctx, error.param)
+                cast("Any", error).message += _source_of(ctx, error.param)  # a constant to type checkers
             raise
 
     def _refuse_swallowed(self, args: Sequence[str]) -> None:
