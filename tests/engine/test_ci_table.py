@@ -14,16 +14,6 @@ import yaml
 from tests.ci_table import Report, Step, table, targets, verdict
 
 ROOT = Path(__file__).parents[2]
-XML = """<testsuites><testsuite name="pytest">
-<testcase classname="tests.a" name="test_one"/><testcase classname="tests.a" name="test_two[x]"/>
-<testcase classname="tests.a" name="test_three"><skipped message="needs root"/></testcase>
-<testcase classname="tests.b" name="test_four"><failure message="no"/></testcase>
-<testcase classname="tests.b" name="test_five"><error message="set-up"/></testcase>
-</testsuite></testsuites>"""
-
-
-def test_a_report_counts_passed_skipped_and_failed_and_names_the_failed() -> None:
-    assert Report.parse(XML) == Report(2, 1, ("tests.b::test_four", "tests.b::test_five"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import pkgutil
 import re
 from pathlib import Path
@@ -36,15 +35,6 @@ def test_what_the_api_page_names_can_be_imported():
     names = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.M)
     assert len(names) > 30
     assert [name for name in names if pkgutil.resolve_name(name) is None] == []
-
-
-def test_what_a_block_of_python_imports_of_ours_is_there():
-    for page in PAGES:
-        for block in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S):
-            for node in ast.walk(ast.parse(block)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prefect_cachewatch"):
-                    for name in node.names:
-                        assert pkgutil.resolve_name(f"{node.module}:{name.name}") is not None, page
 
 
 def test_every_target_of_the_makefile_says_what_it_does():

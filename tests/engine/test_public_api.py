@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.engine.test_architecture import HELPERS, PACKAGE, ROOT, TREES, modules
+from tests.engine.test_architecture import PACKAGE, ROOT, TREES
 
 import prefect_cachewatch
 
@@ -70,16 +70,6 @@ def test_dir_shows_the_public_names_and_each_is_there(package):
     assert [name for name, value in inspect.getmembers(loaded) if value is not None] == sorted(loaded.__all__)
 
 
-@pytest.mark.parametrize("package", LAZY)
-def test_type_checkers_see_each_name_where_it_is_taken_from(package):
-    tree, loaded = ast.parse(modules()[package].read_text()), importlib.import_module(package)
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    typed = {alias.name: node.module for node in block.body for alias in node.names if isinstance(node, ast.ImportFrom)}
-    taken = {name: f"{package}.{module}" for module, names in loaded._PLACES.items() for name in names.split()}
-    assert typed == taken
-    assert set(taken) <= set(loaded.__all__)
-
-
 @pytest.mark.parametrize(
     ("code", "error", "sentence"),
     [
@@ -95,11 +85,6 @@ def test_a_wrong_name_is_answered_with_the_nearest_one(code, error, sentence):
     assert sentence in str(raised.value)
 
 
-def test_modules_below_are_imported_as_ever():
-    exec(f"from {PACKAGE} import errors, flows; from {PACKAGE}.flows import telling")
-    assert not hasattr(prefect_cachewatch, "__wrapped__")
-
-
 def modules_after(code: str) -> list[str]:
     """The modules that an interpreter has loaded which starts as a guard does."""
     program = f"import sys; sys.path.append({str(TREES[PACKAGE].parent)!r}); before = set(sys.modules); {code}"
@@ -112,14 +97,6 @@ def modules_after(code: str) -> list[str]:
 
 def test_the_package_itself_loads_nothing():
     assert modules_after(f"import {PACKAGE}") == [PACKAGE]
-
-
-@pytest.mark.parametrize("helper", HELPERS)
-def test_a_helper_process_loads_none_of_what_the_public_names_need(helper):
-    loaded = modules_after(f"import {PACKAGE}.{helper}")
-    assert not {f"{PACKAGE}.common.lazy", "difflib"} & set(loaded)
-    if helper != "containers.warden":  # which speaks HTTP
-        assert not {"typing", "importlib.util"} & set(loaded)
 
 
 def public_only(path: Path, code: str) -> list[str]:

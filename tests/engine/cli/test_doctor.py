@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import json
 import os
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -19,15 +16,9 @@ from prefect_cachewatch.cli.doctor import render
 from prefect_cachewatch.cli.doctor_checks import (
     Check,
     check_engine,
-    check_home,
-    check_kernel,
-    check_limits,
-    check_ptrace,
-    check_py_spy,
-    check_state,
     judge_limits,
 )
-from prefect_cachewatch.cli.doctor_directory import check_directory, examine, judge
+from prefect_cachewatch.cli.doctor_directory import judge
 from prefect_cachewatch.cli.doctor_prefect import check_prefect, compare_versions
 from prefect_cachewatch.common.aside import InPlace
 
@@ -38,32 +29,17 @@ WELL = {
 }  # fmt: skip
 
 
-class Hangs(InPlace):
-    """Every file system hangs."""
-
-    def run(self, function, *arguments, timeout_s):
-        assert 0 < timeout_s <= 10
-        raise TimeoutError
-
-
-def states(checks: list[Check]) -> list[tuple[str, str]]:
-    return [(check.subject, check.state) for check in checks]
-
-
 @pytest.mark.parametrize(
     ("seen", "subject", "state", "word"),
     [
         ({}, "cache", "ok", "1.00 GiB and 1,000 inodes free; 42 names in 1 ms"),
-        ({"free_inodes": None}, "cache", "ok", "1.00 GiB free"),
         ({"missing": True}, "cache", "ok", "is made by the run"),
         ({"free_bytes": 0}, "cache", "missing", "is full"),
         ({"free_inodes": 0}, "cache", "missing", "no inode is free"),
         ({"read_only": True}, "cache", "missing", "read-only"),
         ({"refused": "Permission denied"}, "cache", "missing", "Permission denied"),
-        ({"error": "Stale file handle"}, "cache", "missing", "Stale file handle"),
         ({"list_s": 3.0}, "scans", "warning", "42 names took 3 s"),
         ({"clock_ahead_s": 30.0}, "clock", "warning", "30 s ahead of"),
-        ({"clock_ahead_s": -30.0}, "clock", "warning", "30 s behind"),
     ],
 )
 def test_a_directory_is_judged_by_what_was_seen_of_it(seen, subject, state, word):
@@ -71,23 +47,6 @@ def test_a_directory_is_judged_by_what_was_seen_of_it(seen, subject, state, word
     assert (last.subject, last.state) == (subject, state)
     assert word in last.found
     assert bool(last.costs) == (state != "ok")
-
-
-def test_a_directory_is_looked_at_and_left_as_it_was(tmp_path: Path):
-    (tmp_path / "one").touch()
-    facts = examine(str(tmp_path))
-    assert (facts["listed"], facts["missing"]) == (1, False)
-    assert abs(facts["clock_ahead_s"]) < 1
-    assert os.listdir(tmp_path) == ["one"]
-
-
-def test_what_hangs_is_said_and_nothing_waits_for_it(monkeypatch):
-    checks = [*check_directory(Hangs(), "/mnt/hung"), check_state(Hangs()), check_home(Hangs())]
-    assert states(checks) == [("cache", "missing"), ("state", "missing"), ("Prefect", "missing")]
-    assert all("does not answer within 10 s" in check.found for check in checks)
-    assert all("check the mount" in check.advice for check in checks)
-    assert check_py_spy(Hangs()).state == check_ptrace(Hangs()).state == "warning"
-    assert check_limits(Hangs()).subject == "limits"
 
 
 class Gone(InPlace):
@@ -104,10 +63,6 @@ def test_without_a_working_directory_nothing_relative_is_looked_at(monkeypatch, 
     assert not {"cache", "state", "Prefect"} & {check.subject for check in checks}
 
 
-def test_the_kernel_of_these_tests_will_do():
-    assert check_kernel().state == "ok"
-
-
 @pytest.mark.parametrize(
     ("open_files", "left", "state"),
     [(1024, None, "ok"), (-1, 5000, "ok"), (128, None, "warning"), (1024, 40, "warning"), (16, 40, "missing"), (128, 3, "missing")],
@@ -122,10 +77,8 @@ def test_limits_are_judged(open_files, left, state):
     ("client", "server", "state"),
     [
         ("3.8.8", "3.8.8", "ok"),
-        ("3.8.8", "3.9.1", "ok"),
         ("3.8.8", "3.7.5", "warning"),
         ("3.8.8", "2.20.1", "missing"),
-        ("3.8.8", "", "ok"),
         ("3.8.8", "a build of one's own", "ok"),
     ],
 )
@@ -145,15 +98,6 @@ def asked(url: str) -> Iterator[None]:
         assert (PREFECT_API_URL.value() or "") == url
         yield
     refresh_global_settings_context()
-
-
-@pytest.mark.parametrize(("url", "advice"), [("127.0.0.1:4200/api", "/api"), ("127.0.0.1:4200", "/api"), ("h:1/", "")])
-def test_an_address_without_a_scheme_is_named_with_its_remedy(tmp_path, url, advice):
-    with asked(url):
-        check = check_prefect(str(tmp_path), 5.0)
-    assert (check.state, check.found) == ("missing", f"PREFECT_API_URL {url} has no scheme")
-    assert check.advice.startswith("set it to http://")
-    assert check.advice.endswith(advice)
 
 
 def test_no_address_is_a_temporary_server(tmp_path):
@@ -278,7 +222,3 @@ def test_the_screen_has_80_columns_and_at_most_24_lines():
     assert few[-1] == many[-1] == "A run would not work: cache."
     assert render([well[0]])[-1] == "A run would work."
     assert render([Check("py-spy", "warning", "no", "stacks", "pip")])[-1] == "A run would work, with 1 warning."
-
-
-def test_every_check_goes_into_json():
-    assert json.loads(json.dumps(asdict(judge("/c", WELL)[0]), allow_nan=False))["facts"]["free_inodes"] == 1000

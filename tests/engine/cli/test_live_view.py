@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from prefect_cachewatch.cli import fleet_view, live
-from prefect_cachewatch.cli.live import render_live, render_wait, wants_colour
+from prefect_cachewatch.cli.live import render_live, wants_colour
 from prefect_cachewatch.cli.plain import LiveState, render_plain, told_text
 from prefect_cachewatch.common.console import ConsoleWriter
 from prefect_cachewatch.fleet.rows import JobRow
@@ -51,11 +51,6 @@ def test_an_expected_size_gives_a_share_and_the_time_left():
     growing = replace(STATE, expected_bytes=2 * 1159641170, pause_s=2, suspicion=None)
     assert "50 %, 90 s left" in plain(growing)[0]
     assert "left" not in plain(replace(growing, pause_s=200))[0], "a pause makes a guess worthless"
-
-
-def test_before_the_first_byte_it_says_so():
-    waiting = replace(STATE, started=False, last_file=None, suspicion=None, pause_s=30, window_s=1200)
-    assert plain(waiting)[1].endswith("30 s of 20 minutes (no byte yet)")
 
 
 def test_a_servers_warm_up_says_what_is_waited_for():
@@ -126,9 +121,3 @@ def test_what_the_output_told_is_shown_with_the_time_left_by_now():
     assert "of 5 minutes; told 2 of 4 (50 %), 55 s left; suspected" in render_plain(replace(STATE, told=told))
     assert told_text(logged, 400.0) == "told 2 of 4 (50 %)"
     assert told_text(LoggedProgress(1, 5.0, 5.0, "graph 7 token=hunter2hunter2"), 9.0) == "told graph 7 token=***"
-
-
-def test_the_number_of_a_further_attempt_and_the_time_to_it_are_shown():
-    assert plain(replace(STATE, attempt=(1, 3))) == plain(STATE)
-    assert plain(replace(STATE, attempt=(2, 3)))[0].startswith("llama-3-70b  attempt 2 of 3  1.08 GiB")
-    assert render_wait((2, 3), 61.0).plain == "attempt 3 of 3 begins in 61 s"

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from prefect_cachewatch.cli.main import main
-from prefect_cachewatch.cli.report import command, list_bundles
+from prefect_cachewatch.cli.report import list_bundles
 
 FIRST, SECOND = "20261120T151010Z-llama-7cff96", "20261121T023000Z-qwen-0a1b2c"
 
@@ -31,16 +29,6 @@ def test_a_bundle_is_a_line_with_date_job_cause_and_name(tmp_path):
         "",
         f"They are in {tmp_path}; cachewatch report BUNDLE shows one.",
     ]
-
-
-def test_the_list_is_one_json_object_too(tmp_path):
-    bundle(tmp_path, FIRST, {"name": "llama", "outcome": "stalled", "diagnosis": {"category": "disk_full"}})
-    (tmp_path / FIRST / "end.json").write_text('{"outcome": "completed"}')
-    bundle(tmp_path, SECOND, "{")
-    told = json.loads(CliRunner().invoke(command, ["--list", "--json", "--bundle-dir", str(tmp_path)]).stdout)
-    unread, read = told["bundles"]
-    assert (told["directory"], unread["readable"], read["path"]) == (str(tmp_path), False, str(tmp_path / FIRST))
-    assert (read["outcome"], read["category"], read["then"]) == ("stalled", "disk_full", "completed")
 
 
 def test_long_names_fit_80_columns(tmp_path):
@@ -70,10 +58,3 @@ def test_pipes_links_and_huge_files_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "20261120T151019Z-llama-7cff96")
     lines = list(list_bundles(tmp_path))
     assert sum("report not readable" in line for line in lines) == 5
-
-
-def test_a_name_from_the_list_is_a_bundle(tmp_path, capsys):
-    bundle(tmp_path, FIRST, {"name": "llama", "diagnosis": {"category": "disk_full"}})
-    with pytest.raises(SystemExit) as ended:
-        main(["report", FIRST, "--bundle-dir", str(tmp_path)])
-    assert ended.value.code == 0 and "disk_full" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from dataclasses import replace
@@ -85,23 +84,3 @@ def test_one_that_runs_on_another_machine_is_left_to_it():
     assert isinstance(result.exception, InputError)
     assert "runs on another machine or in another container" in result.exception.message
     assert stop("--all").return_value == 0
-
-
-def test_the_list_names_what_runs_what_has_ended_and_what_cannot_be_used(state: Path):
-    write_record(record("llama \x1b[2J"))
-    write_record(record("gone", RunningServer("process", 4711, 1, ((4711, 1),))))
-    broken = state / "servers" / "broken.json"
-    broken.write_text("{")
-    broken.chmod(0o600)
-    lines = stop("--list").output.splitlines()
-    assert lines[0] == f"record {broken} cannot be used: it is not the record of a server"
-    assert lines[1].startswith(f"llama \\x1b[2J  pid {os.getpid()}  running, ready for ")
-    assert lines[2].startswith("gone  pid 4711  ended, ")
-    described = json.loads(stop("--list", "--json").output)
-    assert [one["state"] for one in described] == ["refused", "running", "ended"]
-    assert described[1]["cache_dirs"] == ["/mnt/x"]
-
-
-def test_without_any_server_the_list_says_so_and_all_is_no_error(state: Path):
-    assert stop("--list").output == f"no server was left running (records are in {state}/servers)\n"
-    assert (stop("--all").return_value, stop("--all").output) == (0, "no server that was left running runs any more\n")

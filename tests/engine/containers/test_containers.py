@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from prefect_cachewatch.cli.options.container import container_from, environment_from
 from prefect_cachewatch.config import CacheJob, ContainerMount, ContainerSpec
-from prefect_cachewatch.containers.creation import container_request, covering_mount
+from prefect_cachewatch.containers.creation import container_request
 from prefect_cachewatch.containers.engine import engine_candidates, find_engine
 from prefect_cachewatch.containers.engine_http import EngineHttp, EngineRefused, EngineSilent
 from prefect_cachewatch.containers.labels import labels_of_run
@@ -161,12 +161,6 @@ def test_a_cache_directory_that_no_mount_covers_is_mounted_at_its_own_path():
     assert [(mount.source, mount.target) for mount in mounts] == [("/mnt/ab", "/mnt/ab")]
 
 
-def test_the_nearest_mount_covers_a_path():
-    mounts = [ContainerMount(source="/mnt", target="/m", read_only=True), ContainerMount(source="/mnt/c", target="/c")]
-    found = covering_mount("/mnt/c/d", mounts)
-    assert found is not None and found.target == "/c"
-
-
 def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_only_one():
     def urls(asked: str | None, environ: dict[str, str], uid: int) -> list[str]:
         return [one.url for one in engine_candidates(asked, environ, uid)]
@@ -183,14 +177,6 @@ def test_engines_are_looked_for_where_they_usually_are_and_what_is_named_is_the_
     for host in ("ssh://me@host", "npipe:////./pipe/docker"):
         with pytest.raises(InputError, match="spoken to over unix:// or plain tcp://"):
             urls(None, {"DOCKER_HOST": host}, 0)
-
-
-def test_no_engine_is_one_sentence_that_says_what_was_tried(tmp_path):
-    with pytest.raises(InputError) as caught:
-        find_engine(f"unix://{tmp_path}/none.sock")
-    assert str(caught.value).startswith(
-        f"no container engine answers (tried unix://{tmp_path}/none.sock (engine): No such file or directory): start Docker"
-    )
 
 
 def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.capacity.history import RunRecord, read_run_record, run_record_json
 from prefect_cachewatch.cli.fleet_view import render_fleet, render_summary
 from prefect_cachewatch.common.aside import InPlace
 from prefect_cachewatch.errors import InputError
@@ -165,24 +164,6 @@ def test_no_line_of_the_live_table_is_wider_or_the_table_higher_than_the_termina
 LOCK = "pid 17187 (python3) waits for the lock .build.lock held by pid 17045 (convert.py, since 02:13)"
 
 
-def test_the_live_table_at_80_columns() -> None:
-    found = [
-        JobRow("llama-3-8b-n150", "Running", "running", 3 * 2**30, 88 * 2**20, pause_s=2.0, duration_s=40),
-        JobRow("mixtral-8x7b-instruct-t3000", "Stalled", "failed", 2**30, cause=LOCK),
-        JobRow("qwen-2", "Waiting", "waiting"),
-        JobRow("phi-3", "Completed", "done", 2**28, 2**20, duration_s=300),
-    ]  # fmt: skip
-    assert [line.plain.rstrip() for line in render_fleet("nightly", found, 75, 79, 24)] == [
-        "nightly  1 done, 1 failed, 1 running, 1 waiting  4.25 GiB  75 s",
-        "job                    state           cause; or size, rate, pause or time",
-        "mixtral-8x7b-instruct… Stalled         pid 17187 (python3) waits for the lock …",
-        "llama-3-8b-n150        Running         3.00 GiB   88.0 MiB/s pause 2 s",
-        "qwen-2                 Waiting",
-        "phi-3                  Completed       256 MiB    1.00 MiB/s 5 minutes",
-    ]
-    assert render_fleet("nightly", found, 75, 79, 3)[-1].plain == "... and 3 more: 1 done, 1 running, 1 waiting"
-
-
 def test_the_end_shows_the_whole_cause_what_to_do_and_the_run_at_80_columns() -> None:
     found = [
         JobRow("mixtral", "Stalled", "failed", 2**30, cause=LOCK, advice="See what pid 17045 does.", url="http://ui/run/1"),
@@ -201,11 +182,6 @@ def test_the_end_shows_the_whole_cause_what_to_do_and_the_run_at_80_columns() ->
     ]
 
 
-def test_the_table_has_what_a_person_needs_before_the_numbers() -> None:
-    columns = list(table_rows([JobRow("a", "Cached", "done")])[0])
-    assert columns == ["job", "state", "cause", "next", "run", "bytes", "rate", "wait", "time", "attempts"]
-
-
 def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:
     def write(status: StatusFile) -> None:
         data = json.dumps(asdict(JobStatus(1.0, 5, None, 2.0))).encode()
@@ -219,13 +195,6 @@ def test_a_status_that_is_cut_or_strange_is_no_status(tmp_path: Path) -> None:
         path.write_text(text)
         assert read_status(path) is None
     write(StatusFile(tmp_path / "gone" / "a.json"))  # a directory that is gone ends nothing
-
-
-def test_the_record_of_a_fleets_job_says_why_and_what_to_do() -> None:
-    record = RunRecord(
-        "r", "", "a", 1.0, 2.0, state="Stalled", bytes_present=5, rate_bytes_per_s=2.5, cause="c", advice="d"
-    )
-    assert read_run_record(run_record_json(record)) == record
 
 
 def test_what_is_missing_on_the_host_names_its_job(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ _RETIRED_MAX = 50_000
 # without growing is no growth for ever.
 _OVERWRITE_BYTES_PER_S = 1 << 18
 _OVERWRITTEN_MAX = 1000
-_STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 
 class FileRecord(NamedTuple):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import xml.etree.ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_cachewatch.common.svg import svg_data_uri
 from prefect_cachewatch.postmortem.chart import WIDTH, draw_growth
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,12 +40,6 @@ def test_a_run_that_did_not_stall_has_no_window_but_its_pauses():
     assert shapes(svg, "path", "window") == [] and len(shapes(svg, "rect", "pause")) == 2
 
 
-def test_a_completed_run_has_no_shade():
-    svg = draw_growth([(0, 0, 0), (5, 10, 10)], end_s=5)
-    assert shapes(svg, "rect", "stall") == []
-    assert "no growth" not in svg
-
-
 def test_the_allocated_bytes_are_drawn_only_where_they_differ():
     assert shapes(draw_growth([(0, 0, 0), (5, 100, 100)], end_s=5), "path", "disk") == []
     assert len(shapes(draw_growth([(0, 100, 0), (5, 100, 100)], end_s=5), "path", "disk")) == 1
@@ -57,10 +49,6 @@ def test_the_axis_counts_in_powers_of_two():
     svg = draw_growth([(0, 0, 0), (5, 1_200_000_000, 1_200_000_000)], end_s=5)
     labels = [text.text for text in shapes(svg, "text", "axis bytes")]
     assert labels[:6] == ["0 B", "256 MiB", "512 MiB", "768 MiB", "1 GiB", "1.25 GiB"]
-
-
-def test_nothing_at_all_still_draws():
-    assert shapes(draw_growth([], end_s=0), "path", "line")
 
 
 @given(
@@ -74,10 +62,3 @@ def test_any_samples_draw_a_small_document(samples, end_s, stall_from_s):
     assert len(svg) < 30_000
     assert len(shapes(svg, "text", "axis")) + len(shapes(svg, "text", "axis bytes")) <= 24
     assert "nan" not in svg and "inf" not in svg
-
-
-def test_a_data_uri_holds_the_document():
-    svg = draw_growth([(0, 0, 0)], end_s=1)
-    head, _, data = svg_data_uri(svg).partition(",")
-    assert head == "data:image/svg+xml;base64"
-    assert base64.b64decode(data).decode() == svg

@@ -123,26 +123,12 @@ def test_a_generator_that_ended_by_itself_was_not_stopped():
     assert done["listing"]["entries"][0]["flags"] == ["grew_in_window"]
 
 
-def test_what_could_not_be_known_is_null():
-    done = built(listing=None, first_write_s=None, last_growth_s=None, decided_after_last_growth_s=None)
-    assert done["listing"] is None
-    assert (done["growth"]["first_write_s"], done["growth"]["last_growth_s"]) == (None, None)
-    assert done["stop"]["decided_after_last_growth_s"] is None
-
-
 def test_a_name_that_is_no_utf8_is_lossless_in_ascii(tmp_path):
     write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / "r.json")
     data = (tmp_path / "r.json").read_bytes()
     assert data.isascii()
     assert b"/c/a\\udcff" in data
     assert json.loads(data)["listing"]["entries"][0]["path"].encode("utf-8", "surrogateescape") == b"/c/a\xff"
-
-
-def test_a_report_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path):
-    (tmp_path / "r.json").write_text("old")
-    write_report(build_report(outcome(), name="x", command=["x"], log_tail=[]), tmp_path / "r.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
-    assert json.loads((tmp_path / "r.json").read_text())["schema_version"] == 1
 
 
 @pytest.mark.parametrize("name", ["missing/r.json", "file/r.json", "x" * 300])

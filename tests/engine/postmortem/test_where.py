@@ -23,9 +23,5 @@ def test_everything_that_is_known_is_a_row() -> None:
     ]
 
 
-def test_a_report_of_an_earlier_version_has_no_rows() -> None:
-    assert where_rows(None) == []
-
-
 def test_an_attempt_is_said_with_how_many_there_are_where_that_is_known() -> None:
     assert [describe_attempt(2, 3), describe_attempt(2, None), describe_attempt(3, 2)] == ["2 of 3", "2", "3"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreBusy, StoreError
+from prefect_cachewatch.errors import BuildDamaged, NotEnoughSpace, StoreError
 from prefect_cachewatch.measure.growth_mark import GrowthMark
 from prefect_cachewatch.publish import durable, target
 from prefect_cachewatch.publish.policy import PublishPolicy
@@ -233,23 +233,6 @@ def test_digests_take_the_same_memory_for_a_large_file(store, tmp_path):
     assert grown_kib < 8 << 10
 
 
-# -- refusal
-
-
-def test_a_refused_build_lies_in_quarantine_with_its_reasons(store):
-    good = publish(store)
-    policy = policy_of(store)
-    with store.begin("c", recipe_of(store)) as build:
-        write(build, {"w.tensorbin.tmp.7": b"half"})
-        where = build.quarantine(build.check(policy), "a temporary file was left behind")
-    assert where == str(store.root / "c/quarantine" / build.build_id)
-    assert Path(where, "w.tensorbin.tmp.7").read_bytes() == b"half"
-    reasons = json.loads(Path(where, ".cachewatch/quarantine.json").read_text())
-    assert reasons["findings"][0]["category"] == "temporary_file"
-    assert states(store) == {good.build_id: "active", build.build_id: "quarantined"}
-    assert store.verify("c").whole
-
-
 # -- retries
 
 
@@ -352,25 +335,6 @@ def test_change_times_of_this_file_system_are_its_own(store):
     assert list(store.root.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="chattr needs root")
-def test_a_suspect_that_cannot_be_removed_is_named_and_never_published(tmp_path):
-    store = CacheStore(tmp_path)
-    with store.begin("c", recipe_of(store)) as build:
-        write(build, {"cut.bin": b"half"})
-    if subprocess.run(["chattr", "+i", f"{build.path}/cut.bin"], check=False, capture_output=True).returncode:
-        pytest.skip("no immutable files here")
-    try:
-        for _ in range(2):
-            with (
-                store.begin("c", recipe_of(store)) as again,
-                pytest.raises(StoreError, match=r"cannot remove cut\.bin before the retry: Operation not permitted"),
-            ):
-                again.prepare_resume(policy_of(store), window_s=0)
-        assert [build.state for build in store.list_builds("c")] == ["abandoned"]
-    finally:
-        subprocess.run(["chattr", "-i", f"{build.path}/cut.bin"], check=True)
-
-
 # -- skip when whole
 
 
@@ -402,14 +366,6 @@ def test_roll_back_goes_back_step_by_step_and_never_to_what_was_rolled_back_from
     assert {b, c, d} <= set(states(store))
 
 
-def test_roll_back_passes_over_builds_that_are_not_whole_and_says_so(store):
-    a, b, c = (publish(store) for _ in range(3))
-    Path(b.path, "a.bin").unlink()
-    back = store.rollback("c")
-    assert back.build_id == a.build_id and back.previous == c.build_id
-    assert "a.bin is missing" in back.skipped[0]
-
-
 def test_a_build_that_is_not_whole_is_never_activated(store):
     a, b = publish(store), publish(store, activate=False)
     Path(b.path, "a.bin").write_bytes(b"cut"[:1])
@@ -421,28 +377,12 @@ def test_a_build_that_is_not_whole_is_never_activated(store):
     assert os.readlink(store.current_path("c")).endswith(a.build_id)
 
 
-def test_an_operator_rolls_back_while_a_publisher_is_at_work(store):
-    a, _ = publish(store), publish(store)
-    with store.begin("c", recipe_of(store)):
-        assert store.rollback("c").build_id == a.build_id
-
-
 def test_a_manifest_copied_from_another_build_is_refused(store):
     a, b = publish(store), publish(store)
     Path(b.manifest_path).write_bytes(Path(a.manifest_path).read_bytes())
     with pytest.raises(BuildDamaged, match="is that of 'c'"):
         store.verify("c", b.build_id)
     assert states(store)[b.build_id] == "damaged"
-
-
-def test_seeding_the_staging_build_with_a_copy_of_the_last_one_does_not_make_it_look_finished(store):
-    a = publish(store)
-    policy = policy_of(store)
-    with store.begin("c", recipe_of(store)) as build:
-        subprocess.run(["cp", "-a", f"{a.path}/.", build.path], check=True)
-        assert states(store)[build.build_id] == "staging"
-        build.publish(policy, findings=build.check(policy))
-    assert store.verify("c", build.build_id).whole
 
 
 def test_a_history_cut_short_stops_the_switch_and_loses_nothing(store):
@@ -464,18 +404,6 @@ def test_a_history_cut_short_stops_the_switch_and_loses_nothing(store):
 
 
 # -- two at once
-
-
-def test_a_second_publisher_is_told_who_the_first_is(store):
-    with store.begin("c", recipe_of(store)):
-        with pytest.raises(
-            StoreBusy, match=rf"cannot publish 'c': the lock is held by pid {os.getpid()} on .* since 20"
-        ):
-            store.begin("c", recipe_of(store))
-        with store.begin("other", recipe_of(store)):
-            pass
-    with store.begin("c", recipe_of(store)):
-        pass
 
 
 def test_twenty_threads_that_switch_and_list_at_once_leave_a_whole_cache(store):
@@ -551,25 +479,6 @@ def test_clean_up_leaves_the_build_of_a_live_publisher_and_takes_a_dead_ones(sto
     assert build.build_id not in states(store)
     with store.begin("c", recipe_of(store)) as again:
         assert not again.adopted
-
-
-def test_clean_up_keeps_damaged_builds_for_a_person(store):
-    a = publish(store)
-    publish(store)
-    Path(a.manifest_path).write_text("{}")
-    assert store.gc("c", keep=1, grace_s=0).removed == ()
-    assert Path(a.path, "a.bin").exists()
-
-
-def test_clean_up_prunes_the_quarantine_by_number(store):
-    publish(store)
-    for _ in range(3):
-        with store.begin("c", recipe_of(store)) as build:
-            write(build, {"x.tmp": b"half"})
-            build.quarantine([], "test")
-    store.gc("c", keep=1, keep_quarantined=1, grace_s=0)
-    assert sorted(states(store).values()) == ["active", "quarantined"]
-    assert build.build_id in states(store)
 
 
 def test_leftovers_of_a_killed_clean_up_are_removed_by_the_next_publisher(store):

@@ -218,10 +218,6 @@ def test_an_empty_file_refuses_the_build_unless_it_may_be_empty():
     assert found(tree, allow_empty=["__init__.py"]) == []
 
 
-def test_an_empty_temporary_file_is_one_finding():
-    assert found(BuildTree([file("a"), file("b.tmp", size=0)])) == [("temporary_file", "refuse")]
-
-
 def test_a_build_without_files_is_refused_even_where_no_bytes_are_asked_for():
     assert found(BuildTree(), min_bytes=0) == [("empty_cache", "refuse")]
     assert found(BuildTree([file("run.log")])) == [("empty_cache", "refuse")]

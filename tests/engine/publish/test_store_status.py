@@ -151,16 +151,6 @@ def test_clean_up_keeps_builds_in_order_before_those_that_were_unhealthy(store):
     assert set(listed(store)) == {a, b, c}
 
 
-def test_the_record_forgets_builds_that_are_gone(store):
-    a = publish(store).build_id
-    b = publish(store).build_id
-    store.rollback("c", expected=b, unhealthy="x")
-    store.gc("c", keep=1, grace_s=0)
-    c = publish(store).build_id
-    store.rollback("c", expected=c, unhealthy="y")
-    assert list(json.loads((store.root / "c/.status.json").read_text())["builds"]) == [c] and a in listed(store)
-
-
 def test_a_record_that_was_cut_lets_no_damaged_build_pass(store):
     build = publish(store)
     Path(build.path, "a.bin").write_text("xyz")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import subprocess
 import sys
 from pathlib import Path
@@ -73,10 +72,6 @@ def test_a_part_of_another_run_is_left_to_that():
     assert decision.sentence == "It is a part of nightly fleet, which decides what follows."
 
 
-def test_an_end_is_a_value():
-    assert PastEnd("Stalled", "", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)).again is False
-
-
 def test_the_shipped_automations_are_read_and_ask_for_no_ids():
     assert list(shipped_automations()) == [
         "follow-up", "late", "missed", "notify", "notify-reported", "one-storage", "silent", "zombies",
@@ -118,18 +113,11 @@ GOOD = {"name": "x", "trigger": {"type": "event"}, "actions": [{"type": "do-noth
     [
         ("a: [", ", line 1: expected the node content, but found '<stream end>': correct the YAML"),
         ("[]", "has no automation in it"),
-        ("5", "an automation is a mapping with a name, a trigger and actions"),
-        (yaml.safe_dump({**GOOD, "name": ""}), "an automation is a mapping with a name"),
         (yaml.safe_dump({**GOOD, "triger": {}}), "'x' has an unknown key 'triger': did you mean trigger?"),
         (yaml.safe_dump({**GOOD, "actions": []}), "'x' needs a trigger and at least one action"),
-        (yaml.safe_dump({**GOOD, "actions": ["a"]}), "each action of 'x' is a mapping with a type"),
         (
             yaml.safe_dump({**GOOD, "actions": [{"type": "run-deployment", "deployment": "nightly"}]}),
             "deployment in 'x' is FLOW/DEPLOYMENT, and stands in place of deployment_id",
-        ),
-        (
-            yaml.safe_dump({**GOOD, "trigger": {"match_related": {"deployment": "nightly"}}}),
-            "deployment in match_related of 'x' is FLOW/DEPLOYMENT",
         ),
         (yaml.safe_dump([GOOD, GOOD]), "'x' is in "),
     ],

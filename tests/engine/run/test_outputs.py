@@ -54,14 +54,6 @@ def test_what_is_published_holds_no_report(tmp_path: Path) -> None:
         check_outputs([tmp_path], [], bundle_dir=tmp_path / "bundles")
 
 
-def test_a_log_that_does_not_count_as_growth_may_still_not_be_published(tmp_path: Path) -> None:
-    log = tmp_path / "out.txt"
-    check_outputs([tmp_path], ["*.txt"], log=log)
-    with pytest.raises(InputError, match="put it elsewhere, or name it"):
-        check_outputs([tmp_path], ["*.txt"], log=log, published=DEFAULT_IGNORE)
-    check_outputs([tmp_path], ["*.log"], log=tmp_path / "out.log", published=DEFAULT_IGNORE)
-
-
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("what", ["log", "report", "record", "bundle_dir"])
 def test_a_cache_directory_itself_is_no_output(tmp_path: Path, what: str, made: bool) -> None:

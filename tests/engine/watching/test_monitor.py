@@ -7,7 +7,7 @@ import pytest
 from prefect_cachewatch.config import StallPolicy
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.ledger import Growth
-from prefect_cachewatch.watching.monitor import SAMPLES_MAX, GrowthMonitor, Sample, thin_samples
+from prefect_cachewatch.watching.monitor import SAMPLES_MAX, GrowthMonitor
 from prefect_cachewatch.watching.stall import StallRule
 
 ROOT = {"path": "/c", "device": 1, "inode": 5, "missing": False, "error": None}
@@ -244,12 +244,6 @@ def test_samples_are_bounded_and_keep_their_ends():
     assert SAMPLES_MAX / 3 < len(samples) <= SAMPLES_MAX
     assert (samples[0].at_s, samples[-1].at_s) == (0, 15.0 * 2999)
     assert [s.at_s for s in samples] == sorted({s.at_s for s in samples})
-
-
-def test_thinning_keeps_the_last_point():
-    points = [Sample(t, 0, 0, 0, 0) for t in range(6)]
-    assert [s.at_s for s in thin_samples(points, 4)] == [0, 2, 4, 5]
-    assert thin_samples(points, 6) is points
 
 
 def polls(scan_s, count, grown=True, poll_s=15):

@@ -90,27 +90,6 @@ def test_a_hang_from_the_start_never_started():
     assert (found.kind, found.at_s, found.last_growth_s, found.bytes_written) == ("never_started", 1200, None, 0)
 
 
-def test_a_hang_after_the_end_is_silence_from_the_last_growth_on():
-    found = replay_trace(trace((0, 0), (10, MIB), (20, 2 * MIB)), POLICY, hang_at_s=100)
-    assert (found.kind, found.at_s) == ("no_growth", 320)
-
-
-def test_what_was_there_at_the_start_is_no_growth():
-    found = replay_trace(trace((0, 5 * MIB), (1500, 5 * MIB)), POLICY)
-    assert (found.kind, found.at_s, found.bytes_written) == ("never_started", 1200, 0)
-
-
-def test_what_is_deleted_is_neither_growth_nor_subtracted():
-    found = replay_trace(trace((0, 0), (10, 5 * MIB), (200, MIB), (330, MIB)), POLICY)
-    assert (found.kind, found.at_s, found.bytes_written) == ("no_growth", 310, 5 * MIB)
-
-
-def test_files_that_come_and_go_are_churning():
-    rows = [(float(t), MIB * (t // 10 % 2)) for t in range(0, 3000, 10)]
-    found = replay_trace(trace(*rows), StallPolicy(stall_after_s=100, poll_s=5))
-    assert (found.status, found.kind) == ("stalled", "churning")
-
-
 def test_a_suspicion_that_growth_refutes_is_a_false_one():
     found = replay_trace(trace((0, 0), (10, MIB), (250, 2 * MIB), (255, 3 * MIB)), POLICY)
     assert [(s.at_s, s.cleared_at_s) for s in found.suspicions] == [(190, 250)]
@@ -118,11 +97,6 @@ def test_a_suspicion_that_growth_refutes_is_a_false_one():
     frozen = replay_trace(trace((0, 0), (10, MIB)), POLICY, hang_at_s=20)
     assert [(s.at_s, s.cleared_at_s) for s in frozen.suspicions] == [(190, None)]
     assert frozen.false_suspicions == ()
-
-
-def test_a_time_limit_holds_whatever_is_written():
-    found = replay_trace(trace(*((t, t * MIB) for t in range(0, 1000, 5))), StallPolicy(max_duration_s=100))
-    assert (found.status, found.kind, found.at_s) == ("deadline_exceeded", None, 100)
 
 
 def test_growth_is_there_from_its_own_time_and_not_from_the_scan_that_saw_it():

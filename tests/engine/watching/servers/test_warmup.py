@@ -248,20 +248,3 @@ def test_a_verdict_never_falls_before_its_window_and_never_ready_only_in_warm_up
     assert ats == sorted(ats)
     pairs = zip(server.rule.phases.changes, server.rule.phases.changes[1:], strict=False)
     assert all(before.phase != after.phase for before, after in pairs)
-
-
-@pytest.mark.parametrize(
-    ("facts", "has_written", "present", "opens"),
-    [
-        ({}, True, 1, True),
-        ({}, False, 0, False),
-        ({"present_at_start": 1}, False, 1, True),
-        ({"expected_bytes": 1000}, True, 949, False),
-        ({"expected_bytes": 1000}, True, 950, True),
-        ({"expected_bytes": 1000, "present_at_start": 1000}, False, 1000, True),
-        ({"marked_by_job": True}, True, 10**9, False),
-        ({"marked_by_job": True, "present_at_start": 5}, False, 5, False),
-    ],
-)
-def test_the_rule_of_entry_is_a_table(facts, has_written, present, opens):
-    assert (Warmup(1800, **facts).reason_for_silence(has_written, present, 300) is not None) is opens
