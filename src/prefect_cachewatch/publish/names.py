@@ -111,7 +111,7 @@ def cache_key_digest(values: Mapping[str, str], argv: Sequence[str]) -> str:
 
     Example:
         >>> cache_key_digest({"dtype": "bf16"}, ["gen", "{cache_dir}"])[:12]
-        '8065c2d84078'
+        'cb3e2a8ce027'
     """
     body = {"argv": list(argv), "values": dict(values), "version": 1}
     canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
