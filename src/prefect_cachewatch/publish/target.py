@@ -295,6 +295,7 @@ class StagedBuild(Closing):
         *,
         findings: Sequence[Finding] = (),
         growth: Mapping[str, Any] | None = None,
+        threads: int | None = None,
     ) -> Manifest:
         """Digest the build, make it durable, and write its manifest last.
 
@@ -302,6 +303,7 @@ class StagedBuild(Closing):
             policy: tells which files belong to the cache.
             findings: warnings for the manifest; call `check` first, and do not publish with refusals.
             growth: the watch's growth summary.
+            threads: files read in parallel; default one for each core.
 
         Returns:
             The manifest. From now on the build is whole, and none of its files is written any more.
@@ -318,7 +320,7 @@ class StagedBuild(Closing):
             )
         with refusing("publish", self.path, "; it stays unfinished, and what is current stays so"):
             with self._open() as fd:
-                files, _ = digest_build(fd, ignore=policy.ignore, sync=True)
+                files, _ = digest_build(fd, ignore=policy.ignore, sync=True, threads=threads)
                 # The digests took a while: the build must still be what was checked.
                 if scan_build(fd) != self._checked:
                     raise StoreError(
