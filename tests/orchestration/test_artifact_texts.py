@@ -17,8 +17,8 @@ GROWTH = GrowthReport(
 )
 STALLED = Report(
     "stalled", StallReport("no_growth", 300.0, 300.0), "Llama stalled: pid 7 (a) waits for a lock. No growth for 5 minutes. Tensor cache generation stalled: no bytes.", None, 15, "Llama",
-    ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 600.5, GROWTH, StopSection(300.0, 0.01, [], [], []), None, [], [],
-    CAUSE, "/state/bundles/x",
+    ["gen"], ["/c"], 1, "2026-11-20T14:00:00+00:00", 600.5, GROWTH, StopSection(300.0, 0.01, [], [], []),
+    diagnosis=CAUSE, bundle="/state/bundles/x",
 )  # fmt: skip
 
 

@@ -140,8 +140,7 @@ def test_in_a_flow_it_is_a_subflow_and_async_code_awaits_it(server: Server, tmp_
         assert (inner["name"], inner["state_name"]) == (name, "Completed")
 
 
-@pytest.mark.parametrize("to", ["process", "another thread"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("kind", "to"), [("sync", "another thread"), ("async", "process")])
 def test_a_flow_that_is_ended_while_it_waits_takes_the_generator_with_it(
     kind: str, to: str, server: Server, tmp_path: Path
 ) -> None:

@@ -33,9 +33,3 @@ def test_a_profile_completes_the_job_of_a_deployment(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "hf" / "hub").iterdir()) == ["DONE", "STARTED", "a.bin"]
     report = json.loads((Path(summary.run_dir) / "report-1.json").read_text())
     assert report["outcome"] == "completed"
-
-
-def test_an_unknown_profile_is_refused(tmp_path: Path) -> None:
-    state = generate(CacheJob(name="x", command=["true"]), {"name": "hf-downlod", "home": str(tmp_path)})
-    assert (state.type, state.name) == ("FAILED", "Refused")
-    assert state.message == "there is no profile 'hf-downlod': did you mean hf-download? (see cachewatch profiles)"

@@ -94,7 +94,9 @@ def test_the_events_tell_the_story_in_order(
         storages.update(one["prefect.resource.id"] for one in related if one["prefect.resource.role"] == "storage")
 
     monkeypatch.setattr("prefect_cachewatch.tasks.prefect_api.events.emit_event", note)
-    run("Told 1", [tmp_path / "cache"], code)
+    of_prefect: list[str] = []
+    monkeypatch.setattr("prefect.events.utilities.emit_event", lambda event, **_: of_prefect.append(event))
+    state = run("Told 1", [tmp_path / "cache"], code)
     of_the_run = [event for event, _, _ in seen if event.startswith("cachewatch.run.")]
     assert of_the_run == ["cachewatch.run.sampled", "cachewatch.run.paused"], "for the automation silent"
     seen = [one for one in seen if one[0].startswith("cachewatch.generation.")]
@@ -106,16 +108,8 @@ def test_the_events_tell_the_story_in_order(
     last = seen[-1][2]
     assert (last["bytes_written"], last["files_present"]) == (300_000, 6)
     assert last["category"] == {"stalled": "unknown", "failed": "generator_failed"}.get(kinds[-1])
-
-
-def test_artifacts_come_without_events_of_their_own_beside_the_servers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[str] = []
-    monkeypatch.setattr("prefect.events.utilities.emit_event", lambda event, **_: sent.append(event))
-    state = run("without events", [tmp_path / "cache"])
-    assert progress(state).key == "cachewatch-without-events-progress"
-    assert [event for event in sent if event.startswith("prefect.artifact")] == []
+    assert progress(state).key == "cachewatch-told-1-progress"
+    assert [event for event in of_prefect if event.startswith("prefect.artifact")] == [], "beside the server's own"
 
 
 @pytest.mark.campaign

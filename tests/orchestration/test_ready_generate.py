@@ -29,13 +29,3 @@ def test_generate_hands_a_server_over_and_leaves_it_to_cachewatch_stop(bench: Be
     stopped = run([*CACHEWATCH, "stop", bench.tag], env=server.env)
     assert (stopped.status, stopped.stdout.count(f"{bench.tag} (pid {ready['pid']}) was stopped")) == (0, 1), stopped
     assert_none_left(bench.tag)
-
-
-def test_generate_says_1_for_a_server_that_ends_with_exit_code_0_before_it_is_ready(bench: Bench, server: Server):
-    job = bench.job(exit_in_warmup=0)
-    options = ["--ready", f"http={bench.url}", "--ready-every", "0.2s", "--attempts", "1", "--no-bundle", "--quiet"]
-    ran = run(
-        [*CACHEWATCH, "generate", "--cache-dir", str(job.cache_dirs[0]), *options, "--", *job.command], env=server.env
-    )
-    assert ran.status == 1, ran.stderr
-    assert "ended with exit code 0 before it was ready" in ran.last_line

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +41,6 @@ def test_a_disk_that_is_full_is_not_tried_again(tmp_path: Path) -> None:
     }
 
 
-FULL = 'mkdir -p "$2/small"; mount -t tmpfs -o size=64k none "$2/small"; exec "$0" -c "$1" "$2"'
-FILLS = WRITES + "open(os.path.join(sys.argv[1], 'small', 'b.bin'), 'wb').write(bytes(1 << 20))"
-IN_ITS_OWN_NAMESPACE = ["unshare", "-m", "--propagation", "private", "sh", "-ec", FULL]
-
-
-@pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="needs root and unshare")
-def test_a_real_file_system_that_is_full_is_not_tried_again(tmp_path: Path) -> None:
-    command = [*IN_ITS_OWN_NAMESPACE, sys.executable, FILLS, str(tmp_path / "cache")]
-    full = job(tmp_path / "cache", "").model_copy(update={"command": command})
-    state = run(full, retry=RetryPolicy(**AGAIN))
-    assert sorted(task_states(state)) == ["generate-1", "monitor-1"], state.message
-    (report,) = reports(state)
-    assert "No space left on device" in str(report["log_tail"])
-    assert report["retry"]["sentence"] == "no further attempt: the disk is as full as before"
-
-
-def test_a_module_that_is_really_missing_is_not_tried_again(tmp_path: Path) -> None:
-    state = run(job(tmp_path / "cache", WRITES + "import ttnn_of_no_machine"), retry=RetryPolicy(**AGAIN))
-    assert sorted(task_states(state)) == ["generate-1", "monitor-1"], state.message
-    (report,) = reports(state)
-    assert report["diagnosis"]["category"] == "missing_module"
-    assert report["retry"]["sentence"] == "no further attempt: a module that is missing is not installed meanwhile"
-
-
 SOFT_LOCK = """
 import os, sys, time
 path = os.path.join(sys.argv[1], ".locks", "model.lock")
@@ -93,16 +67,6 @@ def test_a_stale_lock_is_left_to_a_person(tmp_path: Path) -> None:
     assert only["retry"]["sentence"] == (
         "no further attempt: the lock that it waited for has no living holder, and stays until a person removes it"
     )
-
-
-@pytest.mark.campaign
-def test_a_lock_that_is_held_stays_and_so_does_the_stall(tmp_path: Path) -> None:
-    lock = leave_behind(tmp_path / "cache" / ".locks" / "model.lock")
-    with open(lock, "rb"):
-        state = run(job(tmp_path / "cache", SOFT_LOCK), retry=RetryPolicy(**{**AGAIN, "attempts": 2}))
-    assert state.name == "Stalled"
-    assert lock.exists()
-    assert [report["diagnosis"]["category"] for report in reports(state)] == ["never_started", "never_started"]
 
 
 FAILS_ONCE = WRITES + "if not os.path.exists('MARK'): open('MARK', 'w'); sys.exit(3)"
@@ -142,25 +106,3 @@ def test_a_command_before_a_retry_that_hangs_is_stopped_whole_at_its_deadline(
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
     assert [pid for pid in started if read_stat(pid) is not None] == []
-
-
-def test_a_command_before_a_retry_that_is_not_there_is_refused_before_the_start(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    retry = RetryPolicy(**AGAIN, before_retry=["tt-smi-of-no-machine", "-r"])
-    state = run(job(tmp_path / "cache", f"open({str(started)!r}, 'w')"), retry=retry)
-    assert (state.name, state.message) == (
-        "Refused",
-        "command 'tt-smi-of-no-machine' not found in PATH: check its name, or give its full path",
-    )
-    assert not started.exists()
-
-
-def test_partial_files_are_removed_before_the_next_attempt_where_the_policy_says_so(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "old.bin").write_bytes(bytes(9000))
-    code = FAILS_ONCE.replace("MARK", str(tmp_path / "mark"))
-    state = run(job(cache, code), retry=RetryPolicy(**AGAIN, on_retry="clean"))
-    assert state.type == "COMPLETED", state.message
-    assert (cache / "a.bin").stat().st_size == 50_000  # without it the second attempt would have appended
-    assert (cache / "old.bin").exists()

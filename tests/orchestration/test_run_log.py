@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import Literal
@@ -71,11 +70,3 @@ def test_a_caller_in_python_gets_the_exception(tmp_path: Path) -> None:
         generate_cache(
             job(tmp_path / "cache", "raise SystemExit('no such layer')"), STALL, StopPolicy(), RetryPolicy(attempts=1)
         )
-
-
-def test_a_refusal_is_an_error_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    refused = CacheJob(name="told", command=["no-such-program-of-ours"], cache_dirs=[tmp_path / "cache"])
-    with caplog.at_level(logging.INFO):
-        generate_cache(refused, return_state=True)
-    told = [record for record in caplog.records if "no-such-program-of-ours" in record.getMessage()]
-    assert [record.levelname for record in told][:1] == ["ERROR"]

@@ -65,24 +65,15 @@ def pickled(flow: Any, by_value: bool) -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-@pytest.fixture(scope="module")
-def loaded() -> dict[tuple[str, bool], str]:
-    """What a process says of each flow that it has loaded."""
+def test_every_flow_is_pickled_for_the_process_of_a_run() -> None:
     calls = {(name, by_value): pickled(flow, by_value) for name, flow in FLOWS.items() for by_value in (False, True)}
     done = subprocess.run(
         [sys.executable, "-c", LOADS], input=pickle.dumps([*calls.values()]), capture_output=True, timeout=150
     )
     assert done.returncode == 0, done.stderr.decode()
-    return dict(zip(calls, done.stdout.decode().splitlines(), strict=True))
-
-
-@pytest.mark.parametrize("by_value", [False, True])
-@pytest.mark.parametrize("name", FLOWS)
-def test_a_flow_is_pickled_for_the_process_of_a_run(
-    name: str, by_value: bool, loaded: dict[tuple[str, bool], str]
-) -> None:
-    flow = FLOWS[name]
-    assert loaded[name, by_value].split() == [flow.name, min(flow.parameters.properties)]
+    found = dict(zip(calls, done.stdout.decode().splitlines(), strict=True))
+    flows = {(name, by_value): FLOWS[name] for name, by_value in calls}
+    assert found == {call: f"{flow.name} {min(flow.parameters.properties)}" for call, flow in flows.items()}
 
 
 @pytest.mark.fleet

@@ -77,7 +77,7 @@ def test_usr1_reaches_the_generator_and_ctrl_z_suspends_it(tmp_path: Path, serve
     assert json.loads((tmp_path / "r.json").read_text())["outcome"] == "completed"
 
 
-@pytest.mark.parametrize("name", ["TERM", "HUP", "INT"])
+@pytest.mark.parametrize("name", ["HUP", "INT"])
 def test_what_ends_a_process_cancels_the_run_with_a_report(tmp_path: Path, server: Server, name: str):
     tag, heard, number = new_tag(), tmp_path / "heard", getattr(signal, f"SIG{name}")
     with running(argv(tmp_path, tag), env=server.env, stderr=None, stdout=None) as process:
@@ -113,9 +113,8 @@ def test_ctrl_c_before_the_generator_exists_cancels_the_run_and_starts_nothing(t
 
 @pytest.mark.server
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("name", ["INT", "TERM"])
-def test_ctrl_c_that_takes_the_temporary_server_along_is_a_cancellation(tmp_path: Path, name: str):
-    tag, heard, number = new_tag(), tmp_path / "heard", getattr(signal, f"SIG{name}")
+def test_ctrl_c_that_takes_the_temporary_server_along_is_a_cancellation(tmp_path: Path):
+    tag, heard = new_tag(), tmp_path / "heard"
     env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     env |= {"PREFECT_HOME": str(fresh_home(tmp_path / "prefect")), "CACHEWATCH_STATE": str(tmp_path / "state")}
     said = tmp_path / "said"
@@ -124,8 +123,8 @@ def test_ctrl_c_that_takes_the_temporary_server_along_is_a_cancellation(tmp_path
         running(argv(tmp_path, tag), env=env, stderr=stderr, stdout=None, start_new_session=True) as process,
     ):
         assert eventually(lambda: heard.exists() and heard.read_text() == "ready\n", 4 * PATIENCE_S)  # a server's start
-        os.killpg(process.pid, number)  # as a terminal does: to Prefect's temporary server too
-        assert process.wait(PATIENCE_S) == 128 + number
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Prefect's temporary server too
+        assert process.wait(PATIENCE_S) == 130
     assert_none_left(tag)
     assert json.loads((tmp_path / "r.json").read_text())["outcome"] == "cancelled"
     assert "Tensor cache generation was cancelled" in said.read_text()
