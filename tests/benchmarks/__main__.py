@@ -29,7 +29,7 @@ from tests.benchmarks.measuring import machine_facts
 from prefect_cachewatch import __version__
 
 # In this order; modules that are not named here come after them, by name.
-ORDER = ("scan", "startup", "stopping", "decision", "footprint", "draining", "flow")
+ORDER = ("trees", "startup", "stopping", "decision", "draining", "flow")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,11 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _modules() -> list[str]:
-    found = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - {
-        "__main__",
-        "measuring",
-        "think_burst",
-    }
+    found = {module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - {"__main__", "measuring"}
     return [name for name in ORDER if name in found] + sorted(found - set(ORDER))
 
 

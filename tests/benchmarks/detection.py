@@ -1,18 +1,16 @@
 """Which stall rule stops what hangs, and leaves alone what only pauses: replayed over the corpus.
 
-cachewatch's own ledger and rule by `replay_trace`; the others are written down here from their sources, and get
-the same polls. Every rule but the first-write window judges silence after the first write. Rules that learn do so
-from eight pauses on; before that a fixed window of 300 s holds for them.
+cachewatch's own ledger and rule by `replay_trace`, beside what people write themselves: a window that is counted in
+polls, from the first write on.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from tests.benchmarks.measuring import row
 from tests.corpus import FAMILIES, hang_point, recorded_traces, synthetic_trace, write_times
@@ -27,100 +25,9 @@ WINDOW_S, POLL_S, LIMIT_S = 300.0, 15.0, 3600.0
 SEEDS, QUICK_SEEDS = 150, 6
 _PARTS = 5  # of the seeds, whose figures show the spread
 _RECORDED = "recorded"
-_LEARN_FROM = 8
-_SAMPLES = 1000  # Akka's max-sample-size and Cassandra's SAMPLE_SIZE
-_PHI = 8.0
 
 
-class Rule(Protocol):
-    """Says of a silence whether it is a stall, from the pauses so far."""
-
-    def learn(self, pause_s: float) -> None: ...
-    def limit_s(self) -> float: ...
-
-
-class Fixed:
-    """The same window always (tt-inference-server's monitor, CircleCI, Ray Data)."""
-
-    def learn(self, pause_s: float) -> None:
-        pass
-
-    def limit_s(self) -> float:
-        return WINDOW_S
-
-
-class Longest:
-    """k times the longest pause so far (NVIDIA NVRx: 5)."""
-
-    def __init__(self, factor: float = 5) -> None:
-        self.factor, self.longest_s, self.seen = factor, 0.0, 0
-
-    def learn(self, pause_s: float) -> None:
-        self.longest_s, self.seen = max(self.longest_s, pause_s), self.seen + 1
-
-    def limit_s(self) -> float:
-        return self.factor * self.longest_s if self.seen >= _LEARN_FROM else WINDOW_S
-
-
-class Phi:
-    """The last thousand pauses; a subclass says how long a silence must be for phi to reach 8."""
-
-    def __init__(self) -> None:
-        self.pauses: deque[float] = deque(maxlen=_SAMPLES)
-        self.sum = self.squares = 0.0
-
-    def learn(self, pause_s: float) -> None:
-        if len(self.pauses) == _SAMPLES:
-            old = self.pauses[0]
-            self.sum, self.squares = self.sum - old, self.squares - old * old
-        self.pauses.append(pause_s)
-        self.sum, self.squares = self.sum + pause_s, self.squares + pause_s * pause_s
-
-    @property
-    def mean_s(self) -> float:
-        return self.sum / len(self.pauses)
-
-    def limit_s(self) -> float:
-        return self.silence_s() if len(self.pauses) >= _LEARN_FROM else WINDOW_S
-
-    def silence_s(self) -> float:
-        raise NotImplementedError
-
-
-class PhiNormal(Phi):
-    """Akka and Pekko: normal distribution, acceptable pause 3 s, least deviation 0.1 s, their logistic approximation."""
-
-    # phi(y) = -log10(e / (1 + e)), e = exp(-y (1.5976 + 0.070566 y^2)); it reaches 8 at this many deviations.
-    def silence_s(self) -> float:
-        deviation_s = math.sqrt(max(0.0, self.squares / len(self.pauses) - self.mean_s**2))
-        return self.mean_s + 3 + max(0.1, deviation_s) * _DEVIATIONS
-
-
-class PhiExponential(Phi):
-    """Cassandra: phi = silence / mean / ln 10."""
-
-    def silence_s(self) -> float:
-        return _PHI * math.log(10) * self.mean_s
-
-
-def _deviations() -> float:
-    low, high = 0.0, 20.0
-    for _ in range(80):
-        y = (low + high) / 2
-        e = math.exp(-y * (1.5976 + 0.070566 * y * y))
-        low, high = (y, high) if -math.log10(e / (1 + e)) < _PHI else (low, y)
-    return low
-
-
-_DEVIATIONS = _deviations()
-OURS = "cachewatch"
-POLICIES = {OURS: StallPolicy()}
-PEERS: dict[str, Callable[[], Rule]] = {
-    "fixed window 300 s": Fixed,
-    "phi accrual, normal": PhiNormal,
-    "phi accrual, exponential": PhiExponential,
-    "5 x longest pause": Longest,
-}
+OURS, PEER = "cachewatch", "a window of 300 s, counted in polls"
 
 
 @dataclass
@@ -167,8 +74,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
         quick: fewer seeds.
 
     Returns:
-        Per figure one row a peer over the whole corpus, with `families` beside it; per recorded trace the window that
-        is enough for it.
+        Per figure a row over the whole corpus; per recorded trace the window that is enough for it.
     """
     seeds = QUICK_SEEDS if quick else SEEDS
     parts = [measure(range(part, seeds, _PARTS)) for part in range(_PARTS)]
@@ -184,12 +90,11 @@ def measure(seeds: Iterable[int]) -> dict[str, dict[str, Tally]]:
     Returns:
         Per family, and `all`, per rule a tally.
     """
-    found: dict[str, dict[str, Tally]] = {"all": {rule: Tally() for rule in (*POLICIES, *PEERS)}}
+    found: dict[str, dict[str, Tally]] = {"all": {OURS: Tally(), PEER: Tally()}}
     for family in (*FAMILIES, _RECORDED):
-        found[family] = {rule: Tally() for rule in (*POLICIES, *PEERS)}
+        found[family] = {OURS: Tally(), PEER: Tally()}
         for trace in _traces(family, seeds):
-            for rule in found[family]:
-                one = _ours(trace, POLICIES[rule]) if rule in POLICIES else _peers(trace, PEERS[rule])
+            for rule, one in ((OURS, _ours(trace)), (PEER, _peers(trace))):
                 found[family][rule].add(one)
                 found["all"][rule].add(one)
     return found
@@ -199,7 +104,8 @@ def _traces(family: str, seeds: Iterable[int]) -> Iterator[Trace]:
     yield from recorded_traces() if family == _RECORDED else (synthetic_trace(family, seed) for seed in seeds)
 
 
-def _ours(trace: Trace, policy: StallPolicy) -> Tally:
+def _ours(trace: Trace) -> Tally:
+    policy = StallPolicy()
     healthy = replay_trace(trace, policy)
     tally = Tally(healthy.at_s, int(healthy.grew_again_s is not None), healthy.at_s, len(healthy.false_suspicions))
     hang_s = hang_point(trace)
@@ -209,23 +115,24 @@ def _ours(trace: Trace, policy: StallPolicy) -> Tally:
     return tally
 
 
-def _peers(trace: Trace, make: Callable[[], Rule]) -> Tally:
+def _peers(trace: Trace) -> Tally:
     times = write_times(trace)
     end_s = trace.end_s - trace.start_s
-    stops = [at_s for at_s, _ in _alarms(times, make(), end_s)]
-    refuted = sum(cleared for _, cleared in _alarms(times, make(), end_s))
-    first_s = next((at_s for at_s, cleared in _alarms(times, make(), end_s) if cleared), None)
+    alarms = list(_alarms(times, end_s))
+    stops = [at_s for at_s, _ in alarms]
+    refuted = sum(cleared for _, cleared in alarms)
+    first_s = next((at_s for at_s, cleared in alarms if cleared), None)
     tally = Tally(first_s or (stops[0] if stops else end_s), int(first_s is not None), end_s, refuted)
     hang_s = hang_point(trace)
     before = [at_s for at_s in times if at_s <= hang_s]
-    alarm_s = next((at_s for at_s, _ in _alarms(before, make(), before[-1] + LIMIT_S)), math.inf)
+    alarm_s = next((at_s for at_s, _ in _alarms(before, before[-1] + LIMIT_S)), math.inf)
     if alarm_s > hang_s:
         tally.detections_s.append(alarm_s - before[-1])
     return tally
 
 
-def _alarms(times: Sequence[float], rule: Rule, end_s: float) -> Iterator[tuple[float, bool]]:
-    """When a rule that polls says stall, and whether growth refuted it; it goes on after an alarm, as a warning would."""
+def _alarms(times: Sequence[float], end_s: float) -> Iterator[tuple[float, bool]]:
+    """When a window that is counted in polls says stall, and whether growth refuted it; it goes on after an alarm, as a warning would."""
     number, last_s, alarm_s = 0, None, None
     poll = 1
     while (now_s := poll * POLL_S) <= end_s:
@@ -233,12 +140,10 @@ def _alarms(times: Sequence[float], rule: Rule, end_s: float) -> Iterator[tuple[
         if number < len(times) and times[number] <= now_s:
             while number < len(times) and times[number] <= now_s:
                 number += 1
-            if last_s is not None:
-                rule.learn(now_s - last_s)
             if alarm_s is not None:
                 yield alarm_s, True
             last_s, alarm_s = now_s, None
-        elif last_s is not None and alarm_s is None and now_s - last_s >= rule.limit_s():
+        elif last_s is not None and alarm_s is None and now_s - last_s >= WINDOW_S:
             alarm_s = now_s
     if alarm_s is not None:
         yield alarm_s, False
@@ -253,35 +158,28 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _compared(parts: Sequence[dict[str, dict[str, Tally]]]) -> list[dict[str, Any]]:
-    found = parts[0]
     spreads = [part["all"][OURS].figures() for part in parts]
-    for part in parts[1:]:
-        for family in found:
-            for rule, tally in part[family].items():
-                found[family][rule].add(tally)
-    figures = {family: {rule: tally.figures() for rule, tally in rules.items()} for family, rules in found.items()}
-    total, ours_all = figures["all"], found["all"][OURS]
+    found = {OURS: Tally(), PEER: Tally()}
+    for part in parts:
+        for rule, tally in part["all"].items():
+            found[rule].add(tally)
+    total = {rule: tally.figures() for rule, tally in found.items()}
     rows = []
     for name, unit in UNITS.items():
         ours = total[OURS][name]
         assert ours is not None, "cachewatch stops some, but never all of them in vain"
         values = [each[name] or 0.0 for each in spreads]
         note = (
-            f"simulated: {ours_all.watched_s / 3600:,.0f} h watched, {len(ours_all.detections_s)} hangs; "
+            f"simulated: {found[OURS].watched_s / 3600:,.0f} h watched, {len(found[OURS].detections_s)} hangs; "
             f"{len(parts)} parts of the seeds, {min(values):.3g} to {max(values):.3g}"
         )
-        for rule in PEERS:
-            target, ok = _target(name, ours, total)
-            line = row(name, ours, unit, rule, total[rule][name], target=target, ok=ok, note=note)
-            line["families"] = {
-                family: {OURS: each[OURS][name], rule: each[rule][name]} for family, each in figures.items()
-            }
-            rows.append(line)
+        target, ok = _target(name, ours, total[PEER])
+        rows.append(row(name, ours, unit, PEER, total[PEER][name], target=target, ok=ok, note=note))
     return rows
 
 
-def _target(name: str, ours: float, total: dict[str, dict[str, float | None]]) -> tuple[str, bool]:
-    fixed = total["fixed window 300 s"][name] or 0.0
+def _target(name: str, ours: float, peers: dict[str, float | None]) -> tuple[str, bool]:
+    fixed = peers[name] or 0.0
     return {
         "false stalls per 1,000 h": ("no more than a fixed window's + 10 %", ours <= 1.1 * fixed),
         "hangs caught": ("all", ours == 100),

@@ -1,9 +1,8 @@
-"""Reads /proc once a second: processor time, memory and number of the test's processes, by what they are."""
+"""Reads /proc once a second: processor time of the test's processes, by what they are, and which are there."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
 from collections import defaultdict
@@ -11,10 +10,7 @@ from dataclasses import dataclass, field
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _EVERY_S = 1.0
-_MEMORY_EVERY = 20  # samples: the proportional set size is costly to read
-_SETTLED_S = 3.0  # of a watch: the start's own work is not what watching costs
-WATCH_ROLES = ("flow", "guard", "scanner")
-_TREE = (*WATCH_ROLES, "generator")
+_TREE = ("flow", "guard", "scanner", "generator")
 
 
 @dataclass
@@ -25,7 +21,6 @@ class Seen:
     run: str | None
     parent: tuple[int, int] | None
     cpu: list[tuple[float, float]] = field(default_factory=list)  # (monotonic time, processor seconds so far)
-    pss: list[tuple[float, float]] = field(default_factory=list)  # (monotonic time, bytes)
 
 
 class Meter:
@@ -44,12 +39,8 @@ class Meter:
         self._alive: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._samples = 0
-        self.loads: list[float] = []
         self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
-        self._machine_s = (0.0, 0.0)
         self.began_s = 0.0
-        self.ended_s = 0.0
 
     def register(self, pid: int, role: str) -> None:
         """Name a service's process; its descendants without a name of their own are counted with it."""
@@ -58,7 +49,7 @@ class Meter:
 
     def start(self) -> None:
         """Begin."""
-        self.began_s, self._machine_s = time.monotonic(), (_busy_s(), 0.0)
+        self.began_s = time.monotonic()
         self._sample()
         self._thread.start()
 
@@ -69,7 +60,6 @@ class Meter:
         self._stop.set()
         self._thread.join()
         self._sample()
-        self.ended_s, self._machine_s = time.monotonic(), (self._machine_s[0], _busy_s())
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY_S):
@@ -94,11 +84,7 @@ class Meter:
                 seen = self._seen.get(key)
                 if seen is not None:
                     seen.cpu.append((now_s, (int(words[11]) + int(words[12])) * _TICK_S))
-                    if self._samples % _MEMORY_EVERY == 0 and (pss := _pss(pid)) is not None:
-                        seen.pss.append((now_s, pss))
             self._alive = alive
-            self._samples += 1
-            self.loads.append(os.getloadavg()[0])
 
     def _note(self, key: tuple[int, int], fresh: Seen | None) -> None:
         seen = self._seen.get(key)
@@ -173,74 +159,6 @@ class Meter:
                 total[seen.role] += seen.cpu[-1][1] - (seen.cpu[0][1] if old else 0.0)
         return dict(total)
 
-    def machine_busy_s(self) -> float:
-        """Processor seconds of the whole machine meanwhile, others' work included."""
-        return self._machine_s[1] - self._machine_s[0]
-
-    def watch_shares(self) -> dict[str, list[float]]:
-        """Share of a core that each watch took, by role, while its generator was at work."""
-        by_run: dict[tuple[int, int], list[Seen]] = defaultdict(list)
-        for key, seen in self._seen.items():
-            if seen is not None and seen.cpu and seen.role in _TREE:
-                by_run[self._top(key)].append(seen)
-        shares: dict[str, list[float]] = {role: [] for role in WATCH_ROLES}
-        for members in by_run.values():
-            work = [seen for seen in members if seen.role == "generator"]
-            if not work:
-                continue
-            begin_s = min(seen.cpu[0][0] for seen in work) + _SETTLED_S
-            end_s = max(seen.cpu[-1][0] for seen in work)
-            for role in WATCH_ROLES:
-                spent_s, took_s = 0.0, 0.0
-                for seen in members:
-                    within = [one for one in seen.cpu if begin_s <= one[0] <= end_s]
-                    if seen.role == role and len(within) > 1:
-                        spent_s += within[-1][1] - within[0][1]
-                        took_s = max(took_s, within[-1][0] - within[0][0])
-                if took_s > 5:
-                    shares[role].append(spent_s / took_s)
-        return shares
-
-    def watched_s(self) -> float:
-        """Seconds that generators were at work, summed over the runs; the daemons that some leave are not counted twice."""
-        spans: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for key, seen in self._seen.items():
-            if seen is not None and seen.role == "generator":
-                spans[self._top(key)] += [seen.cpu[0][0], seen.cpu[-1][0]]
-        return sum(max(span) - min(span) for span in spans.values())
-
-    def memory(self, role: str) -> dict[str, float]:
-        """Proportional set sizes of a role's processes, in bytes: the median of all readings and the largest."""
-        values = [pss for seen in self._seen.values() if seen is not None and seen.role == role for _, pss in seen.pss]
-        return _spread(values)
-
-    def memory_of_runs(self) -> dict[str, float]:
-        """The same of all processes of a run together, the generator's not, while the generator is there."""
-        totals: dict[tuple[tuple[int, int], float], float] = defaultdict(float)
-        at_work = set()
-        for key, seen in self._seen.items():
-            if seen is not None and seen.role in _TREE:
-                for now_s, pss in seen.pss:
-                    place = (self._top(key), now_s)
-                    if seen.role == "generator":
-                        at_work.add(place)
-                    else:
-                        totals[place] += pss
-        return _spread([total for place, total in totals.items() if place in at_work])
-
-    def most_at_once(self, role: str) -> int:
-        """How many processes of a role there were at once, at most."""
-        at: dict[float, int] = defaultdict(int)
-        for seen in self._seen.values():
-            if seen is not None and seen.role == role:
-                for now_s, _ in seen.cpu:
-                    at[now_s] += 1
-        return max(at.values(), default=0)
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "most": max(values)} if values else {}
-
 
 def _read(pid: int, name: str) -> bytes:
     try:
@@ -248,30 +166,3 @@ def _read(pid: int, name: str) -> bytes:
             return file.read()
     except OSError:
         return b""
-
-
-def spent_s(pid: int) -> tuple[float, float]:
-    """Processor seconds of a process, and of those of its children that it has waited for; zeros if it is gone."""
-    words = _read(pid, "stat").rpartition(b") ")[2].split()
-    ticks = [int(word) for word in words[11:15]] or [0] * 4
-    return sum(ticks[:2]) * _TICK_S, sum(ticks[2:]) * _TICK_S
-
-
-def tree_of(pid: int) -> list[int]:
-    """List a process and its living descendants."""
-    children = _read(pid, f"task/{pid}/children").split()
-    return [pid, *(one for child in children for one in tree_of(int(child)))]
-
-
-def _pss(pid: int) -> float | None:
-    for line in _read(pid, "smaps_rollup").splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) * 1024.0
-    return None
-
-
-def _busy_s() -> float:
-    with open("/proc/stat") as file:
-        words = [int(word) for word in file.readline().split()[1:]]
-    user, nice, system, _idle, _wait, interrupts, soft = words[:7]
-    return (user + nice + system + interrupts + soft) * _TICK_S

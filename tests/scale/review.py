@@ -140,23 +140,15 @@ def requests_of(stack: Stack, offset: int, runs: int, workers: int, took_s: floa
         "requests_per_run": found.runs_total / runs,
         "requests_of_a_worker_per_minute": found.polling_total / (workers * took_s / 60),
         "requests_failed": found.failed,
-        "requests_by_route": {"of the runs": found.runs, "of the workers": found.polling},
     }
 
 
 def metered(meter: Meter, runs: int) -> dict[str, Any]:
     """Gather what a meter has seen."""
-    processor, shares = meter.processor_s(), meter.watch_shares()
+    processor = meter.processor_s()
     return {
         "processor_s": processor,
         "processor_s_per_run": {role: processor.get(role, 0.0) / runs for role in _ROLES},
-        "machine_busy_s": meter.machine_busy_s(),
-        "watch_share_of_a_core": {role: statistics.median(values or [0.0]) for role, values in shares.items()},
-        "watch_s_per_run": meter.watched_s() / runs,
-        "watches_measured": len(shares["flow"]),
-        "memory_bytes": {role: meter.memory(role) for role in _ROLES} | {"run": meter.memory_of_runs()},
-        "generators_at_once": meter.most_at_once("generator"),
-        "load_average": _spread(meter.loads),
     }
 
 

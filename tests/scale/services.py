@@ -61,12 +61,9 @@ class Stack:
     Args:
         server_settings: Prefect settings of the server, on top of what a server on PostgreSQL and Redis needs.
         client_settings: the same for workers, and through them the runs.
-        database: `postgresql`, which has Redis beside it, or `sqlite`, alone.
     """
 
-    def __init__(
-        self, server_settings: dict[str, str], client_settings: dict[str, str], database: str = "postgresql"
-    ) -> None:
+    def __init__(self, server_settings: dict[str, str], client_settings: dict[str, str]) -> None:
         self.parts = find_parts()
         self.root = Path(tempfile.mkdtemp(prefix="cachewatch-scale-"))
         self.root.chmod(0o711)  # PostgreSQL refuses root, and its user must come through
@@ -87,7 +84,7 @@ class Stack:
             "CACHEWATCH_STATE": str(self.root / "state"),
             **client_settings,
         }
-        self._server_settings, self._is_sqlite = server_settings, database == "sqlite"
+        self._server_settings = server_settings
         self._redis_port = self._postgres_port = 0
 
     @property
@@ -101,15 +98,12 @@ class Stack:
 
     @property
     def database_url(self) -> str:
-        if self._is_sqlite:
-            return f"sqlite:///{self.home}/prefect.db"
         return f"postgresql://prefect:{self._password}@127.0.0.1:{self._postgres_port}/postgres"
 
     def start(self) -> None:
         """Start PostgreSQL, Redis and the server; returns when the API answers."""
-        if not self._is_sqlite:
-            self._start_postgres()
-            self._start_redis()
+        self._start_postgres()
+        self._start_redis()
         self.start_server()
 
     def _start_postgres(self) -> None:
@@ -153,8 +147,12 @@ class Stack:
 
     def start_server(self) -> None:
         """Start the Prefect server, or start it again on the same port and database."""
-        parts = {} if self._is_sqlite else self._parts_of_a_fleet()
-        env = self.client_env | parts | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"} | self._server_settings
+        env = (
+            self.client_env
+            | self._parts_of_a_fleet()
+            | {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+            | self._server_settings
+        )
         # At INFO uvicorn writes the access log, from which the requests are counted.
         argv = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         process = self._spawn("server", [*argv, "--log-level", "INFO"], env=env, cwd=self.home)
