@@ -29,8 +29,7 @@ def printed(make: str, source: str) -> list[str]:
     return ran.stdout.split()
 
 
-@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("make", ["fork", "spawn"])
+@pytest.mark.parametrize(("make", "number"), [("fork", "SIGKILL"), ("spawn", "SIGSTOP")])
 def test_what_is_asked_of_a_killed_or_stopped_file_server_is_done(make, number):
     source = f"""
         first = signalled(signal.{number})
@@ -42,14 +41,13 @@ def test_what_is_asked_of_a_killed_or_stopped_file_server_is_done(make, number):
     assert printed(make, source) == ["3", "False", "False"]
 
 
-@pytest.mark.parametrize("make", ["fork", "spawn"])
-def test_a_stopped_file_server_does_not_outlive_its_client(make):
+def test_a_stopped_file_server_does_not_outlive_its_client():
     source = """
         server = signalled(signal.SIGSTOP)
         aside.close()
         print(server.exists())
     """
-    assert printed(make, source) == ["False"]
+    assert printed("spawn", source) == ["False"]
 
 
 def test_whoever_ignores_the_ends_of_its_children_has_a_file_server():
@@ -61,8 +59,7 @@ def test_whoever_ignores_the_ends_of_its_children_has_a_file_server():
     assert printed("fork", source) == ["3"]
 
 
-@pytest.mark.parametrize("make", ["fork", "spawn"])
-def test_a_file_server_that_vanishes_while_it_is_ended_is_no_error(make):
+def test_a_file_server_that_vanishes_while_it_is_ended_is_no_error():
     source = """
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         os.kill(aside.run(os.getppid, timeout_s=30), signal.SIGKILL)
@@ -72,15 +69,14 @@ def test_a_file_server_that_vanishes_while_it_is_ended_is_no_error(make):
         aside.close()
         print("closed")
     """
-    assert printed(make, source) == ["closed"]
+    assert printed("fork", source) == ["closed"]
 
 
-@pytest.mark.parametrize("make", ["fork", "spawn"])
-def test_a_relative_state_directory_is_the_same_place_there(make, tmp_path, monkeypatch):
+def test_a_relative_state_directory_is_the_same_place_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CACHEWATCH_STATE", "st")
     source = """
         from prefect_cachewatch.common.directories import state_directory
         print(aside.run(state_directory, timeout_s=30))
     """
-    assert printed(make, source) == [f"{tmp_path}/st"]
+    assert printed("spawn", source) == [f"{tmp_path}/st"]

@@ -49,10 +49,8 @@ def test_check_says_what_would_run_and_makes_nothing(tmp_path: Path) -> None:
     ("fields", "options", "said"),
     [
         ({"comand": []}, [], "jobs.yaml, line 10: jobs[0].comand is not known: did you mean command?"),
-        ({"stall": {"poll": 1}}, [], "jobs.yaml, line 11: jobs[0].stall.poll is not known: did you mean poll_s?"),
         ({"command": ["no-such-generator"]}, [], "job 'a': command 'no-such-generator' not found in PATH: check its name, or give its full path"),
         ({}, ["--max-failures", "3"], "the fleet: policy: max_failures needs on_failure: stop_new or fail_fast; with continue nothing counts failures"),
-        ({}, ["--missing-limit", "make"], "the fleet: policy.missing_limit: 'make' is not error, ignore or create:N: write it like create:4"),
         ({}, ["--deployment", "nightly"], "the deployment 'nightly' is not flow/name: write it like generate-cache/fleet-member"),
         ({}, ["--max-parallel", "0"], "Invalid value for '--max-parallel': 0 is not in the range"),
     ],
@@ -74,16 +72,12 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [({"PREFECT_LOGGING_LEVEL": "LOUD"}, "LoggingSettings.level: "), ({"PREFECT_API_URL": "http://[::1"}, "IPv6 URL")],
-)
-def test_settings_that_prefect_refuses_are_one_sentence(tmp_path: Path, setting: dict[str, str], says: str) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), **setting)
+def test_settings_that_prefect_refuses_are_one_sentence(tmp_path: Path) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://[::1")
     assert ran.status == 125
     assert "Traceback" not in ran.stderr
     last = ran.stderr.splitlines()[-1]
-    assert last.startswith("cachewatch: Prefect refuses its settings (") and says in last
+    assert last.startswith("cachewatch: Prefect refuses its settings (") and "IPv6 URL" in last
     assert not (tmp_path / "a").exists()
 
 
@@ -103,14 +97,7 @@ def test_an_api_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("127.0.0.1:9/api", "PREFECT_API_URL 127.0.0.1:9/api has no scheme: write http://127.0.0.1:9/api"),
-        ("ftp://h/api", "PREFECT_API_URL ftp://h/api begins with ftp://, and an API's begins with http:// or https://: write http://"),
-        ("http://127.0.0.1:9/", "PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it"),
-    ],
-)  # fmt: skip
-def test_an_address_that_no_api_has_is_corrected(tmp_path: Path, url: str, said: str) -> None:
-    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL=url)
-    assert ran.status == 125 and said in ran.stderr and ran.stderr.count("\n") == 1
+def test_an_address_that_no_api_has_is_corrected(tmp_path: Path) -> None:
+    ran = fleet(write(tmp_path, job(tmp_path)), PREFECT_API_URL="http://127.0.0.1:9/")
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
+    assert "PREFECT_API_URL ends with /api: write http://127.0.0.1:9/api; or start it" in ran.stderr

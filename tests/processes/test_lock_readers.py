@@ -97,13 +97,6 @@ def test_the_stores_locks_are_for_their_owner_alone_but_pins_are_for_every_reade
     assert pin.stat().st_mode & 0o444 == 0o444
 
 
-def test_a_lock_file_of_an_earlier_version_is_made_its_owners_alone(store: CacheStore) -> None:
-    for path in locks_of(store):
-        path.chmod(0o644)
-    publish(store)
-    assert {path.stat().st_mode & 0o777 for path in locks_of(store)} == {0o600}
-
-
 def test_who_really_holds_a_lock_is_named_rather_than_who_wrote_into_it(store: CacheStore, stranger: Locker) -> None:
     writer = next(path for path in locks_of(store) if "writer" in path.name)
     holder = stranger("LOCK_EX", writer)

@@ -12,7 +12,7 @@ import pytest
 
 from prefect_cachewatch.config import CacheJob
 from prefect_cachewatch.watching.emptiness import Emptiness
-from support import CACHEWATCH, SEARCHES_AT_LEISURE, Ran, run_exec, running
+from support import CACHEWATCH, SEARCHES_AT_LEISURE, Ran, mostly_apart, run_exec, running
 
 WELL = ("--stall-after", "5m", "--first-write-within", "5m", "--poll", "0.3s", "--no-bundle")
 WRITES_SLOWLY = "import sys, time\nfile = open(sys.argv[1], 'wb')\nfor n in range(4): file.write(bytes(9999)); file.flush(); time.sleep(0.4)"
@@ -61,8 +61,7 @@ def test_what_a_fast_command_wrote_is_found_by_the_words_of_its_command(cache: P
     assert f"New since its start: {right}/layer0.bin" in told(ran) or f"open for writing in {right}" in told(ran)
 
 
-@pytest.mark.parametrize("date", [13_000_000_000, -5])
-def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: Path, date: int) -> None:
+def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: Path) -> None:
     right = tmp_path / "right"
     right.mkdir()
     for number in range(30):
@@ -75,14 +74,14 @@ def test_a_file_is_new_by_no_date_that_somebody_gave_it(cache: Path, tmp_path: P
             cache,
             *WELL,
             cachewatch=SEARCHES_AT_LEISURE,
-            command=["sh", "-c", script, "sh", str(right / "layer0.bin"), str(date)],
+            command=["sh", "-c", script, "sh", str(right / "layer0.bin"), "-5"],
         )
     )
     assert "/old" not in message
     assert f"New since its start: {right}/layer0.bin" in message or f"open for writing in {right}" in message
 
 
-@pytest.mark.parametrize("where", ["cwd", "option", "environment", "beside"])
+@pytest.mark.parametrize("where", mostly_apart(["cwd", "option", "environment", "beside"], ["option", "beside"]))
 def test_new_files_are_looked_for_where_the_command_points_to(cache: Path, tmp_path: Path, where: str) -> None:
     right = cache.parent / "cache" if where == "beside" else tmp_path / "right"
     right.mkdir(parents=True)
@@ -175,19 +174,6 @@ def test_directories_and_ignored_files_are_no_cache(cache: Path) -> None:
     assert "wrote nothing" in told(ran)
 
 
-def test_an_empty_cache_that_is_allowed_is_a_success(cache: Path) -> None:
-    ran = run_exec(cache, *WELL, "--allow-empty", command=["true"])
-    assert (ran.status, ran.report["outcome"]) == (0, "completed")
-    assert "nothing new was written" in ran.report["message"]
-
-
-def test_a_warm_cache_is_a_success(cache: Path) -> None:
-    cache.mkdir()
-    (cache / "layer0.bin").write_bytes(b"warm")
-    ran = run_exec(cache, *WELL, command=["true"])
-    assert (ran.status, ran.report["outcome"]) == (0, "completed")
-
-
 def test_an_empty_file_in_the_cache_is_something(cache: Path) -> None:
     assert run_exec(cache, *WELL, command=["touch", str(cache / "layer0.bin")]).status == 0
 
@@ -198,10 +184,9 @@ def test_one_of_two_directories_that_was_written_to_is_enough(cache: Path, tmp_p
     assert run_exec(cache, *WELL, "--cache-dir", str(second), command=command).status == 0
 
 
-@pytest.mark.parametrize("code", [1, 7])
-def test_the_generators_own_exit_code_goes_before(cache: Path, code: int) -> None:
-    ran = run_exec(cache, *WELL, command=["sh", "-c", f"exit {code}"])
-    assert (ran.status, ran.report["outcome"]) == (code, "failed")
+def test_the_generators_own_exit_code_goes_before(cache: Path) -> None:
+    ran = run_exec(cache, *WELL, command=["sh", "-c", "exit 7"])
+    assert (ran.status, ran.report["outcome"]) == (7, "failed")
 
 
 def test_a_server_that_got_ready_may_have_written_nothing(cache: Path) -> None:

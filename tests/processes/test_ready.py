@@ -250,15 +250,6 @@ def test_a_janitor_and_the_next_run_leave_a_handed_over_server_alone(bench: Benc
     assert bench.healthy()
 
 
-def test_a_cancelled_start_leaves_no_server(bench: Bench):
-    with running(exec_argv(bench.cache, *bench.options(), command=bench.command(warm_s=60)), env=bench.env) as process:
-        assert eventually(lambda: tagged(bench.tag))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 128 + signal.SIGTERM
-    assert_none_left(bench.tag)
-    assert bench.records() == []
-
-
 def test_a_flow_process_that_is_killed_while_the_server_warms_up_takes_it_along(bench: Bench):
     with running(exec_argv(bench.cache, *bench.options(), command=bench.command(warm_s=60)), env=bench.env) as process:
         assert eventually(lambda: tagged(bench.tag))

@@ -246,7 +246,7 @@ def test_exec_killed_within_the_grace_period_leaves_nobody(tmp_path):
         run.process.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+@pytest.mark.parametrize("name", mostly_apart(["INT", "TERM", "HUP"], ["TERM"]))
 def test_what_ends_the_run_before_the_generator_exists_starts_nothing(tmp_path, name):
     source = f"""
         import os, signal, sys, time
@@ -304,7 +304,7 @@ def test_a_closed_terminals_two_hangups_leave_the_grace_period_whole(tmp_path):
 # What suspends it
 
 
-@pytest.mark.parametrize("name", ["TSTP", "TTIN", "TTOU"])
+@pytest.mark.parametrize("name", mostly_apart(["TSTP", "TTIN", "TTOU"], ["TSTP"]))
 def test_ctrl_z_stops_the_tree_with_us_and_fg_continues_it(tmp_path, name):
     # In a session of its own there is no shell that it could be stopped for: it is stopped all the same.
     with listening(tmp_path, "--stall-after", "1s", "--poll", "0.3s", start_new_session=True) as run:
@@ -441,10 +441,8 @@ def with_and_without(tmp_path: Path, caller: str) -> list[tuple[set[int], set[in
 @pytest.mark.parametrize(
     ("caller", "ignored"),
     [
-        ('"$@"; exit', set()),
         ('nohup "$@" 2>&1', set()),  # without a terminal it ignores SIGHUP alone, see below
         ('trap "" USR1 INT TTOU CHLD; "$@"; exit', {signal.SIGUSR1, signal.SIGINT, signal.SIGTTOU}),
-        ('trap "" PIPE; "$@"; exit', {signal.SIGPIPE}),
         ('trap "" XFSZ RTMIN; "$@"; exit', {signal.SIGXFSZ, signal.SIGRTMIN}),
         ('"$@" & wait $!', {signal.SIGINT, signal.SIGQUIT}),
         ('exec env --ignore-signal=TERM --ignore-signal=ALRM "$@"', {signal.SIGTERM, signal.SIGALRM}),
@@ -491,8 +489,7 @@ def test_under_nohup_a_hangup_is_neither_ours_nor_the_commands(tmp_path):
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        (".", 126), ("..", 126), ("./", 126), ("/tmp", 126), ("../", 126), ("/etc/passwd", 126), ("/etc/passwd/", 126),
-        ("sub", 126), ("x" * 300, 126), ("", 127), ("/no/such", 127), ("no-such/", 127), ("no-such", 127),
+        ("..", 126), ("/etc/passwd/", 126), ("sub", 126), ("x" * 300, 126), ("", 127), ("no-such/", 127),
     ],
 )  # fmt: skip
 def test_what_cannot_be_executed_ends_as_a_shell_ends(tmp_path, name, status):

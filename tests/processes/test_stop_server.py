@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from tests.processes.ready_bench import Bench, made_bench
 
-from prefect_cachewatch.supervise.janitor import living_processes
-from support import assert_none_left, run_exec, tagged
+from support import assert_none_left, tagged
 
 
 @pytest.fixture
@@ -80,13 +79,3 @@ def test_a_record_that_others_could_have_written_is_left_alone(bench: Bench):
     assert (answer.status, "was left alone: others have access to it (mode 0666)" in answer.stdout) == (0, True)
     assert tagged(bench.tag) == [ran.report["ready"]["pid"]]
     assert path.exists()
-
-
-def test_the_server_holds_the_lock_of_its_cache_until_it_ends(bench: Bench):
-    ran = bench.exec()
-    assert run_exec(bench.cache, command=["true"], env=bench.env).status == 125
-    (record,) = bench.records()
-    assert living_processes(record["run_id"], set()).keys() == {ran.report["ready"]["pid"]}
-    os.kill(ran.report["ready"]["pid"], signal.SIGKILL)
-    assert_none_left(bench.tag)
-    assert run_exec(bench.cache, "--allow-empty", command=["true"], env=bench.env).status == 0

@@ -37,7 +37,7 @@ def said(place: Path, done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("variable", NAMES)
-@pytest.mark.parametrize("value", ["/dev/null", "{}/file", "{}/file/below", "file"])
+@pytest.mark.parametrize("value", ["/dev/null", "{}/file/below"])
 def test_what_is_no_directory_is_refused(tmp_path, variable, value):
     (tmp_path / "file").touch()
     value = value.format(tmp_path)
@@ -47,8 +47,13 @@ def test_what_is_no_directory_is_refused(tmp_path, variable, value):
     )
 
 
-@pytest.mark.parametrize("variable", NAMES)
-@pytest.mark.parametrize(("options", "why"), [("ro", "Read-only file system"), ("size=32k", "No space left on device")])
+@pytest.mark.parametrize(
+    ("variable", "options", "why"),
+    [
+        ("PREFECT_HOME", "ro", "Read-only file system"),
+        ("CACHEWATCH_STATE", "size=32k", "No space left on device"),
+    ],
+)
 def test_a_place_without_room_is_refused(tmp_path, variable, options, why):
     needs_root("mounting")
     (tmp_path / "disk").mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -42,15 +41,6 @@ def test_a_stall_is_a_report_and_nothing_is_left(cache, tmp_path):
     stopped = [*report.stop.terminated, *report.stop.killed]
     assert len(stopped) == 3
     assert not [process for process in stopped if Path(f"/proc/{process.pid}").exists()]
-
-
-def test_it_runs_in_a_thread_and_says_the_generator_s_own_end(cache):
-    reports = []
-    job = CacheJob(name="ends", command=["sh", "-c", "exit 7"], cache_dirs=[cache])
-    thread = threading.Thread(target=lambda: reports.append(watch(job, bundle=False)))
-    thread.start()
-    thread.join(60)
-    assert [(report.outcome, report.exit_code, report.bundle) for report in reports] == [("failed", 7, None)]
 
 
 def test_an_interrupt_stops_the_generator(cache, tmp_path):
