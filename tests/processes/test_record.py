@@ -154,11 +154,3 @@ def test_a_place_that_cannot_be_recorded_to_is_refused_before_the_start(tmp_path
     )
     assert (ran.status, ran.last_line) == (125, "cachewatch: " + message.format(path))
     assert os.listdir(cache) == []
-
-
-def test_a_pipe_and_a_link_to_nothing_among_traces_are_left_out(tmp_path):
-    os.mkfifo(tmp_path / "pipe.csv")
-    (tmp_path / "link.csv").symlink_to("nowhere")
-    ran = run([*CACHEWATCH, "replay", str(tmp_path)], timeout=60)
-    assert ran.status == 125
-    assert "has no trace of a completed run (" in ran.stderr and ran.stderr.count("it is not a file") == 2

@@ -255,14 +255,13 @@ def test_what_a_person_measured_with_fio_is_a_profile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "is not JSON of fio"), ("fio: no json here", "is not JSON of fio"), ("{}", "not the report of a whole run"),
-        ('{"jobs": []}', "not the report of a whole run"), ('{"jobs": 3}', "not the report of a whole run"),
-        ('{"jobs": [{"error": 0}]}', "not the report of a whole run"), ("[1]", "is not JSON of fio"),
+        ("", "is not JSON of fio"), ("{}", "not the report of a whole run"),
+        ('{"jobs": []}', "not the report of a whole run"),
+        ('{"jobs": [{"error": 0}]}', "not the report of a whole run"),
         (json.dumps({"jobs": [fio_job("write", 1, 5, 900, error=28)]}), "fio itself reports error 28"),
         (json.dumps({"jobs": [fio_job("write", 1, 0, 900)]}), "moved nothing that can be"),
         (json.dumps({"jobs": [fio_job("rw", 1, 5, 900)]}), "rw=rw is no curve of a plan"),
         (json.dumps({"jobs": [fio_job("write", 2, 5, 900)]}), "no run of fio has numjobs=1 for write"),
-        (json.dumps({"jobs": [fio_job("write", 1, 10**30, 1)]}), "moved nothing that can be"),
     ],
 )  # fmt: skip
 def test_what_fio_did_not_measure_is_one_sentence(tmp_path: Path, text: str, told: str) -> None:

@@ -273,13 +273,6 @@ def test_a_resumed_build_loses_what_may_be_cut_and_keeps_the_rest(store):
         assert [f for _, _, names in os.walk(again.path) for f in names] == ["0.bin"]
 
 
-def test_a_clean_retry_begins_with_an_empty_directory_of_the_same_path(store):
-    with store.begin("c", recipe_of(store)) as build:
-        write(build, {"d/0.bin": b"x"})
-        build.clean()
-        assert os.listdir(build.path) == []
-
-
 @pytest.mark.parametrize("how", ["copied", "no mark", "cut mark", "clock set back", "another user's file system"])
 def test_where_nothing_shows_what_is_whole_the_build_begins_with_nothing_and_says_why(store, how, monkeypatch):
     with store.begin("c", recipe_of(store)) as build:
@@ -324,15 +317,6 @@ def test_what_a_run_had_open_at_its_end_is_suspect_for_the_next_run_however_long
     with store.begin("c", recipe_of(store)) as again:
         gone = again.prepare_resume(policy_of(store), window_s=0)
         assert {s.path: s.reason for s in gone} == {"open.bin": "reported", "1.bin": "changed_in_window"}
-
-
-def test_change_times_of_this_file_system_are_its_own(store):
-    fd = os.open(store.root, os.O_RDONLY)
-    try:
-        assert durable.holds_change_times(fd)
-    finally:
-        os.close(fd)
-    assert list(store.root.iterdir()) == []
 
 
 # -- skip when whole

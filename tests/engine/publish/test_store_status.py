@@ -134,14 +134,6 @@ def test_activate_without_an_id_passes_over_what_was_unhealthy_or_rolled_back_fr
     assert store.activate("c", b).build_id == b
 
 
-def test_a_build_that_is_unhealthy_with_no_way_back_is_generated_anew(store):
-    build = publish(store)
-    with pytest.raises(StoreError, match="no build was active before it"):
-        store.rollback("c", expected=build.build_id, unhealthy="exit 7")
-    assert store.find_whole("c", recipe_of(store).key) is None
-    assert (listed(store)[build.build_id].state, listed(store)[build.build_id].status) == ("active", "unhealthy")
-
-
 def test_clean_up_keeps_builds_in_order_before_those_that_were_unhealthy(store):
     a, b = publish(store).build_id, publish(store).build_id
     c = publish(store, activate=False).build_id
