@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
+from prefect_cachewatch import CacheJob, ContainerSpec, watch
+from prefect_cachewatch.errors import InputError
 from tests.containers.engine import PYTHON_IMAGE, SHELL_IMAGE
 from tests.support import eventually, exec_argv, run_exec, running
 
@@ -50,18 +54,28 @@ def test_the_container_is_made_as_it_was_asked_for(contain, cache, tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "w").write_text("weights")
     ran = contain(
-        "cat /weights/w; echo; touch /weights/x 2>/dev/null || echo read-only; id -u; id -G; pwd; echo $WORD; "
-        "df /dev/shm | while read a b c; do echo shm $b; done; ls /dev/fuse; ulimit -n; ls /sys/class/net",
-        "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001", "--workdir", "/tmp",
-        "--env", "WORD=said", "--shm-size", "8m", "--device", "/dev/null:/dev/fuse", "--ulimit", "nofile=99:100", "--ulimit", "nproc=100",
+        "cat /weights/w; echo; touch /weights/x 2>/dev/null || echo read-only; id -u; id -G; echo $WORD; "
+        "df /dev/shm | while read a b c; do echo shm $b; done; ls /dev/fuse; ls /sys/class/net",
+        "--volume", f"{tmp_path}/weights:/weights:ro", "--user", "1000:1001",
+        "--env", "WORD=said", "--shm-size", "8m", "--device", "/dev/null:/dev/fuse",
         "--network", "none", "--allow-empty",
     )  # fmt: skip
     assert ran.status == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert lines[:5] == ["weights", "read-only", "1000", "1001", "/tmp"], lines
-    assert lines[5] == "said"
+    assert lines[:5] == ["weights", "read-only", "1000", "1001", "said"], lines
     assert "shm 8192" in lines
-    assert lines[-3:] == ["/dev/fuse", "99", "lo"]
+    assert lines[-2:] == ["/dev/fuse", "lo"]
+
+
+def test_what_only_the_job_says_of_its_container_is_done(cache, tmp_path):
+    asked = ContainerSpec(
+        image=SHELL_IMAGE, entrypoint=["sh", "-c"], workdir="/tmp", ulimits={"nofile": "99:100", "nproc": 100}, pull="never"
+    )  # fmt: skip
+    job = CacheJob(name="c", command=["pwd; ulimit -n"], cache_dirs=[cache], allow_empty=True, container=asked)
+    assert watch(job, log=tmp_path / "out", bundle=False).outcome == "completed"
+    assert (tmp_path / "out").read_text() == "/tmp\n99\n"
+    with pytest.raises(InputError, match="is not on the engine at"):
+        watch(job.model_copy(update={"container": ContainerSpec(image="localhost:1/none:1", pull="never")}))
 
 
 def test_a_container_inherits_no_environment_but_what_is_named(contain, monkeypatch):

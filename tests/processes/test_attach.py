@@ -193,8 +193,7 @@ def test_a_stall_has_it_stopped_with_a_daemon_that_went_to_init(cache, started, 
     process = started(DAEMON, tag)
     assert eventually(lambda: len(tagged(tag)) == 3)
     options = ("--stall-after", "4s", "--first-write-within", "4s", "--poll", "0.2s", "--grace", "0.5s")
-    ran = watch_then_go(process.pid, cache, *options, "--on-stall", "stop", "--report", tmp_path / "r.json",
-                "--bundle-dir", tmp_path / "b")  # fmt: skip
+    ran = watch_then_go(process.pid, cache, *options, "--on-stall", "stop", "--report", tmp_path / "r.json")
     assert ran.status == 124, ran.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["outcome"], report["stall"]["kind"]) == ("stalled", "never_started")
@@ -215,7 +214,7 @@ def test_a_stall_is_only_reported_once_and_again_after_it_grew(cache, started, t
     pause, report = tmp_path / "pause", tmp_path / "r.json"
     process = started(OBEYS)
     assert eventually(lambda: (cache / "x.bin").exists() and (cache / "x.bin").stat().st_size > 0)
-    argv = watch_argv(process.pid, "--cache-dir", cache, *SHORT, "--report", report, "--bundle-dir", tmp_path / "b")
+    argv = watch_argv(process.pid, "--cache-dir", cache, *SHORT, "--report", report)
 
     def stalls() -> int:
         return len(json.loads(report.read_text())["attached"]["stalls"]) if report.exists() else 0
@@ -305,15 +304,6 @@ def test_a_watch_that_is_killed_leaves_the_process_alone(cache, started):
 
 
 # Who may be watched
-
-
-def test_a_post_mortem_in_the_watched_directory_is_refused(cache, started):
-    ran = watch(started(SLEEPS).pid, cache, "--bundle-dir", cache / "b")
-    assert (ran.status, ran.stderr) == (
-        125,
-        f"cachewatch: post-mortem directory {cache}/b lies in cache directory {cache}, where it would be a part of it: "
-        "put it elsewhere\n",
-    )
 
 
 @pytest.mark.parametrize("path", ["nowhere", "a-file"])

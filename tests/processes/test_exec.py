@@ -367,13 +367,6 @@ def test_a_file_is_no_cache_directory(tmp_path):
     assert f"cache directory {tmp_path}/file/below cannot be" in ran.stderr
 
 
-def test_no_create_refuses_a_missing_directory_and_makes_none(tmp_path):
-    ran = run(exec_argv(tmp_path / "new", "--no-create", command=["true"]))
-    assert (ran.status, ran.stderr.count("\n")) == (125, 1)
-    assert ran.stderr.startswith(f"cachewatch: cache directory {tmp_path}/new does not exist: ")
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_directory_without_write_permission_is_refused(tmp_path):
     (tmp_path / "closed").mkdir()
     (tmp_path / "closed").chmod(0o555)
@@ -399,7 +392,7 @@ def test_a_directory_without_write_permission_is_refused(tmp_path):
 def test_a_file_system_that_takes_nothing_is_refused_at_the_start(tmp_path, mount, before, why):
     needs_root("mounting a file system")
     (tmp_path / "mnt").mkdir()
-    command = " ".join(exec_argv("$M/cache", "--no-create", command=["touch", str(tmp_path / "ran")]))
+    command = " ".join(exec_argv("$M/cache", command=["touch", str(tmp_path / "ran")]))
     script = f"mount -t tmpfs {mount} none $M || exit 99; mkdir $M/cache; {before} {command}"
     ran = run(["unshare", "-m", "sh", "-c", script], env=os.environ | {"M": str(tmp_path / "mnt")})
     if ran.status == 99:
@@ -530,8 +523,6 @@ def test_ignored_files_are_neither_growth_nor_listed(cache):
     ran = run_exec(cache, *WELL, "--ignore", "*.skip", command=sh(script))
     assert ran.report["growth"]["bytes_written"] == 5000
     assert [Path(e["path"]).name for e in ran.report["listing"]["entries"]] == ["d"]
-    ran = run_exec(cache, *WELL, "--no-default-ignores", command=sh(f"cd {cache}; rm *; {script}"))
-    assert ran.report["growth"]["files_present"] == 4
 
 
 def test_growth_below_the_least_is_a_stall(cache):

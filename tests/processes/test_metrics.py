@@ -240,7 +240,8 @@ def test_a_run_whose_watch_is_killed_stays_running_in_its_file(cache, tmp_path):
 
 def test_a_cache_that_is_refused_counts_as_a_refused_run(tmp_path):
     (tmp_path / "metrics").mkdir()
-    ran = run_exec(tmp_path / "no", "--no-create", "--metrics", f"file:{tmp_path / 'metrics'}", command=["true"])
+    (tmp_path / "no").touch()
+    ran = run_exec(tmp_path / "no", "--metrics", f"file:{tmp_path / 'metrics'}", command=["true"])
     assert ran.status == 125
     (path,) = (tmp_path / "metrics").iterdir()
     values = read(path.read_text())

@@ -71,8 +71,6 @@ def test_what_stalls_is_left_alone_and_each_report_says_what_became_of_it(cache,
         *SHADOW,
         "--report",
         report,
-        "--bundle-dir",
-        tmp_path / "b",
         command=goes_on(cache, tag, "b.bin", "c.bin", code=3),
     )
     with running(argv) as watching:

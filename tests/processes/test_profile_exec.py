@@ -41,7 +41,7 @@ def test_a_profile_tells_the_generator_where_and_the_watch_looks_there(tmp_path)
 
 
 def test_what_is_given_beside_a_profile_goes_before_it(tmp_path):
-    options = ("--profile", "openvino", "-P", f"cache_dir={tmp_path}/ov", "--poll", "0.2s")
+    options = ("--profile", f"openvino,cache_dir={tmp_path}/ov", "--poll", "0.2s")
     hangs = sh("sleep 100")
     ran = run_exec(tmp_path, *options, "--first-write-within", "1s", "--no-bundle", "--grace", "0.5s", command=hangs)
     assert (ran.status, ran.report["stall"]["window_s"]) == (124, 1.0)
@@ -90,7 +90,7 @@ def test_a_server_is_ready_by_its_health_and_its_cache_is_marked_as_completed(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = (*tt, "-P", f"port={port}", "--then", "stop", "--ready-every", "0.2s")
+    options = ("--profile", f"{tt[1]},port={port}", *tt[2:], "--then", "stop", "--ready-every", "0.2s")
     ran = run_exec(tmp_path, *options, command=[sys.executable, "-c", SERVER, str(port), tag])
     assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.stderr
     assert (ran.report["ready"]["kind"], ran.report["ready"]["then"]) == ("http", "stop")
@@ -122,7 +122,6 @@ def test_a_marker_that_cannot_be_written_is_said_and_changes_nothing(tmp_path, t
         (["--profile", "openvion"], "there is no profile 'openvion': did you mean openvino? (see cachewatch profiles)"),
         (["--profile", "openvino"],
          "profile openvino needs the parameter cache_dir: The property CACHE_DIR that the program sets"),
-        (["-P", "cache_dir=/c"], "-P belongs to a profile: name one with --profile (see cachewatch profiles)"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_starts_nothing(tmp_path, options, sentence):

@@ -88,7 +88,7 @@ def test_the_command_alone_is_known_and_its_server_is_handed_over(tmp_path, star
 
 def test_with_the_profile_kernels_are_watched_and_markers_written(tmp_path, start):
     profile = f"tt-inference-server,model={MODEL},device=n300,checkout={tmp_path},host_volume={tmp_path}/volume"
-    ran = guarded(tmp_path, start, "--profile", profile, "-P", f"port={start['SERVICE_PORT']}", "--then", "stop")
+    ran = guarded(tmp_path, start, "--profile", f"{profile},port={start['SERVICE_PORT']}", "--then", "stop")
     assert (ran.status, ran.report["growth"]["bytes_written"]) == (0, 60_000), ran.stderr
     tensors = tmp_path / "volume" / TENSORS
     assert sorted(os.listdir(tensors)) == [

@@ -53,13 +53,11 @@ _MARKS = {"ok": "ok", "warning": "warn", "missing": "FAIL"}
     shell_complete=complete_profile,
     help="Look at the directories of a known generator too: see cachewatch profiles.",
 )
-@click.option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile.")
 @click.option("--no-prefect", is_flag=True, help="Leave Prefect out: exec and watch do without it.")
 @json_option()
 def command(
     cache_dirs: tuple[str, ...],
     profile: str | None,
-    profile_values: tuple[str, ...],
     no_prefect: bool,
     as_json: bool,
 ) -> int:
@@ -69,7 +67,7 @@ def command(
     and removes it; nothing stays. Processes and containers of runs whose guards have died are stopped, as at
     the start of each run.
     """
-    settings = profile_from({"profile": profile, "profile_values": profile_values})
+    settings = profile_from({"profile": profile})
     directories = [*cache_dirs, *(map(str, settings.cache_dirs) if settings is not None else ())]
     with contextlib.closing(Aside.fork()) as files:  # before any thread is started
         checks = examine(files, directories, with_prefect=not no_prefect)

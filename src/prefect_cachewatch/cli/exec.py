@@ -47,7 +47,6 @@ class ExecSettings:
     stall: StallPolicy
     stop: StopPolicy
     outputs: Outputs
-    create: bool
     quiet: bool
     progress: Mode | None
     verbose: bool
@@ -148,7 +147,7 @@ def _watch_command(
             print(outcome.message, file=sys.stderr, flush=True)
         return outcome, report
 
-    with place.open_site(create=settings.create, files=files) as site:
+    with place.open_site(files=files) as site:
         history = RunHistory(job, settings.stall, site.paths, files, say)
         outcome, report = run_remembered(history, lambda number: attempt(site, history, number), relay.received)
     if metrics is not None:

@@ -92,7 +92,6 @@ def command(verbose: bool, **options: Any) -> int:
         stall=stall,
         stop=stop,
         outputs=outputs_from(options),
-        create=not options["no_create"],
         quiet=options["quiet"],
         progress=options["shown"],
         verbose=verbose,

@@ -129,9 +129,7 @@ def _generate(
         PublishSession(job, publish, files=files).require_space()
     # Checked here too, so that bad input is refused without a server; the flow checks again and keeps the lock.
     named = [path for path in place.job.cache_dirs if CACHE_DIR_PLACEHOLDER not in str(path)]
-    place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(
-        create=not options["no_create"], files=files
-    ).close()
+    place.relocated(place.job.model_copy(update={"cache_dirs": named})).open_site(files=files).close()
     return run_flow(
         job, stall, stop, retry, publish, outputs, storage, metrics,
         quiet=options["quiet"], progress=options["shown"], api_patience_s=api_patience,

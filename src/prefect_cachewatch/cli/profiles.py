@@ -14,25 +14,19 @@ from prefect_cachewatch.cli.options.sections import json_option
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config.profiles import Profile, ProfileSettings, find_profile, known_profiles, make_profile
-from prefect_cachewatch.errors import InputError
 
 _WIDTH = 79
 
 
 @click.command("profiles")
 @click.argument("profile", required=False, metavar="[NAME[,KEY=VALUE...]]", shell_complete=complete_profile)
-@click.option("-P", "values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile; repeatable.")
 @json_option()
-def command(profile: str | None, values: tuple[str, ...], as_json: bool) -> int:
+def command(profile: str | None, as_json: bool) -> int:
     """List the profiles; with NAME its parameters; with parameters what follows from them for a job."""
     if profile is None:
-        if values:
-            raise InputError(
-                "-P belongs to a profile: name one, as in cachewatch profiles openvino -P cache_dir=/mnt/ov"
-            )
         _list(as_json)
         return 0
-    name, parameters = split_profile(profile, values)
+    name, parameters = split_profile(profile)
     if parameters:
         _show_settings(make_profile(name, parameters).resolve(), as_json)
     else:

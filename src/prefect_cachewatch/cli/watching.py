@@ -72,7 +72,7 @@ def command(**options: Any) -> int:
     files = Aside.fork()  # before any thread is started
     run = AttachedRun(
         attach, stall, stop,
-        report=options["report"], bundles=not options["no_bundle"], bundle_root=options["bundle_dir"],
+        report=options["report"], bundles=not options["no_bundle"],
         on_sample=progress.sampled, on_stall=progress.say_stall,
         files=files,
     )  # fmt: skip

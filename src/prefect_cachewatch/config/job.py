@@ -159,7 +159,5 @@ class CacheJob(InputModel):
                         f"cache directory {str(path)!r} is in a container's volume, and the job has no container"
                     )
         elif self.cwd is not None:
-            raise ValueError(
-                "cwd is a directory of the host: set container.workdir (--workdir) for one in the container"
-            )
+            raise ValueError("cwd is a directory of the host: set container.workdir for one in the container")
         return self

@@ -227,7 +227,9 @@ def _find_image(client: Any, engine: EngineAddress, spec: ContainerSpec) -> dict
         return found
     shown = for_terminal(spec.image)
     if spec.pull == "never":
-        raise InputError(f"image {shown} is not on the engine at {engine}: pull it first, or leave --pull never out")
+        raise InputError(
+            f"image {shown} is not on the engine at {engine}: pull it first, or set container.pull to missing"
+        )
     why = _pull(engine, spec.image)
     found = _inspect_image(client, engine, spec.image) if why is None else None
     if found is None:

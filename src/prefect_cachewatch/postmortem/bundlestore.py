@@ -85,7 +85,7 @@ def choose_bundle_root(
     if mount is None or mount.mount_point not in taken:
         return BundleRoot(usual)
     if all(_is_well(facts) for facts in filesystems):
-        return BundleRoot(usual, "the bundle lies on the same file system as the cache; --bundle-dir puts it elsewhere")
+        return BundleRoot(usual, "the bundle lies on the same file system as the cache; XDG_STATE_HOME moves it")
     user = os.getuid()
     for base in (environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/dev/shm", "/run"):  # noqa: S108
         mount = mount_of(base, mounts) if base.startswith("/") else None

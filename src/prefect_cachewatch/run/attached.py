@@ -42,7 +42,6 @@ class AttachedRun(Closing):
         stop: how it is stopped, if the policy stops it.
         report: file for the report; written at each reported stall and at the end.
         bundles: whether a stall gets a post-mortem bundle.
-        bundle_root: where bundles go; default in the user's state directory.
         on_sample: called after each measurement; must not block.
         on_stall: called, in the monitor's thread, with the report of a stall that leaves the process alone.
         files: the helper process that collects evidence and writes bundles and reports.
@@ -59,7 +58,6 @@ class AttachedRun(Closing):
         *,
         report: Path | None = None,
         bundles: bool = True,
-        bundle_root: Path | None = None,
         on_sample: Callable[[Watch], None] | None = None,
         on_stall: Callable[[Report], None] | None = None,
         files: Files,
@@ -73,17 +71,15 @@ class AttachedRun(Closing):
         pinned = PinnedProcess(attach.pid, to_stop=attach.on_stall == "stop")
         observed = AttachedProcess(pinned, stop.grace_s)
         try:
-            check = functools.partial(
-                check_outputs, cache_dirs, attach.ignore, report=report, bundle_dir=bundle_root,
-                rewritten=attach.on_stall == "report",
-            )  # fmt: skip
-            if report is not None or bundle_root is not None:
-                look_ahead(files, "the directory of --report or --bundle-dir, or the cache directory,", check)
+            if report is not None:
+                check = functools.partial(
+                    check_outputs, cache_dirs, attach.ignore, report=report, rewritten=attach.on_stall == "report"
+                )
+                look_ahead(files, "the directory of --report, or the cache directory,", check)
             secrets = secret_values(_environment(attach.pid))
             self._site = CacheDirectories(cache_dirs, ignore=attach.ignore, create=False, lock=False, files=files)
             self._runner = Runner(
-                files, secrets, bundles=bundles, bundle_root=bundle_root, on_sample=on_sample,
-                on_stall=self._reported,
+                files, secrets, bundles=bundles, on_sample=on_sample, on_stall=self._reported,
             )  # fmt: skip
         except BaseException:
             observed.close()

@@ -54,7 +54,9 @@ def check_outputs_ahead(
             published=published,
             rewritten=job.on_stall == "report",
         )
-        look_ahead(files, "the directory of --log, --report, --record or --bundle-dir, or the cache directory,", check)
+        look_ahead(
+            files, "the directory of --log, --report or --record, that of the bundles, or the cache directory,", check
+        )
     return trace
 
 

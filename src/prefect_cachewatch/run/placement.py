@@ -74,20 +74,17 @@ class Runtime:
 
         return lambda launch: ContainerSupervisor(launch, plan, paths)
 
-    def open_site(self, *, create: bool = True, files: Files | None = None) -> CacheDirectories:
+    def open_site(self, files: Files | None = None) -> CacheDirectories:
         """Check, lock and hold the job's cache directories; raises CacheDirectoryError.
 
         Args:
-            create: whether missing ones are made.
             files: the helper process that looks at other paths; default this process.
 
         Returns:
             The directories; the caller closes them.
         """
         job = self.job
-        return CacheDirectories(
-            job.cache_dirs, ignore=job.ignore, create=create, expected_bytes=job.expected_bytes, files=files
-        )
+        return CacheDirectories(job.cache_dirs, ignore=job.ignore, expected_bytes=job.expected_bytes, files=files)
 
 
 def place_job(job: CacheJob, env: Mapping[str, str], files: Files | None = None) -> Runtime:

@@ -193,13 +193,13 @@ def test_the_command_refuses_what_is_missing_before_it_touches_anything(tmp_path
     assert "--volume is for a container: name its image with --image" in refused("--volume", "a:/b")
     assert "--volume: 'a' is not SOURCE:TARGET" in refused("--image", "i", "--volume", "a")
     assert "--env UNSET_HERE is not set in this environment" in refused("--image", "i", "--env", "UNSET_HERE")
-    assert "set container.workdir (--workdir)" in refused("--image", "i", "--cwd", "/tmp")
+    assert "set container.workdir for one in the container" in refused("--image", "i", "--cwd", "/tmp")
 
 
 def test_options_become_the_specification():
     assert container_from({}) is None
-    options = {"image": "i", "mounts": ("v:/x:ro",), "ulimits": ("memlock=-1",), "init": True}
-    assert container_from(options) == ContainerSpec(image="i", mounts=["v:/x:ro"], ulimits={"memlock": "-1"}, init=True)
+    options = {"image": "i", "mounts": ("v:/x:ro",), "user": "1000"}
+    assert container_from(options) == ContainerSpec(image="i", mounts=["v:/x:ro"], user="1000")
     with pytest.raises(InputError, match="--env 'A' is not NAME=VALUE"):
         environment_from(["A"], inherit=False)
 

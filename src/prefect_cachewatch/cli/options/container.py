@@ -15,10 +15,8 @@ from prefect_cachewatch.errors import InputError
 _FIELDS = Fields(
     ContainerSpec,
     "image IMAGE, mounts --volume SRC:DST[:ro], devices --device DEV[:DST], gpus all|N|device=..., "
-    "shm_size_bytes, ulimits --ulimit NAME=LIMIT, user UID[:GID], network NAME, "
-    "ports --publish -p [ADDR:]HOST:PORT, workdir DIR, entrypoint PROGRAM, "
-    "memory_bytes, init, pull, engine URL",
-    entrypoint={"multiple": False},
+    "shm_size_bytes, user UID[:GID], network NAME, "
+    "ports --publish -p [ADDR:]HOST:PORT, memory_bytes, engine URL",
 )
 CONTAINER_SECTION = Section("Container", "--image --volume --device", _FIELDS.options())
 
@@ -70,8 +68,6 @@ def container_from(options: dict[str, Any]) -> ContainerSpec | None:
         if given:
             raise InputError(f"{_FIELDS[min(given)].opts[0]} is for a container: name its image with --image")
         return None
-    if "entrypoint" in given:
-        given["entrypoint"] = [given["entrypoint"]]
     if "mounts" in given:
         given["mounts"] = [_absolute_source(text) for text in given["mounts"]]
     return build_model(ContainerSpec, **given)

@@ -70,12 +70,6 @@ _FILE: dict[str, Any] = {"type": _File(path_type=Path), "metavar": "FILE"}
 REPORTING = [
     option("--report", **_FILE, help="Write the report as JSON."),
     option("--json", "as_json", is_flag=True, help="Print the report as JSON, the last line of standard output."),
-    option(
-        "--bundle-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="DIR",
-        help="Where the post-mortem of a stall goes; default below ~/.local/state.",
-    ),
     option("--no-bundle", is_flag=True, help="Write no post-mortem bundle."),
     option("-q", "--quiet", is_flag=True, help="Say nothing but what went wrong."),
     option(
@@ -89,7 +83,6 @@ REPORTING = [
 _BASICS = [
     *_JOB.options("ignore", "on_stall", "progress_log"),
     *PROFILE_OPTIONS,
-    option("--no-create", is_flag=True, help="Refuse a cache directory that does not exist."),
     option("--env", multiple=True, metavar="NAME=VALUE", help="Variable for the generator; repeatable."),
 ]
 _OUTPUT = [
@@ -110,12 +103,11 @@ _OUTPUT = [
 
 def stall_section(*of_job: click.Option, common: str = "") -> Section:
     """List the options that say when silence is a stall; those given here belong to the job."""
-    counted = option("--no-default-ignores", is_flag=True, help=f"Count {', '.join(DEFAULT_IGNORE)} too.")
     common = f"--stall-after --first-write-within --max-duration --grace {common}"
     return Section(
         "When it is a stall",
         common,
-        [*RULES.options(), *of_job, counted, *_STOP.options()],
+        [*RULES.options(), *of_job, *_STOP.options()],
     )
 
 
@@ -196,9 +188,8 @@ def job_from(name: str | None, options: dict[str, Any], published: bool = False)
 
 
 def ignored(options: dict[str, Any], further: Sequence[str] = ()) -> list[str]:
-    """List the globs that never count: those of the options, the usual ones unless switched off, and the profile's."""
-    usual = () if options["no_default_ignores"] else DEFAULT_IGNORE
-    return [*options["ignore"], *usual, *(glob for glob in further if glob not in DEFAULT_IGNORE)]
+    """List the globs that never count: those of the options, the usual ones, and the profile's."""
+    return [*options["ignore"], *DEFAULT_IGNORE, *(glob for glob in further if glob not in DEFAULT_IGNORE)]
 
 
 def make_absolute(paths: Sequence[str]) -> list[str]:
@@ -232,7 +223,7 @@ def stop_from(options: dict[str, Any]) -> StopPolicy:
 
 def outputs_from(options: dict[str, Any]) -> Outputs:
     """Make the outputs from the parsed options; relative paths are made absolute."""
-    names = ("report", "log", "record", "bundle_dir")
+    names = ("report", "log", "record")
     return Outputs(bundle=not options["no_bundle"], **{name: options[name] for name in names}).absolute()
 
 

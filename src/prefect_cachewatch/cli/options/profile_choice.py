@@ -1,8 +1,7 @@
-"""`--profile` and `-P`: a profile on the command line."""
+"""`--profile`: a profile on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -30,15 +29,14 @@ PROFILE_OPTIONS = [
         help="Settings of a known generator; directories, environment and windows: see cachewatch profiles. "
         "exec finds it by the command where neither this nor --cache-dir is given; none turns that off.",
     ),
-    option("-P", "profile_values", multiple=True, metavar="KEY=VALUE", help="Parameter of the profile."),
 ]
 
 
 def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
-    """Return the job settings of the profile in `--profile` and `-P`; None if none is named.
+    """Return the job settings of the profile in `--profile`; None if none is named.
 
     Args:
-        options: parsed; a command without these options has no profile. `found_profile` has one that the command
+        options: parsed; a command without this option has no profile. `found_profile` has one that the command
             line led to.
 
     Returns:
@@ -49,22 +47,18 @@ def profile_from(options: dict[str, Any]) -> ProfileSettings | None:
     """
     if (found := options.get("found_profile")) is not None:
         return cast("ProfileSettings", found)
-    values = options.get("profile_values", ())
     if options.get("profile") in (None, "none"):
-        if values:
-            raise InputError("-P belongs to a profile: name one with --profile (see cachewatch profiles)")
         return None
     from prefect_cachewatch.config.profiles.registry import make_profile  # noqa: PLC0415 - most runs have none
 
-    return make_profile(*split_profile(options["profile"], values)).resolve()
+    return make_profile(*split_profile(options["profile"])).resolve()
 
 
-def split_profile(profile: str, values: Sequence[str]) -> tuple[str, dict[str, str]]:
+def split_profile(profile: str) -> tuple[str, dict[str, str]]:
     """Split a profile as it is written.
 
     Args:
         profile: NAME, or NAME,KEY=VALUE,...; `-` in a key stands for `_`.
-        values: further KEY=VALUE.
 
     Returns:
         The name, and values by key.
@@ -73,12 +67,12 @@ def split_profile(profile: str, values: Sequence[str]) -> tuple[str, dict[str, s
         InputError: one is not a parameter, or a key comes twice.
 
     Example:
-        >>> split_profile("vllm,model=x", ["host-volume=/mnt/a=b"])
+        >>> split_profile("vllm,model=x,host-volume=/mnt/a=b")
         ('vllm', {'model': 'x', 'host_volume': '/mnt/a=b'})
     """
     name, _, rest = profile.partition(",")
     found: dict[str, str] = {}
-    for pair in [*(rest.split(",") if rest else ()), *values]:
+    for pair in rest.split(",") if rest else ():
         key, equals, value = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or not key:

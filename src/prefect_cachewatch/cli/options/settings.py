@@ -25,8 +25,8 @@ def key_of(option: click.Parameter) -> str | None:
     """Return the key of an option in a file, its long name; None if it has none, or only shows something.
 
     Example:
-        >>> key_of(click.Option(["-q", "--no-create"], is_flag=True))
-        'no-create'
+        >>> key_of(click.Option(["-q", "--no-bundle"], is_flag=True))
+        'no-bundle'
     """
     if not isinstance(option, click.Option) or not option.expose_value:
         return None

@@ -344,7 +344,7 @@ def test_the_command_lists_shows_and_resolves(capsys):
     status, out, _ = run(capsys, "openvino,cache_dir=/mnt/ov")
     block = re.search(r"\$ cachewatch profiles openvino,cache_dir=/mnt/ov\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert block is not None and out == block[1]
-    status, out, _ = run(capsys, "hf-download", "-P", "home=/c", "--json")
+    status, out, _ = run(capsys, "hf-download,home=/c", "--json")
     assert json.loads(out)["cache_dirs"] == ["/c/hub", "/c/xet"]
     assert json.loads(run(capsys, "openvino", "--json")[1])["parameters"]["required"] == ["cache_dir"]
     assert set(json.loads(run(capsys, "--json")[1])) == set(known_profiles())
@@ -354,11 +354,9 @@ def test_the_command_lists_shows_and_resolves(capsys):
     ("argv", "sentence"),
     [
         (["vlm"], "there is no profile 'vlm': did you mean vllm-compile-cache? (see cachewatch profiles)"),
-        (["openvino", "-P", "/c"], "'/c' is no parameter of a profile: write it like model=Llama-3.1-8B-Instruct"),
-        (["openvino,cache-dir=/c", "-P", "cache_dir=/d"],
+        (["openvino,/c"], "'/c' is no parameter of a profile: write it like model=Llama-3.1-8B-Instruct"),
+        (["openvino,cache-dir=/c,cache_dir=/d"],
          "the profile's parameter cache_dir is given twice: leave one out"),
-        (["-P", "cache_dir=/c"],
-         "-P belongs to a profile: name one, as in cachewatch profiles openvino -P cache_dir=/mnt/ov"),
     ],
 )  # fmt: skip
 def test_bad_input_of_the_command_is_one_sentence(capsys, argv, sentence):
