@@ -69,9 +69,7 @@ class Retrying:
         if outcome.name in ("completed", "cancelled"):
             return None
         self._tracebacks.append(last_traceback(watch.output.tail().decode("utf-8", "replace")))
-        decision = decide_retry(
-            self.policy, self.outcomes, self._start_bytes(), self.inputs.stall.min_growth_bytes, self._tracebacks
-        )
+        decision = decide_retry(self.policy, self.outcomes, self._start_bytes(), self._tracebacks)
         self.lasting = decision.lasting
         why = find_following(outcome.diagnosis)[1].why
         chance = random.random()  # noqa: S311 - jitter, not a secret

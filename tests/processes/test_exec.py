@@ -301,7 +301,7 @@ def test_a_pause_within_the_window_is_suspected_and_forgiven(cache):
         (["--stall-after", "0"], "--stall-after 0 s is out of range: give at least 0.2 s"),
         (["--stall-after", "900d"], "--stall-after 900 days is out of range: give at most 7 days"),
         (["--stall-after", "9" * 400 + "d"], "is not a duration: write it like 90s, 5m or 1h30m"),
-        (["--min-growth", "lots"], "Invalid value for '--min-growth': 'lots' is not a size: write it like 4096, 4KiB or 10MB"),
+        (["--expect", "lots"], "Invalid value for '--expect': 'lots' is not a size: write it like 4096, 4KiB or 10MB"),
         (["--progress-by", "hope"], "Invalid value for '--progress-by': 'hope' is not one of 'bytes', 'any'."),
         (["--env", "NOVALUE"], "--env 'NOVALUE' is not NAME=VALUE: write it like --env TT_CACHE_PATH=/mnt/cache"),
         (["--cache-dir", ""], "--cache-dir is empty: name the directory that must grow"),
@@ -526,8 +526,8 @@ def test_ignored_files_are_neither_growth_nor_listed(cache):
 
 
 def test_growth_below_the_least_is_a_stall(cache):
-    script = f"head -c 200000 /dev/zero > {cache}/a; while :; do echo xxxxxxxx >> {cache}/a; sleep 0.1; done"
-    ran = run_exec(cache, *SHORT, "--min-growth", "100KiB", command=sh(script))
+    script = f"head -c 200000 /dev/zero > {cache}/a; while :; do printf x >> {cache}/a; sleep 0.1; done"
+    ran = run_exec(cache, *SHORT, command=sh(script))
     assert (ran.status, ran.report["stall"]["kind"]) == (124, "no_growth")
 
 

@@ -14,9 +14,10 @@ from prefect_cachewatch.config.quantities import (
     InputModel,
     OptionalDuration,
     Quantity,
-    Size,
 )
 
+MIN_GROWTH_BYTES = 4096
+"""Growth below this since the last progress is no progress."""
 _LEARNED, _MOST = "learned", "learned:"
 # Of a retry: the longest pause, unless the first one is longer, and the share by which a pause varies.
 _LONGEST_PAUSE_S, _JITTER = 600.0, 0.2
@@ -57,7 +58,6 @@ class StallPolicy(InputModel):
 
     ADVANCED = (
         "warmup_within_s",
-        "min_growth_bytes",
         "progress",
         "unresponsive_after_s",
         "no_space_after_s",
@@ -94,12 +94,6 @@ class StallPolicy(InputModel):
         ge=0.05,
         le=3600,
         description="Time between two measurements; shortened where a window is less than two polls.",
-    )
-    min_growth_bytes: Size = Field(
-        default=4096,
-        ge=1,
-        le=2**40,
-        description="Growth below this many bytes since the last progress is no progress.",
     )
     progress: Literal["bytes", "any"] = Field(
         default="bytes",

@@ -352,7 +352,6 @@ def _growth_of(watch: Watch, verdict: Verdict | None) -> GrowthFacts:
         touched=state.in_place,
         changed_in_place=state.touched_in_pause,
         discarded_bytes=_discarded_bytes(watch),
-        min_growth_bytes=watch.stall.min_growth_bytes,
         samples=tuple((s.at_s, s.bytes_written, s.allocated_written) for s in state.samples),
         last_path=state.last_path or "",
         unready=watch.serving.unready if watch.serving is not None else "",

@@ -124,7 +124,6 @@ class GrowthFacts:
     touched: tuple[str, ...] = ()
     changed_in_place: bool = False
     discarded_bytes: int = 0
-    min_growth_bytes: int = 4096
     samples: tuple[tuple[float, int, int], ...] = ()
     unready: str = ""
     last_path: str = ""

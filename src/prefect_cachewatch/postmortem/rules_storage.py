@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
+from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
@@ -91,7 +92,7 @@ def inodes_exhausted(view: View) -> Diagnosis | None:
 def disk_full(view: View) -> Diagnosis | None:
     """There is no space for the generator's user, or its log says that there was none."""
     line = view.log_line(NO_SPACE)
-    least = max(_LITTLE_SPACE_BYTES, view.evidence.growth.min_growth_bytes)
+    least = max(_LITTLE_SPACE_BYTES, MIN_GROWTH_BYTES)
     for facts in view.evidence.filesystems:
         if facts.free_bytes is not None and facts.free_bytes < least:
             return cause(
@@ -234,7 +235,7 @@ def churning(view: View) -> Diagnosis | None:
     # No scan sees a file that lives for less than a poll; the directory's own time shows it.
     stirred = any(f.changed_age_s is not None and f.changed_age_s <= _recent_s(view) for f in view.evidence.filesystems)
     hidden = stirred and (view.written_bytes or 0) >= _MUCH_WRITTEN_BYTES and not _written_lately(view, in_cache=False)
-    if growth.kind != "churning" and growth.discarded_bytes < 16 * growth.min_growth_bytes and not hidden:
+    if growth.kind != "churning" and growth.discarded_bytes < 16 * MIN_GROWTH_BYTES and not hidden:
         return None
     return cause(
         "files are written and deleted again, and nothing is kept",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import RetryPolicy
+from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.run.causes import Following, find_following
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
@@ -53,7 +54,6 @@ def decide_retry(
     policy: RetryPolicy,
     outcomes: Sequence[Outcome],
     start_bytes: int,
-    min_growth_bytes: int,
     tracebacks: Sequence[str] = (),
 ) -> RetryDecision:
     """Decide after an attempt whether to make another.
@@ -62,7 +62,6 @@ def decide_retry(
         policy: the user's policy.
         outcomes: outcomes of the attempts so far, the last one included.
         start_bytes: bytes that were in the directories before the first of them.
-        min_growth_bytes: smaller growth of the high-water mark counts as none.
         tracebacks: the last traceback of each attempt, by `last_traceback`; default none.
 
     Returns:
@@ -75,7 +74,7 @@ def decide_retry(
         return RetryDecision(False, f"the attempt was {last.name}")
     if last.name == "nothing_written":
         return RetryDecision(False, "a directory that is not the one it writes to stays so")
-    barren = _count_barren(outcomes, start_bytes, min_growth_bytes)
+    barren = _count_barren(outcomes, start_bytes)
     category, following = find_following(last.diagnosis)
     lasting = _refusal(policy, last, following)
     if not (lasting or following.outside) and barren and _repeats(tracebacks):
@@ -96,12 +95,12 @@ def decide_retry(
     return RetryDecision(True, reason, category, following.pause_s)
 
 
-def _count_barren(outcomes: Sequence[Outcome], start_bytes: int, least: int) -> int:
+def _count_barren(outcomes: Sequence[Outcome], start_bytes: int) -> int:
     """Count the last attempts in a row that did not take the cache beyond its largest size, apparent or on disk."""
     size_mark, disk_mark, barren = start_bytes, 0, 0
     for outcome in outcomes:
         growth = outcome.growth
-        if growth.bytes_present >= size_mark + least or growth.allocated_present >= disk_mark + least:
+        if max(growth.bytes_present - size_mark, growth.allocated_present - disk_mark) >= MIN_GROWTH_BYTES:
             barren = 0
         else:
             barren += outcome.learned_stop is None

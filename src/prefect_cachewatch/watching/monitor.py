@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
@@ -393,7 +394,7 @@ class GrowthMonitor:
             self.site.paths,
             answer.get("space") or (),
             self._space_at_start,
-            self.rule.policy.min_growth_bytes,
+            MIN_GROWTH_BYTES,
             as_root=self._as_root,
         )
         return None if found is None or self._busy() else found

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prefect_cachewatch.common.units import format_duration
+from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
 from prefect_cachewatch.watching.servers.warmup import Phases, Warmup
@@ -402,10 +403,10 @@ class StallRule:
         return credit
 
     def _has_written(self, seen: Measurement) -> bool:
-        before, least = self._progress, self.policy.min_growth_bytes
+        before = self._progress
         return (
-            seen.bytes_written - before.bytes_written >= least
-            or seen.allocated_written - before.allocated_written >= least
+            seen.bytes_written - before.bytes_written >= MIN_GROWTH_BYTES
+            or seen.allocated_written - before.allocated_written >= MIN_GROWTH_BYTES
         )
 
     def _progress_age_s(self, seen: Measurement, wrote: bool) -> float | None:
@@ -463,7 +464,7 @@ class StallRule:
         # Temporary files are seen half-written, so the kept bytes go up and down a little: a thousandth of what was
         # written in the half, or since the mark if that is less (a rate that has just risen must not raise it).
         def part(at_mark: int, at_first: int, at_now: int) -> int:
-            return max(self.policy.min_growth_bytes, min(at_first - at_mark, at_now - at_first) // 1000)
+            return max(MIN_GROWTH_BYTES, min(at_first - at_mark, at_now - at_first) // 1000)
 
         return (
             part(mark.bytes_written, first.bytes_written, now.bytes_written),

@@ -13,7 +13,7 @@ from prefect_cachewatch.cli.main import COMMANDS
 
 GROUP = command_group(COMMANDS)
 SECTIONED = ["exec", "generate", "watch", "fleet"]
-RARE = ("--attribute-cache",)
+RARE = ("--no-space-after",)
 
 
 def shown(name: str, option: str) -> list[str]:

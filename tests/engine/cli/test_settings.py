@@ -62,14 +62,14 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file_
 
 def test_a_file_says_it_in_every_form_that_the_command_line_has(here):
     (here / "c.toml").write_text(
-        'cache_dir = ["/c", "/d"]\nstall-after = 600\nmin-growth = "1MiB"\n'
+        'cache_dir = ["/c", "/d"]\nstall-after = 600\nexpect = "1MiB"\n'
         'quiet = true\nverbose = false\nreport = "r.json"\nignore = "*.x"\n'
         '[env]\nA = "1=2"\nB = 3\n'
         '[exec]\nwait-for = "leader"\ngrace = "2s"\n[watch]\npid = 4711\n'
     )
     found = settings("--config", "c.toml")
     assert [str(path) for path in found.job.cache_dirs] == ["/c", "/d"]
-    assert (found.stall.stall_after_s, found.stall.min_growth_bytes, found.stop.grace_s) == (600, 2**20, 2)
+    assert (found.stall.stall_after_s, found.job.expected_bytes, found.stop.grace_s) == (600, 2**20, 2)
     assert (found.quiet, found.outputs.report, found.job.wait_for) == (True, Path("r.json").absolute(), "leader")
     assert found.job.env == {"A": "1=2", "B": "3"}
     assert found.job.ignore[0] == "*.x"

@@ -36,7 +36,7 @@ def ended(cause: str | None = None, confidence: str = "high", present: int = 0, 
 
 
 def decide(*outcomes: Outcome, policy: RetryPolicy = THRICE, tracebacks: tuple[str, ...] = ()) -> RetryDecision:
-    return decide_retry(policy, outcomes, 0, 4096, tracebacks)
+    return decide_retry(policy, outcomes, 0, tracebacks)
 
 
 def test_every_category_is_in_the_table_and_no_other() -> None:

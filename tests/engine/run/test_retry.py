@@ -22,7 +22,7 @@ def attempt(name: str = "stalled", kind: str | None = "no_growth", learned: Lear
 
 
 def decide(*outcomes: Outcome, **policy: Any) -> RetryDecision:
-    return decide_retry(RetryPolicy(**policy), outcomes, 0, 4096)
+    return decide_retry(RetryPolicy(**policy), outcomes, 0)
 
 
 @pytest.mark.parametrize("policy", [{"attempts": 1}, {"attempts": 3}, {"retry_stalls": False}])

@@ -140,7 +140,7 @@ def test_time_that_goes_backwards_counts_nothing():
 
 
 def test_growth_below_the_least_is_no_progress_until_it_adds_up():
-    run = Run(stall_after_s=60, poll_s=15, min_growth_bytes=4096)
+    run = Run(stall_after_s=60, poll_s=15)
     run.at(0, MIB)
     run.at(15, 4000)
     assert run.rule.pause_s == 15
@@ -149,7 +149,7 @@ def test_growth_below_the_least_is_no_progress_until_it_adds_up():
 
 
 def test_exactly_the_least_growth_is_progress_and_one_byte_less_is_none():
-    run = Run(stall_after_s=60, poll_s=15, min_growth_bytes=4096)
+    run = Run(stall_after_s=60, poll_s=15)
     run.at(15, 4095)
     assert run.rule.first_write_s is None
     run.at(30, 1)

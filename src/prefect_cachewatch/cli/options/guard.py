@@ -27,8 +27,7 @@ from prefect_cachewatch.metrics.settings import Metrics
 
 RULES = Fields(
     StallPolicy,
-    "stall_after_s, first_write_within_s, poll_s, min_growth_bytes, progress --progress-by, max_duration_s, "
-    "no_space_after_s, attribute_cache_s",
+    "stall_after_s, first_write_within_s, poll_s, progress --progress-by, max_duration_s, no_space_after_s",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import StallPolicy
+from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.ledger import Ledger
@@ -266,19 +267,20 @@ def _progress_times(files: TraceFiles, policy: StallPolicy) -> list[float]:
     found: list[float] = []
     written, alloc = 0, 0
     for total in files.totals[1:]:
-        if total.written - written >= policy.min_growth_bytes or (
-            total.written_alloc - alloc >= policy.min_growth_bytes
-        ):
+        if total.written - written >= MIN_GROWTH_BYTES or total.written_alloc - alloc >= MIN_GROWTH_BYTES:
             found.append(total.at_s)
             written, alloc = total.written, total.written_alloc
     return sorted({*found, *files.touches}) if policy.progress == "any" else found
 
 
 def _next_progress_s(files: TraceFiles, policy: StallPolicy, after_s: float, start_s: float) -> float | None:
-    state, least = files.state_at(after_s), policy.min_growth_bytes
+    state = files.state_at(after_s)
     now = files.totals[state]
     for total in files.totals[state + 1 :]:
-        if total.written - now.written >= least or total.written_alloc - now.written_alloc >= least:
+        if (
+            total.written - now.written >= MIN_GROWTH_BYTES
+            or total.written_alloc - now.written_alloc >= MIN_GROWTH_BYTES
+        ):
             return total.at_s - start_s
     return None
 

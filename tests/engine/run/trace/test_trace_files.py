@@ -167,7 +167,7 @@ def test_any_table_of_numbers_is_replayed_to_an_end(tmp_path, table, ending, han
         cells = [f"{t_s:.3f}", whole[0] or "0", whole[1] or "0", *whole[2:], *fields[7:]]
         text += ",".join([*cells, ending if ending and number == len(table) else event]) + "\n"
     path = written(tmp_path / "t.csv", text)
-    policy = StallPolicy(stall_after_s=60, poll_s=2, min_growth_bytes=100, progress="any" if touching else "bytes")
+    policy = StallPolicy(stall_after_s=60, poll_s=2, progress="any" if touching else "bytes")
     trace = read_trace(path)
     found = replay_trace(trace, policy, hang_at_s)
     assert found.at_s >= 0
