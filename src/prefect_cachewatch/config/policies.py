@@ -16,8 +16,6 @@ from prefect_cachewatch.config.quantities import (
     Quantity,
 )
 
-MIN_GROWTH_BYTES = 4096
-"""Growth below this since the last progress is no progress."""
 _LEARNED, _MOST = "learned", "learned:"
 # Of a retry: the longest pause, unless the first one is longer, and the share by which a pause varies.
 _LONGEST_PAUSE_S, _JITTER = 600.0, 0.2

@@ -12,7 +12,6 @@ from fnmatch import fnmatch
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.temporary import TEMPORARY
 from prefect_cachewatch.common.units import format_bytes
-from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
@@ -21,6 +20,7 @@ from prefect_cachewatch.postmortem.waits import WaitKind
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.watching.sections import Diagnosis
+from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES
 
 _MIB = 1 << 20
 _LAST_LINES, _FULL_LINES = 200, 5

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import RetryPolicy
-from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.run.causes import Following, find_following
 from prefect_cachewatch.watching.attempt import Outcome
 from prefect_cachewatch.watching.outcomes import is_verdict
 from prefect_cachewatch.watching.sections import NextAttempt
+from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES
 
 #: So many attempts in a row that do not take the cache beyond its largest size so far are the last ones.
 BARREN_MOST = 2

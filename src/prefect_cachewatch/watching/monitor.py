@@ -13,7 +13,6 @@ from typing import Any
 
 from prefect_cachewatch.common.mounts import is_in
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.errors import ScanError, ScanTimeout
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.scanner import MIN_DEADLINE_S
@@ -21,7 +20,7 @@ from prefect_cachewatch.watching.outcomes import describe_link
 from prefect_cachewatch.watching.refusal import Refusal, find_refusal
 from prefect_cachewatch.watching.sections import LoggedProgress
 from prefect_cachewatch.watching.site import CacheDirectories
-from prefect_cachewatch.watching.stall import Measurement, StallRule, Verdict
+from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES, Measurement, StallRule, Verdict
 
 SAMPLES_MAX = 500
 _SLICE_S = 0.25  # how soon a wait for a slow scan notices that the generator has ended

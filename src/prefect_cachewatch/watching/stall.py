@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prefect_cachewatch.common.units import format_duration
-from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.watching.learned import LearnedWindow
 from prefect_cachewatch.watching.refusal import Refusal, RefusalKind
 from prefect_cachewatch.watching.servers.warmup import Phases, Warmup
@@ -35,6 +34,8 @@ Status = Literal["growing", "suspected", "stalled", "deadline_exceeded"]
 
 #: Stalls of a directory that cannot be measured.
 BLIND_KINDS: tuple[Kind, ...] = ("filesystem_unresponsive", "cache_directory_missing")
+MIN_GROWTH_BYTES = 4096
+"""Growth below this since the last progress is no progress."""
 _EPSILON_S = 1e-3  # a timer that fires a millisecond early is on time
 _GAPS_BEFORE_LEARNING = 8
 _CHURN_WINDOWS = 4

@@ -14,13 +14,20 @@ from typing import Literal
 
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import StallPolicy
-from prefect_cachewatch.config.policies import MIN_GROWTH_BYTES
 from prefect_cachewatch.errors import InputError
 from prefect_cachewatch.measure.growth import Growth
 from prefect_cachewatch.measure.ledger import Ledger
 from prefect_cachewatch.run.trace.rows import Trace, TraceFiles
 from prefect_cachewatch.watching.servers.warmup import PhaseChange, Warmup
-from prefect_cachewatch.watching.stall import Kind, Measurement, StallRule, Suspicion, Verdict, effective_poll_s
+from prefect_cachewatch.watching.stall import (
+    MIN_GROWTH_BYTES,
+    Kind,
+    Measurement,
+    StallRule,
+    Suspicion,
+    Verdict,
+    effective_poll_s,
+)
 
 Status = Literal["ended", "stalled", "deadline_exceeded"]
 
