@@ -109,18 +109,6 @@ def test_an_api_that_stays_away_is_one_sentence_when_the_patience_is_over() -> N
     )
 
 
-def test_an_answer_that_says_no_is_not_asked_for_again() -> None:
-    asked = []
-
-    def ask() -> None:
-        asked.append(1)
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        ask_patiently(ask, LOGGER)
-    assert asked == [1]
-
-
 @pytest.mark.parametrize(("status", "away"), [(500, True), (503, True), (404, False), (423, False)])
 def test_only_a_server_that_does_not_work_counts_as_away(status: int, away: bool) -> None:
     request = httpx.Request("GET", "http://127.0.0.1/api")

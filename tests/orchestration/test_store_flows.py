@@ -246,14 +246,6 @@ def test_a_generator_that_keeps_cut_files_is_resumed_without_them(store: CacheSt
         assert (Path(store.current_path("llama")) / f"layer{n}.bin").read_bytes() == bytes([n]) * 50_000
 
 
-@pytest.mark.campaign
-def test_a_clean_retry_keeps_nothing(store: CacheStore, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    clean = AGAIN.model_copy(update={"on_retry": "clean"})
-    assert run(job(CUTS, str(mark)), policy(store), retry=clean).name == "Completed"
-    assert mark.read_text() == "[]"
-
-
 # As a container does: some files are another user's, one whole and one cut when the generator hangs.
 STRANGERS = """
 import os, subprocess, sys, time
@@ -421,16 +413,6 @@ def slow_server() -> Iterator[str]:
 def test_a_server_that_warms_up_is_asked_until_it_is_well(store: CacheStore, slow_server: str) -> None:
     health = HealthCheck(url=f"{slow_server}/health", deadline_s=30, interval_s=0.1)
     assert deploy(job(), policy(store), health).name == "Completed"
-
-
-@pytest.mark.campaign
-def test_a_server_that_stays_unwell_is_rolled_back_at_the_deadline(store: CacheStore, slow_server: str) -> None:
-    deploy(job(), policy(store), None)
-    before = os.readlink(store.current_path("llama"))
-    health = HealthCheck(url=f"{slow_server}/other", deadline_s=1, interval_s=0.1)
-    state = deploy(job(), policy(store, cache_key={"v": 2}), health)
-    assert state.name == "Unhealthy" and "/other answered 503 until the deadline of 1 s" in str(state.message)
-    assert os.readlink(store.current_path("llama")) == before
 
 
 def test_the_store_tasks_work_in_a_flow_of_ones_own(store: CacheStore) -> None:

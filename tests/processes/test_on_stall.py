@@ -145,24 +145,6 @@ def test_the_time_limit_and_an_empty_cache_are_said_and_change_no_exit_status(ca
 
 
 @pytest.mark.campaign
-def test_reported_stalls_and_lines_of_progress_are_metrics(cache, tmp_path):
-    metrics = tmp_path / "metrics"
-    metrics.mkdir()
-    script = f"echo x > {cache}/a; echo step 1/2; sleep 0.5; echo step 2/2; sleep 2.5"
-    ran = run_exec(
-        cache, *SHADOW, "--no-bundle", "--progress-log", r"step (?P<done>\d+)", "--metrics", f"file:{metrics}",
-        command=["sh", "-c", script],
-    )  # fmt: skip
-    assert (ran.status, ran.report["outcome"]) == (0, "completed")
-    (path,) = metrics.iterdir()
-    values = dict(line.rsplit(" ", 1) for line in path.read_text().splitlines() if line[:1] != "#")
-    (stops,) = (value for name, value in values.items() if name.startswith("cachewatch_would_be_stops_total"))
-    (lines,) = (value for name, value in values.items() if name.startswith("cachewatch_progress_lines_total"))
-    assert float(stops) == len(ran.report["would_be_stops"]) >= 1
-    assert float(lines) == ran.report["logged"]["count"] == 2
-
-
-@pytest.mark.campaign
 def test_a_server_that_would_have_been_stopped_is_handed_over_when_it_is_ready(tmp_path):
     with made_bench(tmp_path) as bench:
         ran = bench.exec("--on-stall", "report", "--warmup-within", "1s", "--no-bundle", warm_s=4.0)

@@ -57,11 +57,3 @@ def test_a_name_that_ends_with_a_slash_is_not_taken_for_a_file(tmp_path, option,
     ran = run_exec(tmp_path / "cache", option, f"{tmp_path}/out/", command=["true"])
     assert ran.status == 125 and said in ran.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_trace_goes_into_a_directory_that_exists(tmp_path):
-    (tmp_path / "out").mkdir()
-    ran = run_exec(tmp_path / "cache", "--record", f"{tmp_path}/out/", command=["touch", f"{tmp_path}/cache/a"])
-    assert ran.status == 0
-    (trace,) = (tmp_path / "out").iterdir()
-    assert trace.suffix == ".csv"

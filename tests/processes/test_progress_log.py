@@ -57,15 +57,6 @@ def test_a_generator_that_repeats_the_same_line_is_a_stall(tmp_path):
 
 
 @pytest.mark.campaign
-def test_without_the_option_the_same_generator_is_a_stall_as_ever(tmp_path):
-    tag, cache = new_tag(), tmp_path / "c"
-    ran = run_exec(cache, *WINDOWS, command=generator(cache, "tells", tag))
-    assert (ran.status, ran.report["logged"]) == (124, None)
-    assert "told" not in ran.report["message"]
-    assert_none_left(tag)
-
-
-@pytest.mark.campaign
 def test_a_counter_that_never_ends_is_ended_by_the_time_limit(tmp_path):
     tag, cache = new_tag(), tmp_path / "c"
     counts = "import time\nfor n in range(10**6): print(f'step {n}', flush=True); time.sleep(0.1)"
