@@ -91,14 +91,3 @@ def test_a_wrong_plan_is_one_sentence_with_file_and_field(tmp_path: Path, old: s
         read_plan(written(tmp_path, GOOD.replace(old, new, 1)))
     assert "\n" not in caught.value.message
     assert "plan.yaml" in caught.value.message or "nowhere.yaml" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "text", ["", "- a\n- b\n", "just words\n", "storage: &a {x: *a}\n", "\x00", "a: " + "[" * 1200, "#" * (4 * 2**20 + 1),
-             "storage: !!python/object/apply:os.system ['true']\n"],
-    ids=range(8),
-)  # fmt: skip
-def test_what_is_no_plan_at_all_is_one_sentence(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        read_plan(written(tmp_path, text))
-    assert "\n" not in caught.value.message

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from prefect_cachewatch.measure.scan_process import ScanServer
 from prefect_cachewatch.postmortem.listing import DirectoryTotal, build_listing
 
 NOW_S = 1_700_000_000.0
@@ -73,11 +72,6 @@ def test_files_that_grew_within_the_window_are_flagged():
     assert flags(entry(grown_scan=-1), grown_since_scan=0) == [[]]
 
 
-def test_any_time_stamp_can_be_listed():
-    shown = listing(entry(age_s=-1e15), entry(age_s=NOW_S + 1e14), entry(age_s=NOW_S)).entries
-    assert [e.modified_at for e in shown] == ["1000001700000000", "-100000000000000", "1970-01-01T00:00:00.000+00:00"]
-
-
 def test_what_may_be_cut_stands_on_top_in_the_order_of_growth():
     shown = listing(entry("/c/new", grown_scan=3), entry("/c/a.tmp"), entry("/c/last", grown_scan=9), entry("/c/b.tmp"))
     assert [e.path for e in shown.entries] == ["/c/a.tmp", "/c/last", "/c/b.tmp", "/c/new"]
@@ -88,26 +82,3 @@ def test_the_rest_is_given_in_totals():
     assert (short.truncated, short.total_files) == (True, 8)
     assert short.rest == [DirectoryTotal("/c/x/", 7, 900)]
     assert not listing(entry()).truncated
-
-
-def test_the_scan_process_lists_the_newest_and_sums_up_the_rest_by_directory(tmp_path, monkeypatch):
-    import os
-
-    monkeypatch.chdir(tmp_path)
-    for n in range(12):
-        path = tmp_path / f"c/d{n % 3}/f{n:02}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x" * (n + 1))
-        os.utime(path, (1000 + n, 1000 + n))
-    server = ScanServer()
-    server.begin([str(tmp_path / "c")], [])
-    raw = server.listing(4)
-    assert [e["path"].rpartition("/")[2] for e in raw["entries"]] == ["f11", "f10", "f09", "f08"]
-    assert (raw["total_files"], raw["total_bytes"]) == (12, 78)
-    assert {path: (files, size) for path, files, size in raw["rest"]} == {
-        f"{tmp_path}/c/d0/": (3, 1 + 4 + 7),
-        f"{tmp_path}/c/d1/": (3, 2 + 5 + 8),
-        f"{tmp_path}/c/d2/": (2, 3 + 6),
-    }
-    assert [row[2] for row in raw["rest"]] == [15, 12, 9]
-    assert server.listing(1000)["rest"] == []

@@ -46,11 +46,6 @@ def test_a_pause_beyond_the_window_would_have_been_stopped_in_vain():
     assert found.grew_again_s == 400
 
 
-def test_growth_below_the_least_is_no_reason_to_call_a_stop_vain():
-    found = replay_trace(trace((0, 0), (10, MIB), (400, MIB + 100), (900, MIB + 200)), POLICY)
-    assert (found.at_s, found.grew_again_s) == (310, None)
-
-
 def test_a_trace_without_a_long_pause_comes_to_its_end():
     found = replay_trace(trace((0, 0), (10, MIB), (290, 2 * MIB), (420, 3 * MIB)), POLICY)
     assert (found.status, found.kind, found.at_s, found.grew_again_s) == ("ended", None, 420, None)
