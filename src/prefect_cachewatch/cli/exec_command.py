@@ -99,4 +99,5 @@ def command(verbose: bool, **options: Any) -> int:
         note="; ".join(filter(None, (said, poll_said))) or None,
         as_json=options["as_json"],
     )
-    return run_exec(settings, last=True)
+    # Called by other code, this process goes on, with the signals that it had.
+    return run_exec(settings, last=bool(click.get_current_context().find_root().obj))

@@ -85,7 +85,7 @@ def _run_click(argv: Sequence[str] | None) -> object:
 
     group, args = command_group(COMMANDS), list(sys.argv[1:] if argv is None else argv)
     try:
-        return group.main(args=args, prog_name="cachewatch", standalone_mode=False)
+        return group.main(args=args, prog_name="cachewatch", standalone_mode=False, obj=argv is None)
     except click.exceptions.Exit as exit_:
         return exit_.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
