@@ -23,6 +23,16 @@ def test_filling_a_reserved_file_through_a_mapping_is_progress(place: Place) -> 
     assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.said
 
 
+def test_filling_many_reserved_files_one_after_the_other_is_progress(place: Place) -> None:
+    place.cache.mkdir()
+    files = "for part in range(60):\n    fd = os.open(PLACE / f'cache/{part}', os.O_CREAT | os.O_RDWR); "
+    reserve = f"{files}os.posix_fallocate(fd, 0, 2 << 20); os.close(fd)\ntime.sleep(1)\n"
+    fill = f"{files}os.pwrite(fd, os.urandom(2 << 20), 0); os.close(fd); time.sleep(0.3)\n"
+    ran = place.exec(*WINDOW, command=place.program(reserve + fill))
+    assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.said
+    assert "was not stopped" not in ran.said
+
+
 def test_filling_a_file_of_zeros_is_seen_by_what_the_tree_writes_and_told(place: Place) -> None:
     place.cache.mkdir()
     ran = place.exec(*WINDOW, "--progress", "plain", command=place.program(ZEROS + FILL))

@@ -54,6 +54,29 @@ time.sleep(3600)
     assert str(small) in ran.report["message"] and "not the cache's" in ran.report["message"]
 
 
+def test_a_generator_that_tries_again_and_again_without_a_word(place: Place, small: Path) -> None:
+    place.env["TMPDIR"] = str(small)
+    (small / "part").write_bytes(bytes((4 << 20) - 8192))
+    source = f"""{WRITE}
+while True:
+    try:
+        os.close(os.open({str(small / "more")!r}, os.O_CREAT)); Path({str(small / "more")!r}).write_bytes(bytes(1 << 20)); break
+    except OSError:
+        time.sleep(0.1)
+"""
+    ran = place.exec(*SHORT, command=place.program(source))
+    assert (ran.status, ran.report["diagnosis"]["category"]) == (124, "disk_full"), ran.said
+    assert str(small) in ran.report["message"] and "not the cache's" in ran.report["message"]
+
+
+def test_a_quota_that_is_used_up_elsewhere_is_told_with_the_place(place: Place) -> None:
+    place.cache.mkdir()
+    source = f"{WRITE}raise OSError(122, 'Disk quota exceeded', str(PLACE / 'home/k.so'))\n"
+    ran = place.exec(*WELL, command=place.program(source))
+    assert (ran.status, ran.report["diagnosis"]["category"]) == (1, "quota_exceeded")
+    assert f"{place.root / 'home/k.so'}, which is not in the cache" in ran.report["message"]
+
+
 def test_a_full_file_system_that_is_not_used_is_not_blamed(place: Place, small: Path) -> None:
     place.env["TMPDIR"] = str(small)
     (small / "of-another").write_bytes(bytes((4 << 20) - 8192))

@@ -1,6 +1,9 @@
 """Links below the cache directory: to a file it is that file, once; to a directory it is told of; nothing behind them is removed."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,36 @@ def test_a_file_counts_once_however_many_links_lead_to_it(place: Place, outside:
     assert ran.status == 0
     assert ran.report["growth"]["bytes_present"] == 1500
     assert ran.report["growth"]["files_present"] == 2
+
+
+@pytest.fixture
+def grown_by_another(place: Place, outside: Path) -> Iterator[None]:
+    """A link to a file into which a process that is not of the tree writes for ever."""
+    os.symlink(outside / "of-another", place.cache / "of-another")
+    source = "import sys, time\nf = open(sys.argv[1], 'ab', 0)\nwhile True:\n    f.write(bytes(range(250)) * 200); time.sleep(0.1)\n"
+    with subprocess.Popen([sys.executable, "-c", source, outside / "of-another"]) as other:
+        yield
+        other.kill()
+
+
+def test_a_file_behind_a_link_that_another_process_grows_does_not_hide_a_stall(
+    place: Place, grown_by_another: None
+) -> None:
+    chatty = HANG.replace("time.sleep(3600)", "while True:\n    print('waiting', flush=True); time.sleep(0.2)")
+    for hang in (HANG, chatty):
+        ran = place.exec(*QUICK, "--stall-after", "3s", command=place.program(hang))
+        assert (ran.status, ran.report["stall"]["kind"]) == (124, "no_growth"), ran.said
+
+
+def test_a_tree_that_writes_less_than_another_process_does_is_not_stopped(
+    place: Place, outside: Path, grown_by_another: None
+) -> None:
+    (outside / "b").touch()
+    os.symlink("../blobs/b", place.cache / "model.bin")
+    for target in (outside / "b", place.cache / "a.bin"):
+        source = f"TARGET = {str(target)!r}\n{FILL.replace('100_000', '10_000')}"
+        ran = place.exec(*WINDOW, command=place.program(source))
+        assert (ran.status, ran.report["outcome"]) == (0, "completed"), ran.said
 
 
 def test_a_link_to_a_directory_is_named_at_the_start_and_a_tree_that_writes_there_is_not_taken_for_silent(

@@ -57,7 +57,9 @@ def hang(place: Place, source: str, lock: Path) -> Ran:
     return ran
 
 
-@pytest.mark.parametrize("name", ["lock", ".lock", "baton", "build.lck", "build.lock", "build.incomplete"])
+@pytest.mark.parametrize(
+    "name", ["lock", ".lock", "baton", "build.lck", "build.lock", "build.incomplete", "LOCK", "lockfile", "model_lock"]
+)
 def test_a_lock_that_nobody_alive_holds_is_named(place: Place, pack: Path, name: str) -> None:
     lock = leave(pack / name)
     ran = hang(place, POLLS, lock)
@@ -66,15 +68,45 @@ def test_a_lock_that_nobody_alive_holds_is_named(place: Place, pack: Path, name:
     assert lock.exists()
 
 
+@pytest.mark.parametrize("marks", [0, 1])
+def test_a_directory_that_locks_by_being_there_is_named(place: Place, pack: Path, marks: int) -> None:
+    (lock := pack / "build.lock").mkdir()
+    for number in range(marks):
+        leave(lock / f"host.{number}")
+    os.utime(lock, (1_700_000_000, 1_700_000_000))
+    ran = hang(place, POLLS, lock)
+    assert ran.report["diagnosis"]["category"] == "stale_lock"
+    assert f"the lock directory {lock}, made " in ran.report["message"]
+
+
+def test_a_baton_in_the_users_cache_is_named(place: Place, pack: Path) -> None:
+    place.env["XDG_CACHE_HOME"] = str(place.root / "home")
+    (place.root / "home/torch_extensions/py311").mkdir(parents=True)
+    leave(place.root / "home/torch_extensions/py311/other.lock")  # as locks of the kernel leave them behind
+    ran = hang(place, POLLS, lock := leave(place.root / "home/torch_extensions/py311/fused/lock"))
+    assert ran.report["diagnosis"]["category"] == "stale_lock"
+    assert f"{lock}, made " in ran.report["message"] and "nobody alive holds" in ran.report["message"]
+
+
 def test_a_pid_file_of_a_dead_process_is_named_with_its_pid(place: Place, pack: Path) -> None:
     pid = ended_pid()
     ran = hang(place, POLLS, lock := leave(pack / "build.pid", f"{pid}\n"))
     assert str(lock) in ran.report["message"] and f"pid {pid}" in ran.report["message"]
 
 
-def test_a_lock_of_any_name_that_the_last_line_names_is_named(place: Place, pack: Path) -> None:
-    lock = leave(pack / "in-progress")
-    ran = hang(place, f"print('waiting for the baton {lock}', flush=True)\n{POLLS}", lock)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "waiting for the baton {lock}",
+        "blocked: another process is building: {lock}",
+        "waiting for lock pack/in-progress",
+        "waiting for lock '{spaced}'",
+    ],
+)
+def test_a_lock_of_any_name_that_the_last_line_names_is_named(place: Place, pack: Path, line: str) -> None:
+    lock = leave(pack / ("in progress" if "spaced" in line else "in-progress"))
+    line = line.format(lock=lock, spaced=lock)
+    ran = hang(place, f"os.chdir(PLACE / 'cache')\nprint({line!r}, flush=True)\n{POLLS}", lock)
     assert ran.report["diagnosis"]["confidence"] == "high"
     assert str(lock) in ran.report["message"]
 
@@ -98,7 +130,7 @@ def test_the_holder_of_a_lock_that_is_tried_again_and_again_is_named(place: Plac
     assert f"{lock}, made " in ran.report["message"] and f"held by pid {holder.pid}" in ran.report["message"]
 
 
-@pytest.mark.parametrize("content", ["", "own", "elsewhere"])
+@pytest.mark.parametrize("content", ["", "own", "made", "elsewhere"])
 def test_a_hang_beside_a_lock_file_that_is_not_waited_for_is_not_blamed_on_it(
     place: Place, pack: Path, content: str
 ) -> None:
@@ -106,6 +138,7 @@ def test_a_hang_beside_a_lock_file_that_is_not_waited_for_is_not_blamed_on_it(
     source = {
         "": SLEEPS,  # a lock that nobody holds, and a tree that does not poll
         "own": f"Path(LOCK).write_text(str(os.getpid()))\n{SPINS}",
+        "made": f"os.close(os.open(LOCK, os.O_CREAT | os.O_EXCL))\n{SPINS}",
         "elsewhere": f"import fcntl\nf = open(LOCK, 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n{SPINS}",
     }[content]
     if not content:

@@ -50,6 +50,16 @@ def test_an_engine_that_was_killed_without_a_word_is_told_with_its_signal(place:
     assert "was killed by SIGKILL" in ran.report["message"] and " ago" in ran.report["message"]
 
 
+def test_an_engine_that_ended_without_a_word_is_told_with_its_status(place: Place) -> None:
+    place.cache.mkdir()
+    source = "ENGINE = 'import os, time; time.sleep(0.8); os._exit(3)'\n" + FRONT.format(reap="", lines=1)
+    ready = ("--ready", "http=http://127.0.0.1:9/health", "--warmup-within", "4s")
+    ran = place.exec(*SHORT, *ready, command=place.program(source))
+    assert ran.status == 124
+    first = ran.report["message"].partition("Tensor cache generation")[0]
+    assert "ended with exit code 3" in first and "also seen" not in first, ran.said
+
+
 def test_a_helper_that_ended_well_and_an_error_that_was_survived_are_not_blamed(place: Place) -> None:
     place.cache.mkdir()
     source = """

@@ -77,9 +77,11 @@ def test_what_the_file_says_of_its_holder_counts(cache: Path) -> None:
     assert found(path).why_held == "it was written a moment ago"
 
 
-def test_what_is_no_regular_file_is_no_lock(cache: Path) -> None:
+def test_what_is_neither_a_file_nor_a_directory_of_its_own_is_no_lock(cache: Path) -> None:
     os.symlink(cache / ".locks" / "a.lock", cache / "link.lock")
     os.mkfifo(cache / "pipe.lock")
     (cache / "directory.lock").mkdir()
+    for name in "ab":
+        (cache / "directory.lock" / name).touch()
     for name in ("link.lock", "pipe.lock", "directory.lock", "none.lock"):
         assert look_at_lock(str(cache / name)) is None

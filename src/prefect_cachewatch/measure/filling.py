@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FILES_MAX = 1000
 _EXTENTS_MAX = 10_000
 _BUDGET_S = 0.2
+_LEAST_BYTES = 1 << 20  # many small files are not reserved first
 # Not to follow a link or wait: for the writer of a FIFO, or for a holder of a lease.
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -28,11 +29,12 @@ class Filling:
     def __init__(self) -> None:
         self._data: dict[str, int] = {}
 
-    def look(self, changed: Iterable[FileRecord]) -> int | None:
+    def look(self, changed: Iterable[FileRecord], grown: Iterable[FileRecord] = ()) -> int | None:
         """Look at files that changed without growing.
 
         Args:
             changed: their records, of one scan.
+            grown: of files that grew in that scan: a reserved file is seen before it is filled.
 
         Returns:
             The latest change time of those that hold more data than ever before; None if none does. The first look at a
@@ -50,6 +52,11 @@ class Filling:
             self._data[record.path] = max(found, before)
             if found > before:
                 filled_ns = max(filled_ns or record.changed_ns, record.changed_ns)
+        for record in grown:
+            if time.monotonic() > end_s:
+                break
+            if record.size_bytes >= _LEAST_BYTES and (found := data_bytes(record.path)) is not None:
+                self._data[record.path] = found
         while len(self._data) > _FILES_MAX:
             del self._data[next(iter(self._data))]
         return filled_ns

@@ -30,7 +30,7 @@ _RETIRED_MAX = 50_000
 _OVERWRITE_BYTES_PER_S = 1 << 18
 _OVERWRITTEN_MAX = 1000
 _MOVED_MAX = 10_000
-_IN_PLACE_MAX = 64
+_IN_PLACE_MAX, _GROWN_MAX = 64, 1000
 _STEP_NS = 50_000_000  # more than a clock is slewed between two scans
 
 # A directory's path; with a number, a later part of a large directory.
@@ -83,6 +83,10 @@ class Ledger:
         self.scans = 0
         self.moved: list[tuple[str, str]] = []
         """Directory and name of each file that grew or was written to in the last scan."""
+        self.grown: list[FileRecord] = []
+        """Files that grew in the last scan, some of them if there are many."""
+        self.outside: set[str] = set()
+        """Directories that are not watched, of files that links lead to."""
         self.in_place: list[FileRecord] = []
         """Files that changed in the last scan without growing, some of them if there are many."""
         self.doubtful: set[str] = set()
@@ -239,7 +243,7 @@ class Ledger:
             The totals. The first scan is the start: nothing that it saw counts as growth.
         """
         self._newest, self._touched_ns, self._overwriting_ns = None, None, None
-        self.moved, self.in_place, self.doubtful = [], [], set()
+        self.moved, self.in_place, self.grown, self.doubtful = [], [], [], set()
         self._grown_bytes = self._grown_blocks = 0
         if self.scans == 0:
             self._take_the_start()
@@ -516,7 +520,9 @@ class Ledger:
         if has_grown:
             self._grown_bytes += grown
             self._grown_blocks += grown_blocks
-            if self._newest is None or after.changed_ns >= self._newest.changed_ns:
+            if self.scans and len(self.grown) < _GROWN_MAX:
+                self.grown.append(after)
+            if self._newest is None or self._order(after) >= self._order(self._newest):
                 self._newest = after
         if self.scans and record.changed_ns and not has_grown and 0 < size == record.size_bytes:
             del self.in_place[_IN_PLACE_MAX - 1 :]
@@ -527,6 +533,10 @@ class Ledger:
             if len(self.moved) < _MOVED_MAX:
                 self.moved.append((directory, name))
         return after
+
+    def _order(self, record: FileRecord) -> tuple[bool, int]:
+        """By what the newest growth is chosen: a file in a watched directory goes before one outside."""
+        return record.directory not in self.outside, record.changed_ns
 
     def _note_overwriting(self, record: FileRecord, after: FileRecord) -> None:
         """Record a write to a file that existed at the start, until it has been overwritten in this run.

@@ -99,7 +99,7 @@ class ScanServer:
             "by_path": bool(self.by_path),
         }
         if growth is not None:
-            if (filled_ns := self.filling.look(self.ledger.in_place)) is not None:
+            if (filled_ns := self.filling.look(self.ledger.in_place, self.ledger.grown)) is not None:
                 growth = growth._replace(overwriting_ns=max(growth.overwriting_ns or filled_ns, filled_ns))
             if self.mark is not None:
                 numbers = growth.bytes_written, growth.allocated_written, growth.newest_changed_ns, growth.touched_ns

@@ -193,6 +193,7 @@ class Tree:
                 rank = self._link_ranks.setdefault(status.st_dev, _LINK_RANKS + len(self._link_ranks))
             if not (self._ignored and self._ignored(name, "")):
                 found.setdefault((_parent(path), rank), []).append((name, status))
+        self.ledger.outside = {directory for directory, _ in found}
         for (directory, rank), files in found.items():
             self.ledger.see(directory, rank, [name for name, _ in files], [status for _, status in files])
 

@@ -128,6 +128,27 @@ class PostMortem:
             read_bytes += now.io.read_chars - (then.io.read_chars if then is not None and known and then.io else 0)
         return cpu_s / passed_s >= _BUSY_CORES or read_bytes / passed_s >= _BUSY_BYTES_PER_S
 
+    def written(self, watch: Watch) -> int | None:
+        """Add up what the processes of the tree have written, those included that they have waited for.
+
+        Args:
+            watch: the attempt.
+
+        Returns:
+            Bytes; None if it is not known of each.
+        """
+        supervisor = watch.supervisor
+        if supervisor is None or supervisor.gone.is_set():
+            return None
+        try:
+            readings = sample_processes(supervisor.root_pids, include_roots=supervisor.includes_roots).readings
+        except Exception as error:  # noqa: BLE001 - called by the monitor: an error here would end the generation
+            self._note(f"the processes could not be sampled: {type(error).__name__}: {error}")
+            return None
+        counters = [reading.io for reading in readings.values()]
+        known = [max(io.write_chars, io.write_bytes) for io in counters if io is not None]
+        return sum(known) if known and len(known) == len(counters) else None
+
     def contradict(self, watch: Watch, verdict: Verdict) -> str | None:
         """Look whether a silent tree is certain to be writing where no growth shows.
 

@@ -11,7 +11,7 @@ from prefect_cachewatch.postmortem.last_words import LastWords, readable_lines
 from prefect_cachewatch.postmortem.readings import EndedProcess
 from prefect_cachewatch.postmortem.view import View, cause, shown
 from prefect_cachewatch.supervise.proc import signal_name
-from prefect_cachewatch.watching.headline import UNSEEN
+from prefect_cachewatch.watching.headline import UNSEEN, WAITS
 from prefect_cachewatch.watching.sections import Diagnosis
 
 # Signals that are a cause themselves, where the log names none that is as good.
@@ -72,7 +72,7 @@ def part_died(view: View) -> Diagnosis | None:
     lines = tuple(_how_it_died(one) for one in view.evidence.ended)
     if words is not None and known:
         told = _by_words(view, words)
-        summary = f"{told.summary} ({how}, and the rest waits)" if how else f"{told.summary}, and the rest waits"
+        summary = f"{told.summary}; {how}, {WAITS}" if how else f"{told.summary}, {WAITS}"
         evidence = (*lines, *(line for line in told.evidence if line.startswith("log: ")))
         return replace(
             told,
@@ -87,7 +87,7 @@ def part_died(view: View) -> Diagnosis | None:
         return None
     by_signal = _BY_SIGNAL.get(number or 0, "generator_failed")
     found = cause(
-        f"{how}, and the rest waits for it",
+        f"{how}, {WAITS}",
         (*lines, *(f"log: {shown(line, 240)}" for line in _last_lines(view))),
         "Read its output before that moment; the processes that wait for it do not end by themselves.",
         "medium",

@@ -96,7 +96,8 @@ def _waits_for_file(view: View, locks: Sequence[LockFile]) -> Diagnosis | None:
     if not ranked:
         return None
     sure, lock = min(ranked, key=lambda one: _SURE.index(one[0]))
-    path = shown(lock.path, 300)
+    path, kind = shown(lock.path, 300), "directory" if lock.is_directory else "file"
+    name = lock.path.rpartition("/")[2]  # the log may name it by a path from the working directory
     if lock.stale:
         whose = "which nobody alive holds" + (
             f"; pid {lock.pid}, which is in it, has ended" if lock.pid is not None else ""
@@ -108,17 +109,17 @@ def _waits_for_file(view: View, locks: Sequence[LockFile]) -> Diagnosis | None:
     else:
         whose = lock.why_held
     return cause(
-        f"it waits for the lock file {path}, made {format_duration(float(round(lock.age_s)))} ago, {whose}",
+        f"it waits for the lock {kind} {path}, made {format_duration(float(round(lock.age_s)))} ago, {whose}",
         (
             f"{path}: written {format_duration(lock.age_s)} ago, {lock.why_held or 'open in no process'}"
             + (f", pid {lock.pid} in it" if lock.pid is not None else ", nothing in it" if not lock.size_bytes else ""),
-            f"log: {shown(view.log_line(re.compile(re.escape(lock.path))), 240)}" if lock.in_log else "",
+            f"log: {shown(view.log_line(re.compile(re.escape(name))), 240)}" if lock.in_log else "",
             f"python: {frame}" if frame else "",
             "" if lock.in_log else "it wakes up again and again and does nothing else, as one does that polls a file",
         ),
-        f"Remove it: rm {path}. A run that was killed has left it behind."
+        f"Remove it: rm {'-r ' if lock.is_directory else ''}{path}. A run that was killed has left it behind."
         if lock.stale
-        else "See what its holder does, and whether it still lives; if nobody needs it any more, remove the file.",
+        else "See what its holder does, and whether it still lives; if nobody needs it any more, remove it.",
         sure,
     )
 
@@ -132,9 +133,17 @@ def _how_sure(view: View, lock: LockFile, has_frame: bool) -> str | None:
         return "medium"
     if not view.polls or lock.in_use:  # its own file
         return None
+    if not lock.holder and lock.pid is None and _may_be_its_own(view, lock):
+        return None
     if lock.holder or lock.pid is not None or name in _BATONS or name.endswith(".lck"):
-        return "medium"
+        return "medium" if view.names_cache(lock.path) else "low"
     return "low"
+
+
+def _may_be_its_own(view: View, lock: LockFile) -> bool:
+    """Whether a process of the tree may have made a lock and hold it still: it is younger, and none of them died."""
+    died = any(one.status != 0 for one in view.evidence.ended)
+    return not died and lock.age_s < max((process.age_s for process in view.alive), default=0.0)
 
 
 def waiting_for_lock(view: View) -> Diagnosis | None:

@@ -130,19 +130,20 @@ def disk_full(view: View) -> Diagnosis | None:
 
 
 def _other_full(view: View, line: str) -> Diagnosis | None:
-    """A file system that the tree uses besides its cache's is full, and its log says so or it has a file open there to write."""
+    """A file system that the tree uses besides its cache's is full: its log says so, it writes a file there, or it retries."""
     for facts in view.evidence.other_filesystems:
         no_space = facts.free_bytes is not None and facts.total_bytes and facts.free_bytes < _LITTLE_SPACE_BYTES
         no_inode = facts.total_inodes and facts.free_inodes is not None and facts.free_inodes < 2
         files = (f for process in view.alive for f in process.files if f.kind == "file" and "w" in f.access)
-        if not (no_space or no_inode) or not (line or any(is_in(f.target, facts.path) for f in files)):
+        writes = any(is_in(f.target, facts.path) for f in files)
+        if not (no_space or no_inode) or not (line or writes or view.polls):
             continue
         what = f"is full ({format_bytes(facts.free_bytes or 0)} free)" if no_space else "has no free inode"
         return cause(
             f"the file system on {shown(facts.path)} {what}, and it is not the cache's",
             tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
             f"Free space on {shown(facts.path)}, or let the generator use another place for its temporary files (TMPDIR).",
-            "high" if line else "medium",
+            "high" if line else "medium" if writes else "low",
         )
     return None
 
@@ -167,8 +168,10 @@ def quota_exceeded(view: View) -> Diagnosis | None:
     line = view.log_line(QUOTA)
     if not line:
         return None
+    place = next(iter(_places(line)), "")
+    where = f" at {shown(place)}" + ("" if view.names_cache(place) else ", which is not in the cache") if place else ""
     return cause(
-        "the generator was told that its disk quota is exceeded",
+        f"the generator was told that its disk quota is exceeded{where}",
         (_quoted(line), *(_space(f) for f in view.evidence.filesystems)),
         "Remove old files of this user or project, or have the quota raised (quota -s, lfs quota, btrfs qgroup show).",
         "high" if view.evidence.growth.kind != "completed" else "low",

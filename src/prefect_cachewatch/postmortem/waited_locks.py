@@ -1,7 +1,8 @@
 """Finds the lock files that a silent generator may wait for, and who holds or made each.
 
-Those that its last lines name, those that it has open, and those in the cache that are named as locks or that another
-process has locked. Whether it does wait for one is judged by the rules.
+Those that its last lines name, those that it has open, those in the cache that are named as locks or that another
+process has locked, and batons where builders leave them: its working directory and the user's cache. Whether it does wait
+for one is judged by the rules.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ _NAMED = re.compile(
     r"(?i)(?:wait\w*|acquir\w*)\b[^/\n]{0,100}(/[^'\"\n]{1,4000}?\.lock)\b|lock ['\"]?(/[^'\"\n]{1,4000}?\.lock)\b.{0,3}(?:could not|cannot) be acquired"
 )
 _WAITS = re.compile(r"(?i)\b(?:wait|lock|acquir|block|held|busy|retry|baton|another process)")
-_LOCK_WORD = re.compile(r"(?i)\b(?:lock|locked|baton|mutex|semaphore)\b")
+_LOCK_WORD = re.compile(
+    r"(?i)\b(?:lock|locked|baton|mutex|semaphore|acquir\w*|another (?:process|instance|run|worker|rank|build\w*))\b"
+)
 _HAS = re.compile(r"(?i)\b(?:acquired|created|released|removed|took|obtained)\b")
 _HAS_NOT = re.compile(r"(?i)\b(?:not|cannot|can't|couldn't|never) (?:be )?(?:acquired|obtained)")
-_PATH = re.compile(r"(?<![\w/])/[^\s'\"<>|,;()\[\]{}]{1,4000}")
+_PATH = re.compile(
+    r"['\"]([^'\"/\n]{0,255}/[^'\"\n]{1,4000})['\"]|((?<![\w/])[\w.~-]{0,255}/[^\s'\"<>|,;()\[\]{}]{1,4000})"
+)
+# Of locks outside the cache: other names are left behind by locks of the kernel too.
+_BATONS = ("lock", "baton")
 _LAST_LINES = 20
 _MOST = 50
 _LOOK_S = 0.3
@@ -43,13 +50,15 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
         log_tail: the end of the log.
 
     Returns:
-        Their paths, the last one first.
+        Their paths as they are written, the last one first.
 
     Example:
         >>> named_locks("Still waiting to acquire lock on /hub/.locks/a.lock (elapsed: 20.1 seconds)\\n")
         ('/hub/.locks/a.lock',)
         >>> named_locks("another process builds it: waiting for /c/pack_cpu/baton\\n")
         ('/c/pack_cpu/baton',)
+        >>> named_locks("blocked: another process is building 'my pack/in progress'\\n")
+        ('my pack/in progress',)
     """
     lines = [line[:5000] for line in log_tail.splitlines() if line.strip()][-_LAST_LINES:]
     found: list[str] = []
@@ -57,7 +66,7 @@ def named_locks(log_tail: str) -> tuple[str, ...]:
         found += [match[1] or match[2] for match in _NAMED.finditer(line)]
         if not _WAITS.search(line) or (_HAS.search(line) and not _HAS_NOT.search(line)):
             continue
-        paths = [path.rstrip(".:!?`") for path in _PATH.findall(line)]
+        paths = [quoted or bare.rstrip(".:!?`") for quoted, bare in _PATH.findall(line)]
         found += [path for path in paths if has_lock_name(path) or _LOCK_WORD.search(line)]
     return tuple(dict.fromkeys(found))
 
@@ -90,7 +99,13 @@ def read_lock_files(
         return top.responded if top is not None else mount is not None and not mount.is_network
 
     locked = {lock.inode: lock.mark for lock in parse_locks(locks_text) if not lock.waits and lock.exclusive}
-    named = [path for path in named_locks(log_tail) if may_be_asked(path)]
+    cwds = _working_directories(files)
+    named = [
+        path
+        for name in named_locks(log_tail)
+        for path in ([name] if name.startswith("/") else [os.path.normpath(f"{cwd}/{name}") for cwd in cwds])
+        if may_be_asked(path)
+    ]
     in_use = {file.target for held in files.values() for file in held if file.kind == "file"}
     opened = [path for path in in_use if has_lock_name(path) and may_be_asked(path)]
     opened += [
@@ -102,8 +117,15 @@ def read_lock_files(
     directories = [os.path.dirname(path) for path in (*named, last_path) if any(is_in(path, top) for top in tops)]
     directories += [facts.path for facts in filesystems if facts.responded]
     directories = [directory for directory in directories if may_be_asked(directory)]
+    shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    batons = (f"{cwd}/{name}" for cwd in cwds for name in _BATONS if may_be_asked(cwd))
+    shared_batons = (
+        path
+        for path in (find_lock_files([shared], ()) if may_be_asked(shared) else ())
+        if os.path.basename(path) in _BATONS
+    )
     found: dict[str, LockFile] = {}
-    for path in (*named[:_MOST], *opened[:_MOST], *find_lock_files(directories, locked)):
+    for path in (*named[:_MOST], *opened[:_MOST], *find_lock_files(directories, locked), *batons, *shared_batons):
         if len(found) >= _MOST:
             break
         lock = look_at_lock(path) if path not in found else None
@@ -132,6 +154,17 @@ def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int
     if lock.pid is None and lock.stale and (builder := _find_worker(os.path.dirname(lock.path), tree)) is not None:
         return replace(lock, why_held="a process works in its directory", holder=builder)
     return lock
+
+
+def _working_directories(pids: Iterable[int]) -> list[str]:
+    """The working directories of processes, each once."""
+    found: dict[str, None] = {}
+    for pid in pids:
+        try:
+            found[os.readlink(f"/proc/{pid}/cwd")] = None
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return list(found)
 
 
 def _find_worker(directory: str, tree: Collection[int]) -> str | None:

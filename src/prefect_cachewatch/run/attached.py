@@ -90,6 +90,7 @@ class AttachedRun(Closing):
             busy=self._runner.is_busy,
         )  # fmt: skip
         self.watch.contradict = self._runner.contradict
+        self.watch.written = self._runner.examiner.written
         self.problems = self._runner.problems
 
     def close(self) -> None:

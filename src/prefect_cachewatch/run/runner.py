@@ -179,6 +179,7 @@ class Runner:
             learn=history.window if history is not None else lambda _: (None, ""),
         )  # fmt: skip
         made.contradict = self.contradict
+        made.written = self.examiner.written
         made.own_files = [*self._own, *filter(None, [log])]
         return made
 

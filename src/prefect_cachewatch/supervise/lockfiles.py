@@ -30,7 +30,7 @@ YOUNG = "it was written a moment ago"
 _CONTENT_BYTES = 256
 _PID = re.compile(r"\A\s*(\d{1,10})\b\s*(\S{1,255})?")
 # Of files that lock by being there, and of the directories in which programs keep nothing but such.
-_NAME = re.compile(r"\.?lock|baton|.+\.(?:lock|lck|pid|incomplete)")
+_NAME = re.compile(r"(?i)(?:.*[._-])?(?:lock|lck|lockfile|baton)(?:\.\d+)?|.+\.(?:pid|incomplete)")
 _DIRECTORIES = (".lock", ".locks", "locks")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's PROC_PID_INIT_INO; in any other a holder may be out of sight
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -38,7 +38,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class LockFile:
-    """A lock file as it was found.
+    """A lock file, or a directory that locks by being there, as it was found.
 
     Attributes:
         path: absolute.
@@ -52,6 +52,7 @@ class LockFile:
         holder: who has locked it, or works in its directory, and is no process of the tree that waits; empty if nobody
             is known to.
         in_use: whether a process of that tree has it open.
+        is_directory: whether it is a directory.
     """
 
     path: str
@@ -64,6 +65,7 @@ class LockFile:
     size_bytes: int = 0
     holder: str = ""
     in_use: bool = False
+    is_directory: bool = False
 
     @property
     def stale(self) -> bool:
@@ -85,7 +87,7 @@ def has_lock_name(path: str) -> bool:
 def find_lock_files(
     tops: Sequence[str], inodes: Collection[int], most: int = 20_000, budget_s: float = 0.2
 ) -> Iterator[str]:
-    """Find files below directories that are named as locks, or that a process has locked; follows no link.
+    """Find what is named as a lock below directories, and files that a process has locked; follows no link.
 
     Args:
         tops: the directories, those first that are looked through first.
@@ -110,6 +112,8 @@ def find_lock_files(
                     return
                 if entry.is_dir(follow_symlinks=False):
                     pending.insert(0, entry.path)
+                    if has_lock_name(entry.path):
+                        yield entry.path
                     continue
                 wanted = entry.inode() in inodes or has_lock_name(entry.path)
                 if wanted and entry.name != LOCK_FILE and entry.is_file(follow_symlinks=False):
@@ -123,7 +127,7 @@ def look_at_lock(path: str) -> LockFile | None:
         path: absolute.
 
     Returns:
-        What was found; None if there is no such regular file.
+        What was found; None if there is no such regular file, or directory with at most one entry, the holder's mark.
     """
     try:
         fd = os.open(path, _OPEN)
@@ -131,10 +135,14 @@ def look_at_lock(path: str) -> LockFile | None:
         return None
     try:
         status = os.fstat(fd)
+        age_s = max(0.0, time.time() - status.st_mtime)
+        marks = 0 if os.path.basename(path) in _DIRECTORIES else 1
+        if stat.S_ISDIR(status.st_mode) and len(os.listdir(fd)) <= marks:
+            why = _why_elsewhere(path) or _why_young(status)
+            return LockFile(path, status.st_dev, status.st_ino, age_s, why_held=why, is_directory=True)
         if not stat.S_ISREG(status.st_mode):
             return None
         pid, why = _read_holder(fd, path, status)
-        age_s = max(0.0, time.time() - status.st_mtime)
         return LockFile(
             path,
             status.st_dev,
@@ -158,10 +166,12 @@ def _read_holder(fd: int, path: str, status: os.stat_result) -> tuple[int | None
         return pid, f"pid {pid}, which is written in it, lives"
     if pid is not None and host is None and pid_namespace() != _INITIAL_PID_NAMESPACE:
         return pid, "its pid may be of another container"
+    return pid, _why_elsewhere(path) if pid is None or host is None else ""
+
+
+def _why_elsewhere(path: str) -> str:
     mount = mount_of(path, read_mounts())
-    if (mount is None or mount.is_network) and (pid is None or host is None):
-        return pid, "a process of another host may hold it"
-    return pid, ""
+    return "a process of another host may hold it" if mount is None or mount.is_network else ""
 
 
 def _why_young(status: os.stat_result) -> str:

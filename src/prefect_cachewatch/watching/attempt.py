@@ -188,6 +188,8 @@ class Watch:
         """The stalls that are only reported, if none is to stop anything."""
         self.contradict: Callable[[Watch, Verdict], str | None] = lambda watch, verdict: None
         """Says what speaks against a silence that the tree would be stopped for; bounded by the caller."""
+        self.written: Callable[[Watch], int | None] = lambda watch: None
+        """Says how many bytes the tree has written so far; None if that is not known."""
         self._env = dict(os.environ) | job.env if env is None else dict(env)
         self._stdin_fd = stdin_fd
         self._clock = clock
@@ -513,6 +515,7 @@ class Watch:
             told=self.told,
             busy=self._busy,
             as_root=self._as_root,
+            written=lambda: self.written(self),
             contradicts=lambda verdict: self.contradict(self, verdict),
         )
 

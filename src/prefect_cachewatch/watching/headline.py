@@ -14,6 +14,8 @@ _FIRST_FACT = "Tensor cache generation "
 NOT_KNOWN = "; the cause is not known"
 #: Ends the summary of a crash of a process that another program started.
 UNSEEN = "its output is not seen by an observer"
+#: Ends the summary of a crash of a part.
+WAITS = "and the rest waits for it"
 _VERBS = {"stalled": "stalled", "deadline_exceeded": "exceeded its time limit", "failed": "failed"}
 _LEAD = re.compile(rf" (?:{'|'.join(_VERBS.values())})(?:, probably)?: ")
 _LONG = {
@@ -51,7 +53,7 @@ def make_headline(name: str, outcome: str, diagnosis: Diagnosis | None, lasted: 
 
 
 def describe_cause(diagnosis: Diagnosis) -> str:
-    """Return the cause as the end of a sentence: the summary; of a crash without a known cause, its own last line.
+    """Return the cause as the end of a sentence: the summary; of a crash of the whole without a known cause, its last line.
 
     Example:
         >>> describe_cause(Diagnosis("generator_failed", "it ended", ("log: step 1", "log: no such layer.")))
@@ -59,7 +61,10 @@ def describe_cause(diagnosis: Diagnosis) -> str:
     """
     if diagnosis.category != "generator_failed":
         return diagnosis.summary.rstrip(".")
-    last = diagnosis.evidence[-1].removeprefix("log: ").rstrip(".") if diagnosis.evidence else ""
+    if diagnosis.summary.endswith(WAITS):
+        return diagnosis.summary
+    said = [line.removeprefix("log: ") for line in diagnosis.evidence if line.startswith("log: ")]
+    last = said[-1].rstrip(".") if said else ""
     silent = UNSEEN if diagnosis.summary.endswith(UNSEEN) else f"it {diagnosis.summary.rpartition(' and ')[2]}"
     return f"{last} (its last line)" if last else silent
 

@@ -28,6 +28,7 @@ _LAST_SCAN_S = 5.0
 _SHORTEST_DEADLINE_S = 3.0
 _DEATHS_MAX = 3
 _RENEWALS_MAX = 4
+_LINES_BYTES_PER_S = 4096  # a tree that hangs may still print lines
 _SILENT_KINDS = ("no_growth", "never_started", "never_ready")
 # If a full scan takes more than this share of the poll interval, only each tenth poll makes one, or fewer, so that
 # full scans take at most a tenth of the time. The other scans stop when they would take more than this share.
@@ -79,6 +80,7 @@ class GrowthMonitor:
         told: the progress that its output told of last.
         busy: whether the tree has computed or read of late, or that is not known.
         as_root: whether it may use what file systems reserve for root, though this user may not.
+        written: bytes that the tree has written so far; None if that is not known.
         contradicts: says what speaks against a silence that the tree would be stopped for: that it writes where no growth
             shows. None: nothing does.
     """
@@ -92,10 +94,14 @@ class GrowthMonitor:
         told: Callable[[], LoggedProgress | None] = lambda: None,
         busy: Callable[[], bool] = lambda: True,
         as_root: bool = False,
+        written: Callable[[], int | None] = lambda: None,
         contradicts: Callable[[Verdict], str | None] = lambda _: None,
     ) -> None:
         self.site, self.rule = site, rule
         self._contradicts = contradicts
+        self._written = written
+        self._own: tuple[Growth, int | None, float] = (Growth(), 0, rule.started_s)
+        """The growth that is the tree's, what it had written by then, and when that was."""
         self._renewed: tuple[float | None, int] = (None, 0)
         """When growth was seen last, and how often the window has begun anew since then."""
         self._busy, self._as_root = busy, as_root
@@ -233,6 +239,15 @@ class GrowthMonitor:
                 "one that was renamed counted once more"
             )
         before, self.growth = self.growth, self._offset_growth(Growth(**answer["growth"]))
+        if self.growth.last_path is None or not self._is_the_trees():
+            own = self._own[0]
+            self.growth = self.growth._replace(
+                bytes_written=own.bytes_written,
+                allocated_written=own.allocated_written,
+                bytes_kept=min(own.bytes_kept, self.growth.bytes_kept),
+                allocated_kept=min(own.allocated_kept, self.growth.allocated_kept),
+                last_path=None,
+            )
         self._scans = int(answer["scan"])
         grown = self.growth.last_path is not None
         if grown:
@@ -360,6 +375,22 @@ class GrowthMonitor:
             bytes_kept=growth.bytes_kept + self._offset.bytes_kept,
             allocated_kept=growth.allocated_kept + self._offset.allocated_kept,
         )
+
+    def _is_the_trees(self) -> bool:
+        """Say whether growth is the tree's: what grows only behind links may be written by somebody else.
+
+        Then the tree has written far less than grew, and hardly more than lines: its processes' counters show that.
+        """
+        growth, (own, before, since_s) = self.growth, self._own
+        inside = any(is_in(growth.last_path or "", path) for path in self.site.paths)
+        written = None if inside else self._written()
+        if not inside and before is not None and written is not None and written >= before:
+            grown = growth.bytes_written - own.bytes_written, growth.allocated_written - own.allocated_written
+            most = min(0.5 * min(size for size in grown if size > 0), _LINES_BYTES_PER_S * (self._clock() - since_s))
+            if written - before < most:
+                return False
+        self._own = growth, written, self._clock()
+        return True
 
     def _measurement(self, answer: Mapping[str, Any], ended_s: float) -> Measurement:
         ages = [answer.get(name) for name in ("newest_changed_age_s", "touched_age_s", "overwriting_age_s")]
