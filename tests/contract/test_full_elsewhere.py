@@ -69,6 +69,19 @@ while True:
     assert str(small) in ran.report["message"] and "not the cache's" in ran.report["message"]
 
 
+def test_a_part_that_said_so_long_ago_while_the_rest_waits(place: Place, small: Path) -> None:
+    (small / "part").write_bytes(bytes((4 << 20) - 4096))
+    source = f"""{WRITE}
+print('rank 1: [Errno 28] No space left on device: ' + repr({str(small / "more")!r}), flush=True)
+for number in range(3000):
+    print('waiting for rank 1', number, flush=True)
+time.sleep(3600)
+"""
+    ran = place.exec(*SHORT, command=place.program(source))
+    assert (ran.status, ran.report["diagnosis"]["category"]) == (124, "disk_full"), ran.said
+    assert str(small) in ran.report["message"] and "not the cache's" in ran.report["message"]
+
+
 def test_a_quota_that_is_used_up_elsewhere_is_told_with_the_place(place: Place) -> None:
     place.cache.mkdir()
     source = f"{WRITE}raise OSError(122, 'Disk quota exceeded', str(PLACE / 'home/k.so'))\n"

@@ -130,6 +130,24 @@ def test_the_holder_of_a_lock_that_is_tried_again_and_again_is_named(place: Plac
     assert f"{lock}, made " in ran.report["message"] and f"held by pid {holder.pid}" in ran.report["message"]
 
 
+def test_a_shell_that_tries_again_and_again_is_known_to_wait_for_its_lock(place: Place, pack: Path) -> None:
+    (lock := pack / "build.lock").mkdir()
+    os.utime(lock, (1_700_000_000, 1_700_000_000))
+    (pack / "main.cpp").write_text("x")
+    loop = f"head -c 50000 /dev/urandom > {pack}/a.o; until mkdir {lock} 2>/dev/null; do sleep 0.2; done"
+    ran = place.exec(*SHORT, command=["bash", "-c", loop])
+    assert (ran.status, ran.report["diagnosis"]["category"]) == (124, "stale_lock"), ran.said
+    assert f"the lock directory {lock}, made " in ran.report["message"]
+
+
+def test_a_file_of_data_in_the_last_line_is_not_taken_for_a_lock(place: Place, pack: Path) -> None:
+    (pack / "model.bin").write_bytes(b"x" * 100_000)
+    ran = hang(
+        place, f"print('waiting for another worker; loaded {pack}/model.bin', flush=True)\n{SPINS}", pack / "lock"
+    )
+    assert "lock" not in ran.report["diagnosis"]["category"], ran.said
+
+
 @pytest.mark.parametrize("content", ["", "own", "made", "elsewhere"])
 def test_a_hang_beside_a_lock_file_that_is_not_waited_for_is_not_blamed_on_it(
     place: Place, pack: Path, content: str

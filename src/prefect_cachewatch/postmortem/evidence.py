@@ -134,8 +134,8 @@ def collect_evidence(
     draft = _Draft()
     hidden = list(secrets)
     paths = [str(path) for path in cache_dirs]
-    tail = log_text(log_tail, hidden)
-    others = find_other_mounts([*places, *named_as_full(tail)], paths)
+    tail, kept = log_text(log_tail, hidden), kept_text(log_kept, hidden)
+    others = find_other_mounts([*places, *named_as_full(kept or tail)], paths)
     probe = FilesystemProbe([*paths, *others])
     probe.prepare()  # called here, while this thread is the only one
 
@@ -185,7 +185,7 @@ def collect_evidence(
         exit_signal=exit_signal,
         out_of_memory=out_of_memory,
         log_tail=tail,
-        log_kept=kept_text(log_kept, hidden),
+        log_kept=kept,
         ended=tuple(replace(one, name=redact(one.name, hidden)) for one in ended),
         process_count=len(draft.pids),
         collected_at=datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -13,7 +13,7 @@ from prefect_cachewatch.common.units import format_bytes, format_count, format_d
 from prefect_cachewatch.postmortem.model import ProcessFacts
 from prefect_cachewatch.postmortem.view import View, cause, describe_holder, hot_stack, shown, who
 from prefect_cachewatch.postmortem.waits import Wait, WaitKind
-from prefect_cachewatch.supervise.lockfiles import YOUNG, LockFile
+from prefect_cachewatch.supervise.lockfiles import YOUNG, LockFile, has_lock_name
 from prefect_cachewatch.watching.headline import NOT_KNOWN
 from prefect_cachewatch.watching.sections import Diagnosis
 
@@ -25,6 +25,7 @@ _SIGKILL = 9
 _SURE = ("high", "medium", "low")
 # Names that lock by being there; an empty *.lock may as well be what a lock by flock(2) left behind.
 _BATONS = ("lock", ".lock", "baton")
+_LOCK_BYTES = 4096  # a lock holds nothing, or who made it
 
 
 def oom_killed(view: View) -> Diagnosis | None:
@@ -127,6 +128,8 @@ def _waits_for_file(view: View, locks: Sequence[LockFile]) -> Diagnosis | None:
 def _how_sure(view: View, lock: LockFile, has_frame: bool) -> str | None:
     """How sure it is that the tree waits for a lock file; None if nothing says so."""
     name = lock.path.rsplit("/", 1)[-1]
+    if lock.in_log and not has_lock_name(lock.path):  # the line may speak of a file of data as well
+        return "high" if lock.size_bytes <= _LOCK_BYTES and not _may_be_its_own(view, lock) else None
     if lock.in_log or (lock.in_use and lock.holder and (view.polls or view.leaf(WaitKind.SLEEP))):
         return "high"
     if has_frame or (lock.pid is not None and lock.stale and view.leaf(WaitKind.SLEEP)):
@@ -137,7 +140,8 @@ def _how_sure(view: View, lock: LockFile, has_frame: bool) -> str | None:
         return None
     if lock.holder or lock.pid is not None or name in _BATONS or name.endswith(".lck"):
         return "medium" if view.names_cache(lock.path) else "low"
-    return "low"
+    # The kernel's locks leave files of such names behind, too, and no directories.
+    return "medium" if lock.is_directory or view.evidence.growth.kind == "never_started" else "low"
 
 
 def _may_be_its_own(view: View, lock: LockFile) -> bool:
@@ -436,6 +440,7 @@ def waiting_for_child(view: View) -> Diagnosis | None:
             (f"child: {argv or shown(child.name)}, alive for {format_duration(child.age_s)}",
              f"CPU of the child in the window: {child.cpu_in_window_s or 0:.1f} s", *_python_line(leaf)),
             f"See why {shown(child.name, 40)} does not end; the generator goes on when it does.",
+            "low" if view.polls else "high",  # a loop sleeps by a new child again and again
         )  # fmt: skip
     return None
 

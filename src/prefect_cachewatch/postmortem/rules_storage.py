@@ -23,7 +23,7 @@ from prefect_cachewatch.watching.sections import Diagnosis
 from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES
 
 _MIB = 1 << 20
-_LAST_LINES, _FULL_LINES = 200, 5
+_FULL_LINES = 5
 _PATH = re.compile(r"(?<![\w/])/[^\s'\"<>|,;()\[\]{}]{1,4000}")
 _LITTLE_SPACE_BYTES = _MIB
 _MUCH_WRITTEN_BYTES = _MIB
@@ -100,7 +100,9 @@ def disk_full(view: View) -> Diagnosis | None:
                 tuple(filter(None, [_mount(facts), _space(facts), _quoted(line)])),
                 f"Free space on {shown(facts.mount_point)} (old caches first) or put the cache on a larger file system.",
             )
-    if (other := _other_full(view, line)) is not None:
+    # Full still, so that an old line counts.
+    old = next((each for each in view.evidence.log_kept.splitlines() if NO_SPACE.search(each)), "")
+    if (other := _other_full(view, line or old)) is not None:
         return other
     if not line:
         return None
@@ -148,14 +150,14 @@ def _other_full(view: View, line: str) -> Diagnosis | None:
     return None
 
 
-def named_as_full(log_tail: str) -> list[str]:
-    """Find the paths in the last lines of a log that speak of a full file system.
+def named_as_full(log: str) -> list[str]:
+    """Find the paths in the last lines of a log among those that speak of a full file system.
 
     Example:
         >>> named_as_full("OSError: [Errno 28] No space left on device: '/scratch/tmp/x.bin'")
         ['/scratch/tmp/x.bin']
     """
-    lines = [line for line in log_tail.splitlines()[-_LAST_LINES:] if NO_SPACE.search(line)]
+    lines = [line for line in log.splitlines() if NO_SPACE.search(line)]
     return [path for line in lines[-_FULL_LINES:] for path in _places(line)]
 
 

@@ -102,6 +102,8 @@ class GrowthMonitor:
         self._written = written
         self._own: tuple[Growth, int | None, float] = (Growth(), 0, rule.started_s)
         """The growth that is the tree's, what it had written by then, and when that was."""
+        self._foreign: tuple[int, int] | None = None
+        """The counts of bytes that hold growth which is not the tree's."""
         self._renewed: tuple[float | None, int] = (None, 0)
         """When growth was seen last, and how often the window has begun anew since then."""
         self._busy, self._as_root = busy, as_root
@@ -239,7 +241,7 @@ class GrowthMonitor:
                 "one that was renamed counted once more"
             )
         before, self.growth = self.growth, self._offset_growth(Growth(**answer["growth"]))
-        if self.growth.last_path is None or not self._is_the_trees():
+        if not self._is_the_trees():
             own = self._own[0]
             self.growth = self.growth._replace(
                 bytes_written=own.bytes_written,
@@ -382,14 +384,18 @@ class GrowthMonitor:
         Then the tree has written far less than grew, and hardly more than lines: its processes' counters show that.
         """
         growth, (own, before, since_s) = self.growth, self._own
+        counts = growth.bytes_written, growth.allocated_written
+        if growth.last_path is None:
+            return counts != self._foreign
         inside = any(is_in(growth.last_path or "", path) for path in self.site.paths)
         written = None if inside else self._written()
         if not inside and before is not None and written is not None and written >= before:
             grown = growth.bytes_written - own.bytes_written, growth.allocated_written - own.allocated_written
             most = min(0.5 * min(size for size in grown if size > 0), _LINES_BYTES_PER_S * (self._clock() - since_s))
             if written - before < most:
+                self._foreign = counts
                 return False
-        self._own = growth, written, self._clock()
+        self._own, self._foreign = (growth, written, self._clock()), None
         return True
 
     def _measurement(self, answer: Mapping[str, Any], ended_s: float) -> Measurement:
