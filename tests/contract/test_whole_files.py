@@ -129,6 +129,12 @@ def test_a_retry_writes_again_what_was_reserved_or_open_when_the_tree_died(place
         "write failed: Disk quota exceeded (os error 122)",
         "WARNING 1 of 3 files could not be downloaded: ['b.bin']",
         "b.bin: download failed after 5 attempts: 503",
+        "could not download b.bin after 3 retries",
+        "WARNING 1 of 3 files failed: ['b.bin']",
+        "Failed to fetch b.safetensors: 503 Server Error",
+        "curl: (18) transfer closed with 4923 bytes remaining to read",
+        "rsync error: some files/attrs were not transferred (code 23) at main.c(1338)",
+        "PytorchStreamWriter failed writing file data/3: file write failed",
     ],
 )
 def test_exec_tells_of_a_write_or_a_download_that_failed(place: Place, line: str) -> None:
@@ -145,6 +151,11 @@ def test_exec_tells_of_a_write_or_a_download_that_failed(place: Place, line: str
         "download of b.bin failed, retrying in 5 s",
         "downloaded 12 files, 0 failed, no errors",
         "Downloading shards: 100% 3/3",
+        "Downloading... failed=0 ok=3",
+        "0 of 3 downloads failed",
+        "download attempts: 3, failures: none",
+        "no incomplete downloads",
+        "curl: (18) transfer closed with 4923 bytes remaining to read\n** Resuming transfer from byte position 4923",
     ],
 )
 def test_a_download_that_was_tried_again_is_no_finding(place: Place, line: str) -> None:

@@ -86,6 +86,33 @@ LOST = {
     ),
     "link to nothing": ("write('a.bin'); link('b.bin', 'blobs/never')", "b.bin"),
     "zero bytes among equals": ("write('a.bin'); write('b.bin'); write('c.bin', b'')", "c.bin"),
+    "blob cut off": (
+        "write('blobs/1', safetensors(1000)[:-9]); link('snapshots/c/model.safetensors', '../../blobs/1')",
+        "blobs/1 is cut off",
+    ),
+    "empty blob": (
+        "write('blobs/1', b'{}'); write('blobs/2', b'')\n"
+        "link('snapshots/c/config.json', '../../blobs/1'); link('snapshots/c/pytorch_model.bin', '../../blobs/2')",
+        "snapshots/c/pytorch_model.bin",
+    ),
+    "pointer of Git LFS": (
+        "write('pytorch_model.bin', b'version https://git-lfs.github.com/spec/v1\\noid sha256:0\\nsize 9\\n')",
+        "pointer of Git LFS",
+    ),
+    "tokenizer cut off": (
+        "write('a.bin'); write('tokenizer.json', b'{\"model\": {\"vocab\": {\"a\": 1,')",
+        "tokenizer.json is cut off",
+    ),
+    "all parts missing, state of the trainer there": (
+        f"write('model.safetensors.index.json', index('{A}', '{B}', total=1_000_000)); write('training_args.bin')",
+        A,
+    ),
+    "one empty file alone": ("write('config.json', b'{}'); write('rank0.engine', b'')", "rank0.engine"),
+    "empty among numbered": ("write('layer_1'); write('layer_2', b''); write('layer_3')", "layer_2"),
+    "in a directory of an unfinished name": (
+        "write('a.bin'); write('engine.tmp/rank0.engine')",
+        "engine.tmp/rank0.engine",
+    ),
     "unfinished": ("write('a.bin'); write('b.bin.aria2')", "b.bin.aria2"),
 }
 WHOLE = f"""
@@ -99,6 +126,10 @@ write('hub/blobs/1', safetensors(1000)); link('hub/snapshots/c/{A}', '../../blob
 write('hub/blobs/2', safetensors(1000)); link('hub/snapshots/c/{B}', '../../blobs/2')
 write('hub/blobs/3', index('{A}', '{B}')); link('hub/snapshots/c/model.safetensors.index.json', '../../blobs/3')
 link('hub/latest', 'snapshots/c')
+write('hub/blobs/e69de29b', b''); link('hub/snapshots/c/__init__.py', '../../blobs/e69de29b'); write('hub/.no_exist/c/adapter.json', b'')
+write('added_tokens.json', b'{{}}'); write('lines.json', b'{{"a": 1}}\\n{{"a": 2}}\\n'); write('commented.json', b'{{}}\\n// the end\\n')
+write('pkg/__init__.py', b''); write('pkg/a.py'); write('pkg/b.py'); write('pkg/py.typed', b''); write('pkg/.gitkeep', b'')
+write('kernels/1/.SUCCESS', b''); write('neuron/model.done', b''); write('READY', b''); write('README.md', b'')
 """
 
 
@@ -112,7 +143,9 @@ def test_exec_tells_which_part_of_a_set_is_missing(place: Place, case: str) -> N
     assert {finding["severity"] for finding in ran.report["findings"]} == {"warn"}
 
 
-@pytest.mark.parametrize("case", ["safetensors index", "onnx", "gguf", "snapshot", "link to nothing"])
+@pytest.mark.parametrize(
+    "case", ["safetensors index", "onnx", "gguf", "snapshot", "link to nothing", "blob cut off", "pointer of Git LFS"]
+)
 def test_a_build_without_a_part_of_its_set_is_refused_by_name(place: Place, case: str) -> None:
     body, lost = LOST[case]
     ran = place.generate(*WELL, *KEY, "--attempts", "1", command=[*place.program(FORMATS + body), "{cache_dir}"])
@@ -141,4 +174,4 @@ def test_a_model_in_one_file_does_without_the_index_of_its_parts(place: Place) -
     ran = place.generate(*WELL, *KEY, command=[*place.program(FORMATS + body), "{cache_dir}"])
     assert ran.status == 0, ran.stderr
     (finding,) = ran.report["publication"]["findings"]
-    assert (finding["category"], finding["severity"]) == ("incomplete_set", "warn")
+    assert (finding["category"], finding["severity"]) == ("unused_index", "warn")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from prefect_cachewatch.common.temporary import TEMPORARY
+from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.common.units import format_moment
-from prefect_cachewatch.publish.names import matches_any
 
 Flag = Literal["suspect_partial", "temporary", "empty", "sparse", "grew_in_window"]
 
@@ -61,7 +60,6 @@ def build_listing(
     now_s: float,
     finished: bool,
     grown_since_scan: int,
-    patterns: Sequence[str] = TEMPORARY,
 ) -> Listing:
     """Turn the scan process's listing into the report's.
 
@@ -70,7 +68,6 @@ def build_listing(
         now_s: wall-clock time of the attempt's end.
         finished: whether the generator ended by itself with exit code 0: then no file is suspected.
         grown_since_scan: number of the first scan that lies in the last window of writing.
-        patterns: names of temporary files.
 
     Returns:
         The listing.
@@ -81,7 +78,7 @@ def build_listing(
     entries = []
     for entry in raw["entries"]:
         size, allocated = entry["size_bytes"], entry["allocated_bytes"]
-        temporary = matches_any(entry["path"], patterns)
+        temporary = is_temporary(entry["path"].rpartition("/")[2])
         flags: list[Flag] = []
         # Any file written in the last scan that saw growth may have been cut.
         if not finished and (

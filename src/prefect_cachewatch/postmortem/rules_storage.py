@@ -10,14 +10,13 @@ import re
 from fnmatch import fnmatch
 
 from prefect_cachewatch.common.mounts import is_in
-from prefect_cachewatch.common.temporary import TEMPORARY
+from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.measure.snapshot import DEFAULT_IGNORE
 from prefect_cachewatch.postmortem.model import FilesystemFacts, ProcessFacts
 from prefect_cachewatch.postmortem.readings import FILLING_BYTES_PER_S
 from prefect_cachewatch.postmortem.view import DENIED, NO_SPACE, QUOTA, READ_ONLY, View, cause, shown, who
 from prefect_cachewatch.postmortem.waits import WaitKind
-from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.supervise.open_files import OpenFile
 from prefect_cachewatch.watching.sections import Diagnosis
 from prefect_cachewatch.watching.stall import MIN_GROWTH_BYTES
@@ -351,7 +350,7 @@ def _may_not_write(process: ProcessFacts, facts: FilesystemFacts) -> bool:
 
 
 def _is_lasting(file: OpenFile) -> bool:
-    return not file.target.endswith(" (deleted)") and not matches_any(file.target, TEMPORARY)
+    return not file.target.endswith(" (deleted)") and not is_temporary(file.target.rpartition("/")[2])
 
 
 def _recent_s(view: View) -> float:

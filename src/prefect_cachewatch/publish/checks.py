@@ -5,12 +5,13 @@ The `category` of a finding is a contract: reports and automations match on it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
-from prefect_cachewatch.common.temporary import MARKERS, TEMPORARY
+from prefect_cachewatch.common.temporary import MARKERS, is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes
 from prefect_cachewatch.publish.formats import Finding as Content
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 _NAMED = 3
 # A build's size as a multiple of the last published one's, without a word.
 _USUAL = (0.5, 2.0)
+_DIGITS = re.compile(r"\d+")
+# Markers, modules of Python, and what a process said.
+_EMPTY_ON_PURPOSE = (
+    ".*", "__init__.py", "py.typed", "*.md", "*.done", "*.ok", "*.ready", "*.success", "*.complete", "*.completed",
+    "*.stamp", "*.out", "*.err",
+)  # fmt: skip
 _ALL_THE_SAME = "; on_broken_content: warn publishes it all the same"
 
 
@@ -58,12 +65,8 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
         ['temporary_file']
     """
     counted = [file for file in tree.files if not matches_any(file.path, policy.ignore)]
-    temporary = [file.path for file in counted if matches_any(file.path, TEMPORARY)]
-    empty = [
-        file.path
-        for file in counted
-        if file.size_bytes == 0 and file.path not in temporary and not matches_any(file.path, policy.allow_empty)
-    ]
+    temporary = [file.path for file in counted if is_temporary(file.path)]
+    empty = [name for name in find_empty(tree, [*policy.ignore, *policy.allow_empty]) if name not in temporary]
     total = sum(file.size_bytes for file in counted)
     found: list[Finding] = []
     if tree.others:
@@ -76,7 +79,8 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     if temporary:
         found.append(_finding("temporary_file", "a temporary file was left behind", temporary))
     if empty:
-        found.append(_finding("empty_file", "an empty file was left behind", empty))
+        told = _finding("empty_file", "an empty file was left behind", empty)
+        found.append(replace(told, message=f"{told.message}; allow_empty names files that may be empty"))
     if not counted:
         found.append(
             Finding(
@@ -91,6 +95,34 @@ def check_tree(tree: BuildTree, policy: PublishPolicy, last_bytes: int | None = 
     found += _check_band(total, last_bytes)
     found += _check_shared(counted)
     return sorted(found, key=lambda finding: finding.severity != "refuse")
+
+
+def find_empty(tree: BuildTree, allow: Sequence[str] = ()) -> list[str]:
+    """Find the empty files whose emptiness says nothing but that they are cut.
+
+    Markers, hidden files and modules are empty on purpose. A file without an ending may be one, except where others of the
+    same name with another number have contents. A file that links lead to goes by their names.
+
+    Args:
+        tree: what is in the cache.
+        allow: globs of files that may be empty, or are not part of the cache.
+
+    Example:
+        >>> files = [ScannedFile(name, size, 0, 1, 1) for name, size in (("a.bin", 0), ("READY", 0), ("l1", 0), ("l2", 9))]
+        >>> find_empty(BuildTree(files))
+        ['a.bin', 'l1']
+    """
+    written = {_DIGITS.sub("#", file.path) for file in tree.files if file.size_bytes}
+    names = tree.names_of()
+    found: list[str] = []
+    for file in tree.files:
+        if file.size_bytes or is_absent(file.path) or matches_any(file.path, allow):
+            continue
+        for name in names[file.path]:
+            may_be_marker = not PurePosixPath(name).suffix and _DIGITS.sub("#", name) not in written
+            if not (may_be_marker or matches_any(name, _EMPTY_ON_PURPOSE) or matches_any(name, allow)):
+                found.append(name)
+    return sorted(found)
 
 
 def check_content(
@@ -126,17 +158,20 @@ def check_parts(parts: Sequence[Part], broken: Literal["refuse", "warn"] = "refu
         broken: severity of files that contradict what is there; what loaders may do without never forbids publication.
 
     Returns:
-        At most two findings of the category `incomplete_set`.
+        At most two findings: `incomplete_set`, and `unused_index`, which never forbids publication.
 
     Example:
         >>> check_parts([Part("a.index.json", "names 1 file that is not there: b")], "warn")[0].message
         'a.index.json names 1 file that is not there: b'
     """
     found: list[Finding] = []
-    levels: dict[bool, Literal["refuse", "warn"]] = {False: broken, True: "warn"}
-    for doubtful, severity in levels.items():
+    levels: dict[bool, tuple[str, Literal["refuse", "warn"]]] = {
+        False: ("incomplete_set", broken),
+        True: ("unused_index", "warn"),
+    }
+    for doubtful, (category, severity) in levels.items():
         if told := [(part.path, part.message) for part in parts if part.doubtful is doubtful]:
-            found.append(_tell("incomplete_set", told, severity, _ALL_THE_SAME))
+            found.append(_tell(category, told, severity, _ALL_THE_SAME))
     return found
 
 
@@ -241,7 +276,7 @@ class Suspect:
 def find_suspects(
     files: Sequence[ScannedFile],
     *,
-    allow_empty: Sequence[str] = (),
+    empty: Collection[str] = (),
     grew_after_ns: int | None = None,
     window_s: float = 0,
     reported: Collection[str] = (),
@@ -258,7 +293,7 @@ def find_suspects(
 
     Args:
         files: the files of the staging build.
-        allow_empty: globs of files that may be empty.
+        empty: paths of files that are empty, and should not be.
         grew_after_ns: the attempt's last growth came after this moment, on the clock that stamps the files. None if
             that is unknown, or if change times prove nothing, as after a copy: then every file is suspect.
         window_s: a file that changed within this time before that moment is suspect.
@@ -281,9 +316,9 @@ def find_suspects(
         since_ns = min(since_ns, grew_after_ns - int(window_s * 1e9))
     found: list[Suspect] = []
     for file in files:
-        if matches_any(file.path, TEMPORARY):
+        if is_temporary(file.path):
             reason = "temporary"
-        elif file.size_bytes == 0 and not matches_any(file.path, allow_empty):
+        elif file.path in empty:
             reason = "empty"
         elif file.path in broken:
             reason = "broken"

@@ -6,13 +6,13 @@ import contextlib
 import os
 import posixpath
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import BinaryIO
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
 from prefect_cachewatch.common.removal import open_below
-from prefect_cachewatch.common.temporary import MARKERS
+from prefect_cachewatch.common.temporary import MARKERS, is_absent
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import StoreError
 from prefect_cachewatch.publish.durable import refusing
@@ -20,7 +20,7 @@ from prefect_cachewatch.publish.formats import Finding, inspect
 from prefect_cachewatch.publish.formats.weights_complete import judge_marker, read_marker
 from prefect_cachewatch.publish.holes import find_unwritten
 from prefect_cachewatch.publish.names import matches_any
-from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, walk_build
+from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, scan_build, walk_build
 
 _MARKER = MARKERS[0]
 
@@ -39,26 +39,18 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
         StoreError: a file cannot be read or vanishes meanwhile.
     """
     globs = list(ignore)
+    tree = scan_build(build_fd)
+    names, present = tree.names_of(), _present(tree)
     found: list[tuple[str, Finding]] = []
-    listed: dict[str, list[str]] = {}
-    present: set[str] = set()
 
     def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
-        present.add(file.path)
-        if matches_any(file.path, globs):
+        if is_absent(file.path) or matches_any(file.path, globs):
             return
         fd = open_file(directory_fd, name, file.path)
         with open(fd, "rb") as opened, refusing("read", file.path, named=f"'{for_terminal(file.path)}'"):
-            seen = _inspect_one(opened, file.path)
-        if isinstance(seen, Finding):
-            found.append((file.path, seen))
-        else:
-            listed[file.path] = seen
+            found.append((file.path, _inspect_one(opened, file.path, names.get(file.path, []), present)))
 
-    tree = BuildTree()
-    walk_build(build_fd, tree, visit)
-    present.update(path for path, _ in tree.links)
-    found += [(path, judge_marker(path, names, present)) for path, names in listed.items()]
+    walk_build(build_fd, BuildTree(), visit)
     return sorted(found, key=lambda each: each[0])
 
 
@@ -74,21 +66,35 @@ def inspect_files(build_fd: int, tree: BuildTree, paths: Collection[str], until_
     Returns:
         Path and finding of each that was reached and can be read.
     """
-    present = {file.path for file in tree.files} | {path for path, _ in tree.links} | {*tree.escapes}
+    names, present = tree.names_of(), _present(tree) | {*tree.escapes}
     found: list[tuple[str, Finding]] = []
-    for path in sorted(paths):
+    for path in sorted(path for path in paths if not is_absent(path)):
         if time.monotonic() > until_s:
             break
-        with contextlib.suppress(OSError, StoreError), Opened(open_below(build_fd, posixpath.dirname(path))) as fd:
-            with open(open_file(fd, posixpath.basename(path), path), "rb") as file:
-                seen = _inspect_one(file, path)
-            found.append((path, judge_marker(path, seen, present) if isinstance(seen, list) else seen))
+        with (
+            contextlib.suppress(OSError, StoreError),
+            Opened(open_below(build_fd, posixpath.dirname(path))) as fd,
+            open(open_file(fd, posixpath.basename(path), path), "rb") as file,
+        ):
+            found.append((path, _inspect_one(file, path, names.get(path, []), present)))
     return found
 
 
-def _inspect_one(file: BinaryIO, path: str) -> Finding | list[str]:
-    name = posixpath.basename(path)
-    return read_marker(file) if name.startswith(_MARKER) else inspect(file, name)
+def _present(tree: BuildTree) -> set[str]:
+    return {file.path for file in tree.files} | {path for path, _ in tree.links}
+
+
+def _inspect_one(file: BinaryIO, path: str, names: Sequence[str], present: Collection[str]) -> Finding:
+    """Inspect a file by the first of its names that tells its format."""
+    for name in (path, *names):
+        base = posixpath.basename(name)
+        if base.startswith(_MARKER):
+            seen = read_marker(file)
+            return judge_marker(name, seen, present) if isinstance(seen, list) else seen
+        found = inspect(file, base)
+        if found.format is not None:
+            break
+    return found
 
 
 def find_broken(path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (), contents: bool = True) -> set[str]:

@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prefect_cachewatch.common.temporary import TEMPORARY
+from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.publish.checks import Finding, name_files
-from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.tree import ScannedFile
 
 # `b.bin` of `b.bin.tmp.4711` and of `b.bin.incomplete`.
-_UNFINISHED = re.compile(r"\.(?:tmp\.[^/]*|[^./]+)$")
+_UNFINISHED = re.compile(r"(?:~|\.(?:tmp[.-][^/]*|[^./]+))$")
 # What differs from one process to the next: numbers of processes, times, random names; but not `layer-00007`.
 _PASSING = re.compile(r"(?<![0-9a-zA-Z])(?:[1-9]\d{3,}|(?=[0-9a-f]*\d)[0-9a-f]{8,})(?![0-9a-zA-Z])")
 
@@ -51,7 +50,7 @@ def find_unreplaced(removed: Mapping[str, Removed], files: Sequence[ScannedFile]
     named: dict[str, Removed] = {}
     unfinished: dict[str, Removed] = {}
     for path, was in removed.items():
-        final = _UNFINISHED.sub("", path) if matches_any(path, TEMPORARY) else None
+        final = _UNFINISHED.sub("", path) if is_temporary(path) else None
         if path in there or final in there:
             again.update(one for one in (path, final) if one is not None)
         elif final is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from prefect_cachewatch.common.temporary import TEMPORARY
+from prefect_cachewatch.common.temporary import is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_bytes, format_count
 from prefect_cachewatch.publish.names import matches_any
@@ -34,6 +34,11 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".ms
 _NUMBERED = re.compile(r"(?P<head>.*)(?<!\d)(?P<number>\d{1,9})-of-(?P<count>\d{1,9})(?!\d)(?P<tail>.*)", re.DOTALL)
 # Of these the numbers are a promise, however they are written; of others where they look like these.
 _NUMBERED_FORMATS, _NUMBER_DIGITS, _COUNT_MAX = (".safetensors", ".gguf"), 5, 100_000
+
+
+# Other weights than those of an index are a model of their own only from this share of its size on: less is the state of
+# a trainer, or an adapter; quantised weights have an eighth.
+_LEAST_SHARE = 1 / 20
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def find_missing(build_fd: int, tree: BuildTree, ignore: Iterable[str] = (), *, 
     """
     globs = list(ignore)
     there = _There(build_fd, tree, outward)
-    names = [path for path in there.names if not matches_any(path, globs)]
+    names = [path for path in there.names if not (is_absent(path) or matches_any(path, globs))]
     found: list[Part] = []
     for path in names:
         index = _INDEX.fullmatch(posixpath.basename(path))
@@ -86,10 +91,12 @@ class _There:
         links = [path for path, _ in tree.links] + (tree.escapes if outward else [])
         self.names = sorted([*self._sizes, *(path for path in links if self.size_of(path) is not None)])
         """Files, and links to files."""
-        self.with_weights = {
-            posixpath.dirname(path) for path in self.names if path.lower().endswith(_WEIGHTS) and self.size_of(path)
-        }
-        """Directories with a file of weights."""
+        self.weights: dict[str, int] = {}
+        """Bytes of the files of weights in each directory."""
+        for path in self.names:
+            if path.lower().endswith(_WEIGHTS):
+                above = posixpath.dirname(path)
+                self.weights[above] = self.weights.get(above, 0) + (self.size_of(path) or 0)
         self.listed: set[str] = set()
         """What was looked for since a file names it."""
 
@@ -148,21 +155,27 @@ def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Pa
     if message := _missing(sizes):
         # The index of another format than the one that was fetched, or of the files from which these were made.
         single = any(there.beside(path, [stem]).values())
-        others = not any(sizes.values()) and posixpath.dirname(path) in there.with_weights
+        weights = there.weights.get(posixpath.dirname(path), 0)
+        others = not any(sizes.values()) and weights > _total(found) * _LEAST_SHARE
         return [Part(path, message, single or others)]
     return _judge_total(path, found, sum(size or 0 for size in sizes.values()), len(sizes))
 
 
 def _judge_total(path: str, found: Mapping[str, Any], size_bytes: int, files: int) -> list[Part]:
-    metadata = found.get("metadata")
-    total = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(total, bool) or not isinstance(total, int | float) or not size_bytes < total < 1 << 63:
+    if (total := _total(found)) <= size_bytes:
         return []
     has = "its one file has" if files == 1 else f"its {files} files have"
-    message = (
-        f"says that the tensors have {format_bytes(int(total))} (total_size), and {has} {format_bytes(size_bytes)}"
-    )
+    message = f"says that the tensors have {format_bytes(total)} (total_size), and {has} {format_bytes(size_bytes)}"
     return [Part(path, message)]
+
+
+def _total(found: Mapping[str, Any]) -> int:
+    """Return the `total_size` of an index; 0 if it says none."""
+    metadata = found.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, bool) or not isinstance(total, int | float) or not 0 < total < 1 << 63:
+        return 0
+    return int(total)
 
 
 def _judge_onnx(there: _There, path: str, file: BinaryIO) -> list[Part]:
@@ -235,7 +248,7 @@ def find_gaps(paths: Iterable[str], size_of: Callable[[str], int | None]) -> lis
     for path in paths:
         name = posixpath.basename(path)
         found = _NUMBERED.fullmatch(name)
-        if found is None or matches_any(path, TEMPORARY) or not size_of(path):
+        if found is None or is_temporary(path) or not size_of(path):
             continue
         by_name = found["tail"].lower().endswith(_NUMBERED_FORMATS) or len(found["number"]) >= _NUMBER_DIGITS
         # What the ranks of a job write is often spread over several hosts.

@@ -32,6 +32,7 @@ from prefect_cachewatch.publish.checks import (
     check_parts,
     check_tree,
     check_unwritten,
+    find_empty,
     find_suspects,
     list_paths,
 )
@@ -167,7 +168,7 @@ class StagedBuild(Closing):
             known = self._read_growth(fd)
             suspects = find_suspects(
                 files,
-                allow_empty=policy.allow_empty,
+                empty={tree.leads.get(name, name) for name in find_empty(tree, policy.allow_empty)},
                 grew_after_ns=known if isinstance(known, int) else None,
                 window_s=window_s if policy.suspect_window_s is None else policy.suspect_window_s,
                 reported={*reported, *self._read_reported()},

@@ -41,6 +41,8 @@ class BuildTree:
 
     files: list[ScannedFile] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
+    #: What each of the links leads to in the end, relative to the build.
+    leads: dict[str, str] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     escapes: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
@@ -49,6 +51,16 @@ class BuildTree:
     def total_bytes(self) -> int:
         """Total size of the files."""
         return sum(file.size_bytes for file in self.files)
+
+    def names_of(self) -> dict[str, list[str]]:
+        """Return the names by which each file is known: those of the links that lead to it, else its own.
+
+        The blobs of a hub cache are named by digests, and only the links of a snapshot tell what they are.
+        """
+        by_links: dict[str, list[str]] = {}
+        for link, path in self.leads.items():
+            by_links.setdefault(path, []).append(link)
+        return {file.path: sorted(by_links.get(file.path, [file.path])) for file in self.files}
 
 
 Visit = Callable[[int, ScannedFile, str], None]
@@ -142,8 +154,12 @@ def _walk(
                     visit(fd, file, entry.name)
                 elif stat.S_ISLNK(status.st_mode):
                     target = os.readlink(entry.name, dir_fd=fd)
-                    inside = _leads_inside(f"{real_root}/{path}", real_root)
-                    (tree.links.append((path, target)) if inside else tree.escapes.append(path))
+                    leads = _leads_inside(f"{real_root}/{path}", real_root)
+                    if leads is None:
+                        tree.escapes.append(path)
+                    else:
+                        tree.links.append((path, target))
+                        tree.leads[path] = leads
                 elif stat.S_ISDIR(status.st_mode) and look(fd, entry.name).is_beside(top):
                     directories.append(entry.name)
                 else:
@@ -178,7 +194,8 @@ def _is_readable(status: os.stat_result) -> bool:
     return user == 0 or (status.st_uid == user and bool(status.st_mode & stat.S_IRUSR))
 
 
-def _leads_inside(link: str, real_root: str) -> bool:
+def _leads_inside(link: str, real_root: str) -> str | None:
     # By what the link resolves to, and not by its text: `..` after a link to a directory leads elsewhere.
     real = os.path.realpath(link)
-    return os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)
+    inside = os.path.lexists(real) and real.startswith(real_root + "/") and not os.path.islink(real)
+    return real.removeprefix(real_root + "/") if inside else None

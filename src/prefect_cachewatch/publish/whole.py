@@ -6,20 +6,26 @@ It refuses nothing, since nothing is published; a build in a store is judged by 
 from __future__ import annotations
 
 import os
-import posixpath
 import time
 from collections.abc import Sequence
 
 from prefect_cachewatch.common.closing import Opened
 from prefect_cachewatch.common.directories import OPEN_DIRECTORY
-from prefect_cachewatch.common.temporary import TEMPORARY
+from prefect_cachewatch.common.temporary import is_temporary
 from prefect_cachewatch.errors import StoreError
-from prefect_cachewatch.publish.checks import Finding, check_content, check_parts, check_unwritten, name_files
+from prefect_cachewatch.publish.checks import (
+    Finding,
+    check_content,
+    check_parts,
+    check_unwritten,
+    find_empty,
+    name_files,
+)
 from prefect_cachewatch.publish.contents import inspect_files
 from prefect_cachewatch.publish.holes import describe_unwritten, find_unwritten
 from prefect_cachewatch.publish.names import matches_any
 from prefect_cachewatch.publish.sets import find_missing
-from prefect_cachewatch.publish.tree import ScannedFile, scan_build
+from prefect_cachewatch.publish.tree import scan_build
 
 _CONTENT_S = 5.0
 
@@ -53,42 +59,19 @@ def _look(fd: int, path: str, since_ns: int, ignore: Sequence[str]) -> list[Find
     nowhere = [
         link for link in tree.escapes if not os.path.exists(os.path.join(path, link)) and not matches_any(link, ignore)
     ]
-    unfinished = [file.path for file in new if matches_any(file.path, TEMPORARY)]
+    unfinished = [file.path for file in new if is_temporary(file.path)]
     judged = {file.path for file in new} - {*unfinished}
     found: list[Finding] = []
     if nowhere:
         found.append(name_files("dangling_link", "a symbolic link leads to nothing", nowhere))
     if unfinished:
         found.append(name_files("temporary_file", "a temporary file was left behind", unfinished))
-    if empty := [file for file in find_empty(tree.files) if file in judged]:
-        found.append(name_files("empty_file", "an empty file stands among others that have contents", empty))
+    if empty := [name for name in find_empty(tree, ignore) if tree.leads.get(name, name) in judged]:
+        found.append(name_files("empty_file", "an empty file was left behind", empty))
     parts = [part for part in find_missing(fd, tree, ignore, outward=True) if not part.doubtful]
     found += check_parts(parts, "warn")
     contents = inspect_files(fd, tree, judged, time.monotonic() + _CONTENT_S)
     found += [one for one in check_content(contents, "warn") if one.category == "broken_content"]
     holes = {name: size for name, size in find_unwritten(fd, ignore, since_ns).items() if name in judged}
     found += check_unwritten(describe_unwritten(holes, {file.path: file.size_bytes for file in tree.files}), "warn")
-    return found
-
-
-def find_empty(files: Sequence[ScannedFile]) -> list[str]:
-    """Find empty files among equals: most others of the same ending in the same directory have contents.
-
-    Args:
-        files: of the cache.
-
-    Example:
-        >>> find_empty([ScannedFile(name, size, 0, 1, 1) for name, size in (("a.bin", 9), ("b.bin", 9), ("c.bin", 0))])
-        ['c.bin']
-    """
-    equals: dict[tuple[str, str], list[ScannedFile]] = {}
-    for file in files:
-        ending = posixpath.splitext(file.path)[1].lower()
-        if ending:
-            equals.setdefault((posixpath.dirname(file.path), ending), []).append(file)
-    found: list[str] = []
-    for group in equals.values():
-        empty = [file.path for file in group if file.size_bytes == 0]
-        if 0 < len(empty) < len(group) - len(empty):
-            found += empty
     return found

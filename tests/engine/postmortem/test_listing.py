@@ -39,7 +39,7 @@ def test_an_entry_says_what_the_scan_saw():
     ("name", "temporary"),
     [
         ("a.tmp", True), ("a.tensorbin.tmp.77.0", True), ("m.partial", True), ("m.incomplete", True), ("m.part", True),
-        ("a.tensorbin", False), ("tmp", False), ("a.TMP", False), ("atmp", False),
+        ("a.tensorbin", False), ("tmp", False), ("a.TMP", True), ("atmp", False),
     ],
 )  # fmt: skip
 def test_temporary_files_are_known_by_their_names(name, temporary):

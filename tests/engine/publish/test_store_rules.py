@@ -213,9 +213,26 @@ def test_a_temporary_file_refuses_the_build(name):
 
 
 def test_an_empty_file_refuses_the_build_unless_it_may_be_empty():
-    tree = BuildTree([file("a"), file("d/__init__.py", size=0)])
+    tree = BuildTree([file("a"), file("d/b.json", size=0)])
     assert found(tree) == [("empty_file", "refuse")]
-    assert found(tree, allow_empty=["__init__.py"]) == []
+    assert found(tree, allow_empty=["b.json"]) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["w.bin~", "w.tmp-12", ".w.bin.Ab3dEf", "w.bin.6D1c9aE2", ".rsync-partial/w.bin", "tmpa1b2c3_d", ".tmpAbCdEf",
+     "W.BIN.PART", "engine.tmp/rank0.engine"],
+)  # fmt: skip
+def test_names_that_programs_give_to_unfinished_files_are_known(name):
+    assert found(BuildTree([file("a"), file(name)])) == [("temporary_file", "refuse")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tmp", "template.bin", "tmpfs.json", ".w.sha256", "w.bin.deadbeef", "w.20260131", "part-00001.bin", ".gitignore"],
+)
+def test_names_that_only_look_alike_are_no_unfinished_files(name):
+    assert found(BuildTree([file("a"), file(name)])) == []
 
 
 def test_a_build_without_files_is_refused_even_where_no_bytes_are_asked_for():

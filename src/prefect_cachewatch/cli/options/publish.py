@@ -15,7 +15,7 @@ _FIELDS = Fields(
     "store DIR, cache_key --key K=V, key_env --key-env NAME, key_files --key-file FILE, "
     "cache_dir_env NAME, force, check_command --check COMMAND, expected_files --expect-file GLOB, "
     "min_bytes --min-bytes, on_broken_content --broken-content, on_failed_writes --failed-writes, "
-    "allow_sparse --allow-sparse GLOB, keep, activate --no-activate =false",
+    "allow_sparse --allow-sparse GLOB, allow_empty --allow-empty-file GLOB, keep, activate --no-activate =false",
     store={"type": str},
     key_files={"type": str},
     check_command={"multiple": False},

@@ -13,6 +13,7 @@ from typing import BinaryIO, Literal
 
 from prefect_cachewatch.publish.formats.archive import read_archive
 from prefect_cachewatch.publish.formats.gguf import read_gguf
+from prefect_cachewatch.publish.formats.json_text import read_json
 from prefect_cachewatch.publish.formats.npy import read_npy
 from prefect_cachewatch.publish.formats.reading import Broken, Source, Unjudged
 from prefect_cachewatch.publish.formats.safetensors import read_safetensors
@@ -49,6 +50,7 @@ _FORMATS = (
     _Format("zip", read_archive, (b"PK\x03\x04", b"PK\x05\x06"), (".pt", ".pth", ".ckpt", ".pt2", ".zip"), (".npz",)),
     _Format("safetensors", read_safetensors, (), (), (".safetensors",)),
     _Format("tensorbin", read_tensorbin, (), (), (".tensorbin",)),
+    _Format("JSON", read_json, (), (".json",)),
 )
 
 
@@ -87,6 +89,9 @@ def _inspect(file: BinaryIO, name: str) -> Finding:
         head = source.head(_HEAD_BYTES)
     except (Broken, Unjudged) as error:  # it is cut meanwhile, or its storage is very slow
         return Finding("unknown", str(error))
+    if head.startswith(_LFS):
+        how = "is a pointer of Git LFS, and not the file that it stands for: fetch that with git lfs pull"
+        return Finding("broken", how, "Git LFS")
     named, is_own = _find_by_name(name)
     begun = next((known for known in _FORMATS if head.startswith(known.magics)), None) if head else None
     chosen = begun or named
@@ -120,8 +125,6 @@ def _find_by_name(name: str) -> tuple[_Format | None, bool]:
 def _require_begin(head: bytes, known: _Format, is_own: bool) -> None:
     if not head:
         raise Broken(f"is empty, and is named like {known.name}")
-    if head.startswith(_LFS):
-        raise Broken("is a pointer of Git LFS, and not the file that it stands for: fetch that with git lfs pull")
     if not known.magics:
         return
     if not head.strip(b"\0"):
