@@ -115,7 +115,7 @@ def _axis(panel: _Panel, write: object, name: str) -> Iterator[str]:
     while at <= panel.highest:
         y = panel.y(at)
         yield f'<line x1="{_LEFT}" x2="{_RIGHT}" y1="{y}" y2="{y}" stroke="#d5dbe1" stroke-width="0.6"/>'
-        yield _text(_LEFT - 8, y + 4, write(at) if at else "0", anchor="end", colour=_GREY)
+        yield _text(_LEFT - 8, y + 4, str(write(at)) if at else "0", anchor="end", colour=_GREY)
         at += step
     yield _text(16, panel.top - 6, name, colour=_DARK, weight=600)
     jobs = _round_step(max(1.0, panel.last / 10))

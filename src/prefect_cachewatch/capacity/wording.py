@@ -108,7 +108,7 @@ def zones(plan: LimitPlan, answer: Answer) -> list[str]:
     tick, full, last = answer.ticks_up_n, answer.full_n, max(row.n for row in answer.rows)
     name = f" of {for_terminal(answer.classes[0], 40)}" if len(answer.rows[0].classes) > 1 else ""
     burst = f"a burst of {say_bytes(answer.burst_bytes, plan.binary)}{name}"
-    alone = say_time(answer.rows[0].classes[0].burst_s)
+    alone = say_time(next(iter(answer.rows[0].classes)).burst_s)
     parts: list[tuple[str, str]] = []
     calm = min(last, (tick or last + 1) - 1, (full or last + 1) - 1)
     if calm >= 1:

@@ -86,6 +86,7 @@ def _present(tree: BuildTree) -> set[str]:
 
 def _inspect_one(file: BinaryIO, path: str, names: Sequence[str], present: Collection[str]) -> Finding:
     """Inspect a file by the first of its names that tells its format."""
+    found: Finding | None = None
     for name in (path, *names):
         base = posixpath.basename(name)
         if base.startswith(_MARKER):
@@ -94,6 +95,7 @@ def _inspect_one(file: BinaryIO, path: str, names: Sequence[str], present: Colle
         found = inspect(file, base)
         if found.format is not None:
             break
+    assert found is not None  # the path at least is a name
     return found
 
 

@@ -115,8 +115,8 @@ def proves_by_holes(path: str, mounts: Iterable[Mount]) -> bool:
 
 def _upper_directory(mount: Mount) -> str | None:
     """Where an overlay keeps what is written; None where that is not said, or is not seen from here."""
-    options = dict(option.partition("=")[::2] for option in mount.options)
-    upper: str | None = options.get("upperdir")
+    options: dict[str, str] = {name: value for name, _, value in (option.partition("=") for option in mount.options)}
+    upper = options.get("upperdir")
     return upper if upper and os.path.isdir(upper) else None
 
 

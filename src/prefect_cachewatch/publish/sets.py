@@ -137,8 +137,9 @@ def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Pa
     raw = file.read(_INDEX_MAX_BYTES + 1)
     if len(raw) > _INDEX_MAX_BYTES:
         return [Part(path, "is too large to be read: whether its files are there is not known", True)] if is_own else []
+    found: Any = None
     try:
-        found: Any = json.loads(raw)
+        found = json.loads(raw)
         listed: Any = found["weight_map"]
     except (ValueError, RecursionError):
         return [Part(path, "is cut off or no JSON, and should name the files of the checkpoint")] if is_own else []

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.common.units import format_duration
 from prefect_cachewatch.config import AttachJob, CacheJob, StallPolicy, StopPolicy
 from prefect_cachewatch.errors import ScanError
 from prefect_cachewatch.supervise.adopted import AttachedProcess
-from prefect_cachewatch.supervise.supervisor import TreeEnd
+from prefect_cachewatch.supervise.supervisor import Supervisor, TreeEnd
 from prefect_cachewatch.watching.attempt import Watch
 from prefect_cachewatch.watching.monitor import GrowthMonitor
 from prefect_cachewatch.watching.outcomes import OutcomeName, describe_growth
@@ -68,7 +68,7 @@ class AttachedWatch(Watch):
         )
         super().__init__(
             site, job, stall, stop, env={}, clock=clock, on_sample=on_sample, before_stop=before_stop,
-            on_stall=on_stall, busy=busy, make_supervisor=lambda launch: observed,
+            on_stall=on_stall, busy=busy, make_supervisor=lambda launch: cast("Supervisor", observed),
         )  # fmt: skip
         self._as_root = True  # whoever it runs as
         self._stopping = False
@@ -127,7 +127,7 @@ class AttachedWatch(Watch):
         state, gone = self.state, self.adopted.gone
         wait: Callable[[float], bool] = gone.wait
         if self._emptiness is not None:
-            wait = self._emptiness.watch_over(wait, lambda: state.growth, self.adopted)
+            wait = self._emptiness.watch_over(wait, lambda: state.growth, cast("Supervisor", self.adopted))
         if self.attach.on_stall == "report":
             return self._leave_alone(wait)
         verdict = state.run(wait, gone.is_set, self._sampled)

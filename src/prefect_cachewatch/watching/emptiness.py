@@ -72,7 +72,7 @@ class Emptiness:
         own: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         self._job, self._paths, self._cwd = job, list(paths), cwd
-        self._own = [*paths, *map(os.path.realpath, own)]
+        self._own = [*paths, *(os.path.realpath(os.fspath(path)) for path in own)]
         self._markers = (
             sum(name is not None for name in (job.markers.started, job.markers.completed)) if job.markers else 0
         )

@@ -158,7 +158,7 @@ def run_probe(
     size_bytes = size_budget(target, settings.size_bytes, settings.keep_free)
     # Half of the space is for the files to read, which are kept; half for fresh ones, which are deleted.
     kept_bytes = _whole_blocks(size_bytes // 2 // settings.max_concurrency)
-    every = [(n, phase) for n in streams_up_to(settings.max_concurrency) for phase in _PHASES]
+    every: list[tuple[int, Phase]] = [(n, phase) for n in streams_up_to(settings.max_concurrency) for phase in _PHASES]
     share_s = max(_SHORTEST_S, settings.time_s / len(every) / settings.repetitions)
     samples: list[Sample] = []
     stopped, cause, direct = "", "", True
