@@ -6,7 +6,7 @@ TYPES := .venv-types
 DOCS := .venv-docs
 PIP := pip install -q --disable-pip-version-check
 # Markers of the slower tests, each with a target of its own.
-APART := generators or faults or ui or deployments or campaign or server or fleet or containers or scale or peers
+APART := contract or generators or faults or ui or deployments or campaign or server or fleet or containers or scale or peers
 # Builds share build/lib and the egg-info: one at a time, also where several targets run side by side. What lies in
 # build/lib from before goes, since modules that have moved would be installed from there.
 ALONE := flock pyproject.toml sh -c
@@ -14,7 +14,7 @@ ALONE := flock pyproject.toml sh -c
 NOTHING_HERE := tests/faults tests/containers tests/processes/peers
 WORKERS ?= 5
 
-.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
+.PHONY: help install hooks demo test coverage lint format types docs build size picture bench test-containers test-generators test-contract test-campaigns test-server test-fleet test-faults test-peers test-deployments test-scale test-ui test-versions test-all images scale soak clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets.
@@ -117,6 +117,10 @@ bench: $(VENV)/.peers ## Measure what it costs and how fast it is, beside named 
 test-generators: $(VENV)/.test ## Test with real cache generators, each in an environment of its own.
 	$(BIN)/pytest -m generators tests/generators $(ARGS)
 
+# What `make test` runs of tests/contract is not run again.
+test-contract: $(VENV)/.test ## Test the product through its doors, the rows that `make test` has no time for.
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m contract tests/contract $(ARGS)
+
 # Kills at every call, signals one by one, deadlines that are waited for: what repeats the paths of `make test` at length.
 test-campaigns: $(VENV)/.test ## Test with every kill, signal and hung reader, one by one.
 	$(BIN)/pytest -n 4 --dist worksteal -m campaign tests/engine tests/processes tests/orchestration $(ARGS)
@@ -191,7 +195,7 @@ test-versions: ## Test the lowest and the newest Prefect, and each Python; ARGS=
 
 # The targets one after another; a failure holds up none. What CI leaves to it: campaigns, every fault as both users,
 # generators, peers, independent simulators, all versions, coverage.
-ALL := lint types docs build test demo test-campaigns test-server test-fleet test-faults test-deployments test-containers \
+ALL := lint types docs build test demo test-contract test-campaigns test-server test-fleet test-faults test-deployments test-containers \
        test-generators test-scale test-ui test-peers test-versions coverage soak
 test-all: ## Run everything, as before a release; about two hours.
 	@failed=; for target in $(ALL); do $(MAKE) $$target || failed="$$failed $$target"; done; \

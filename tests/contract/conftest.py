@@ -6,6 +6,9 @@ import pytest
 
 from tests.contract.harness import Place
 
+# Quick enough for `make test`; the other files are `make test-contract`'s.
+IN_EVERY_RUN = {"test_doors.py", "test_harness.py"}
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
@@ -17,3 +20,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
+            if item.path.name not in IN_EVERY_RUN:
+                item.add_marker(pytest.mark.contract)
