@@ -8,19 +8,28 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.prefect_database import fresh_home
 
+T = TypeVar("T")
 COMMAND = str(Path(sys.executable).with_name("cachewatch"))
 # The end of a run that hangs for good; nothing is asserted close to it.
 LONG_S = 180.0
 # Quick looks and a short grace; a window that no busy machine fills, for generators that are well.
 QUICK = ("--poll", "0.3s", "--grace", "0.5s")
 WELL = (*QUICK, "--stall-after", "5m", "--first-write-within", "5m")
+
+
+def eventually(fact: Callable[[], T], timeout_s: float = 60.0) -> T:
+    """Wait until a fact is true, and return what it last was."""
+    end_s = time.monotonic() + timeout_s
+    while not (found := fact()) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return found
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,19 @@ class Place:
             "PREFECT_HOME": str(root / "prefect"),
             "PYTHONUNBUFFERED": "1",
         }
+        self.before: list[object] = []  # words before the command: a mount namespace, another user
+        self.stdin: Any = subprocess.DEVNULL
 
     def start(self, *argv: object, **options: Any) -> subprocess.Popen[str]:
         """Start `cachewatch ARGV...`; the caller waits for it."""
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        streams = {"stdin": self.stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         return subprocess.Popen(
-            [COMMAND, *map(str, argv)], cwd=self.root, env=self.env, text=True, errors="replace", **streams
+            [*map(str, self.before), COMMAND, *map(str, argv)],
+            cwd=self.root,
+            env=self.env,
+            text=True,
+            errors="replace",
+            **streams,
         )
 
     def run(self, *argv: object, timeout_s: float = LONG_S) -> Ran:
@@ -79,6 +95,10 @@ class Place:
             finally:
                 process.kill()
         return Ran(process.returncode, stdout, stderr, {})
+
+    def mounts(self, script: str) -> None:
+        """Run every command in a mount namespace of its own, after a script of the shell."""
+        self.before = ["unshare", "-m", "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh"]
 
     def exec(self, *options: object, command: Sequence[object]) -> Ran:
         """Run `cachewatch exec` over `cache`, with a report."""

@@ -163,3 +163,10 @@ def test_a_hang_beside_a_lock_file_that_is_not_waited_for_is_not_blamed_on_it(
         leave(lock)
     ran = hang(place, source, lock)
     assert "lock" not in ran.report["diagnosis"]["category"], ran.said
+
+
+@pytest.mark.parametrize("said", ["", "waiting for {lock}"], ids=["silent", "named in the last line"])
+def test_a_download_that_was_cut_short_is_no_lock(place: Place, pack: Path, said: str) -> None:
+    lock = leave(pack / "model.bin.incomplete", "1234 bytes of data")
+    ran = hang(place, f"print({said.format(lock=lock)!r}, flush=True)\n{SPINS}", lock)
+    assert "lock" not in ran.report["diagnosis"]["category"], ran.said

@@ -72,11 +72,18 @@ def command(
     elif len(bundle.parts) == 1 and not bundle.exists() and (root / bundle).is_dir():
         bundle = root / bundle  # as --list names it
     report = load_report(bundle)
-    directory = bundle if bundle.is_dir() else bundle.parent
+    directory, file = (bundle, bundle / "report.json") if bundle.is_dir() else (bundle.parent, bundle)
     if as_json:
-        click.echo((directory / "report.json").read_text(encoding="ascii"), nl=False)
+        click.echo(file.read_bytes(), nl=False)
         return
-    for line in describe_bundle(report, directory, width, load_end(directory)):
+    try:
+        lines = list(describe_bundle(report, directory, width, load_end(directory)))
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(
+            f"{for_terminal(str(file))} is not a bundle's report: its fields have other values than cachewatch writes; "
+            "name another bundle"
+        ) from None
+    for line in lines:
         click.echo(line)
     if open_page:
         page = directory / "report.html"

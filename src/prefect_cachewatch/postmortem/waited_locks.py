@@ -149,6 +149,8 @@ def _with_holder(lock: LockFile, locked: Mapping[int, str], tree: Collection[int
             return None
         who = describe_holders(holders) if holders else "a process that is not seen from here"
         return replace(lock, why_held=lock.why_held or "a process has locked it", holder=who)
+    if lock.size_bytes and lock.path.lower().endswith(".incomplete"):
+        return None  # a download that was cut short: data, and no lock
     if not has_lock_name(lock.path) and not lock.in_log:
         return lock if lock.pid is not None else None
     if lock.pid is None and lock.stale and (builder := _find_worker(os.path.dirname(lock.path), tree)) is not None:

@@ -26,6 +26,7 @@ from prefect_cachewatch.publish.durable import read_small_file
 
 KEEP_RUNS = 50
 _MOST_BYTES = 1 << 20  # a larger file is none of ours
+_MOST = 1 << 80  # no figure of a run is as large, nor can a larger one be shown
 _SAFETY = 2.0
 
 
@@ -143,10 +144,19 @@ def _run_of(line: str) -> PastRun | None:
     try:
         found: dict[str, Any] = json.loads(line)
         pause_s, cause = found["longest_pause_s"], found["cause"]
-        return PastRun(
+        run = PastRun(
             str(found["started_at"]), str(found["outcome"]), float(found["duration_s"]), int(found["bytes_written"]),
             int(found["bytes_present"]), None if pause_s is None else float(pause_s), None if cause is None else str(cause),
             int(found["attempts"]), int(found["stalls"]), found["warm"] is True, str(found["place"]), str(found["kind"]),
         )  # fmt: skip
+        figures = (
+            run.duration_s,
+            run.bytes_written,
+            run.bytes_present,
+            run.longest_pause_s or 0,
+            run.attempts,
+            run.stalls,
+        )
+        return run if all(0 <= figure < _MOST for figure in figures) else None
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

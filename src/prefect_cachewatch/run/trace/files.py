@@ -7,8 +7,8 @@ What the columns mean is in `rows`.
 from __future__ import annotations
 
 import csv
-import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -48,7 +48,10 @@ def read_trace(path: Path) -> Trace:
     """
     shown = for_terminal(str(path))
     try:
-        with path.open("rb") as file:
+        # Without waiting: a pipe may lie there.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InputError(f"trace {shown} cannot be read: it is no regular file")
             return _parse(file, path.name, shown)
     except OSError as error:
         raise InputError(f"trace {shown} cannot be read: {error.strerror or error}") from error
@@ -157,7 +160,7 @@ class _Reader:
             value = parse(text)
         except ValueError:
             raise self.fail(f"{name} is {for_terminal(text, 40)!r}, which is not {what}") from None
-        if not (math.isfinite(value) and 0 <= value <= most):
+        if not 0 <= value <= most:  # nor is not-a-number
             raise self.fail(f"{name} is {for_terminal(text, 40)}, which is out of range: {what}, not negative")
         return value
 

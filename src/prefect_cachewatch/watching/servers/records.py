@@ -222,7 +222,7 @@ def _read(name: str, data: bytes, fd: int, here: int) -> tuple[str, ServerRecord
         record = ServerRecord(**{**found, **tuples})
         if _is_sound(record):
             return name, record
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         pass
     raise RunFileRefused("it is not the record of a server")
 
@@ -235,14 +235,19 @@ def _is_sound(record: ServerRecord) -> bool:
         and record.kind in ("process", "container")
         and re.fullmatch("[0-9a-f]{32}", record.run_id) is not None  # its processes are looked for by it
         and (record.pid is None or record.kind == "container" or _is_pid(record.pid))
-        and all(_is_pid(pid) and type(ticks) is int for pid, ticks in record.tree)
-        and all(type(number) in (int, float) for number in (record.ready_at, record.stop_grace_s))
-        and 0 <= record.stop_grace_s <= 3600
+        and all(_is_pid(pid) and _is_number(ticks, 1 << 64) for pid, ticks in record.tree)
+        and (record.start_ticks is None or _is_number(record.start_ticks, 1 << 64))
+        and _is_number(record.ready_at, 1 << 40)
+        and _is_number(record.stop_grace_s, 3600)
     )
 
 
 def _is_pid(value: Any) -> bool:
-    return type(value) is int and value > 1
+    return type(value) is int and 1 < value < 1 << 22  # the kernel's greatest, PID_MAX_LIMIT
+
+
+def _is_number(value: Any, most: float) -> bool:
+    return type(value) in (int, float) and 0 <= value <= most
 
 
 def _is_text_or_none(value: Any) -> bool:

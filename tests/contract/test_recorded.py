@@ -1,0 +1,245 @@
+"""What a run leaves to be read later: traces that can be replayed, and the history of a job. What is no such file gets a sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.harness import WELL, Place, eventually
+
+HEADER = "t_s,total_bytes,file_count"
+SHORT = ("--poll", "0.3s", "--grace", "0.5s", "--stall-after", "2s", "--first-write-within", "60s", "--no-bundle")
+# Writes layers a while apart and a temporary file that it deletes; then ends, or hangs.
+LAYERS = """
+for layer in range(4):
+    for name in (f'layer{layer}', 'scratch'):
+        (PLACE / 'cache' / name).write_bytes(b'x' * 100_000)
+    time.sleep(0.4)
+    (PLACE / 'cache/scratch').unlink()
+"""
+HANGS = LAYERS + "time.sleep(3600)\n"
+# Writes for ever, until its cache's sibling `end` is there.
+GOES_ON = """
+number = 0
+while not (PLACE / 'end').exists():
+    (PLACE / f'cache/{number}').write_bytes(b'x' * 10_000); number += 1; time.sleep(0.05)
+"""
+
+
+def replayed(place: Place, path: Path, *options: str) -> dict[str, Any]:
+    ran = place.run("replay", path, "--json", *options)
+    assert (ran.status, ran.stderr) == (0, ""), ran.stderr
+    data: dict[str, Any] = json.loads(ran.stdout)
+    return data
+
+
+def test_a_healthy_run_is_recorded_to_its_end(place: Place) -> None:
+    path = place.root / "t.csv"
+    ran = place.exec(*WELL, "--record", path, "--quiet", command=place.program(LAYERS))
+    assert (ran.status, ran.stderr) == (0, "")
+    found = replayed(place, path)
+    assert (found["status"], found["trace"]["ending"], found["trace"]["torn"]) == ("ended", "exited", False)
+    last = list(csv.DictReader(path.read_text().splitlines()))[-1]
+    assert (last["total_bytes"], last["file_count"]) == ("400000", "4")
+    assert int(last["written_bytes"]) == ran.report["growth"]["bytes_written"]
+
+
+def test_a_run_that_stalled_stalls_at_the_same_moment_when_it_is_replayed(place: Place) -> None:
+    path = place.root / "t.csv"
+    ran = place.exec(*SHORT, "--record", path, command=place.program(HANGS))
+    assert ran.status == 124
+    found = replayed(place, path, "--stall-after", "2s", "--poll", "0.3s")
+    assert (found["status"], found["kind"], found["stopped_in_vain"]) == ("stalled", "no_growth", False)
+    assert found["trace"]["ending"] == "stopped"
+    assert found["last_growth_s"] == pytest.approx(ran.report["growth"]["last_growth_s"], abs=0.01)
+    # A longer window is not decided by a trace that ends in the pause; a hang there is.
+    assert replayed(place, path, "--stall-after", "1m")["status"] == "ended"
+    frozen = replayed(place, path, "--stall-after", "1m", "--hang-at", "1h")
+    assert frozen["after_last_growth_s"] == pytest.approx(60, abs=0.01)
+
+
+def test_a_run_whose_watch_is_killed_leaves_a_trace_that_is_whole_so_far(place: Place) -> None:
+    path = place.root / "t.csv"
+    command = place.program(GOES_ON)
+    argv = ["exec", "--cache-dir", place.cache, *WELL, "--record", path, "--", *command]
+    with place.start(*argv) as watching:
+        try:
+            assert eventually(lambda: path.exists() and path.read_text().count("\n") > 4)
+        finally:
+            watching.kill()
+            (place.root / "end").touch()
+    found = replayed(place, path)
+    assert (found["status"], found["trace"]["ending"], found["trace"]["torn"]) == ("ended", "cut_off", False)
+    assert found["bytes_written"] > 0
+
+
+def test_a_directory_gets_a_file_of_its_own_for_each_run(place: Place) -> None:
+    (traces := place.root / "traces").mkdir()
+    for _ in range(2):
+        assert place.exec(*WELL, "--record", traces, command=["sh", "-c", f"echo x >> {place.cache}/x"]).status == 0
+    assert [replayed(place, path)["trace"]["ending"] for path in traces.iterdir()] == ["exited", "exited"]
+
+
+@pytest.mark.parametrize(
+    "where", ["exists", "pipe", "link", "cache", "missing"], ids=lambda where: f"the place is {where}"
+)
+def test_a_place_that_cannot_be_recorded_to_is_refused_before_the_start(place: Place, where: str) -> None:
+    place.cache.mkdir()
+    (place.root / "exists").write_text("mine")
+    os.mkfifo(place.root / "pipe")
+    (place.root / "link").symlink_to(place.root / "nowhere")
+    path = {"cache": place.cache / "t.csv", "missing": place.root / "no/t.csv"}.get(where, place.root / where)
+    ran = place.exec("--record", path, command=["touch", place.cache / "started"])
+    assert (ran.status, ran.stderr.count("\n"), os.listdir(place.cache)) == (125, 1, [])
+    assert str(path) in ran.stderr
+    assert (place.root / "exists").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("pipe", None),
+        ("directory", None),
+        ("device", None),
+        ("missing", None),
+        ("", None),
+        (f"{HEADER}\n", None),
+        ("t_s,bytes\n0,1\n", 1),
+        (f"{HEADER}\n0,1,1\n1,2\n", 3),
+        (f"{HEADER}\nsoon,2,1\n", 2),
+        (f"{HEADER}\nnan,2,1\n", 2),
+        (f"{HEADER}\n0,1{'0' * 400},1\n", 2),
+        (f"{HEADER}\n0,{'9' * 5000},1\n", 2),
+        (f"{HEADER}\n5,1,1\n4,1,1\n", 3),
+        (f"{HEADER},event\n0,1,1,exited\n1,1,1,\n", 3),
+        (f"{HEADER}\n0,{'1' * 70_000},1\n", 2),
+        (b"\x80\x81\n", 1),
+        (b"\0" * 100, 1),
+    ],
+    ids=lambda value: repr(value)[:40] if not isinstance(value, int) else None,
+)
+def test_what_is_no_trace_is_refused_in_a_sentence_and_never_waited_for(
+    place: Place, content: str | bytes, line: int | None
+) -> None:
+    path = place.root / "t.csv"
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content == "directory":
+        path.mkdir()
+    elif content == "device":
+        path = Path("/dev/zero")
+    elif content != "missing":
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    ran = place.run("replay", path)
+    assert (ran.status, ran.stdout, ran.stderr.count("\n")) == (125, "", 1), ran.stderr
+    assert f"trace {path}" in ran.stderr and (line is None or f"line {line}: " in ran.stderr)
+
+
+def test_a_trace_whose_last_line_was_cut_off_is_replayed_with_a_note(place: Place) -> None:
+    path = place.root / "t.csv"
+    path.write_text(f"{HEADER},event\n0,1,1,\n1,2")
+    ran = place.run("replay", path)
+    assert (ran.status, ran.stderr.count("\n")) == (0, 1)
+    assert replayed(place, path)["trace"]["torn"] is True
+
+
+def test_the_history_has_each_run_as_it_ended(place: Place) -> None:
+    writes = ["sh", "-c", f"echo 12345 >> {place.cache}/x; exit $0"]
+    assert place.exec(*WELL, command=[*writes, 0]).status == 0
+    assert place.exec(*WELL, "--no-bundle", command=[*writes, 3]).status == 3
+    assert place.exec(*SHORT, command=place.program(HANGS)).status == 124
+    ran = place.run("report", "--history", "cache", "--json")
+    runs = json.loads(ran.stdout)["runs"]
+    assert [(run["outcome"], run["stalls"], run["warm"]) for run in runs] == [
+        ("stalled", 1, True),
+        ("failed", 0, True),
+        ("completed", 0, False),
+    ]
+    unknown = place.run("report", "--history", "no-such-job")
+    assert (unknown.status, unknown.stderr.count("\n")) == (125, 1) and "cache" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    "damage", ["pipe", "link", "garbage", "great numbers"], ids=lambda damage: f"its history is {damage}"
+)
+def test_a_history_that_cannot_be_used_costs_nothing_but_itself(place: Place, damage: str) -> None:
+    writes = ["sh", "-c", f"echo 12345 >> {place.cache}/x"]
+    assert place.exec(*WELL, command=writes).status == 0
+    (history,) = (place.root / "state/history").iterdir()
+    whole = json.loads(history.read_text())
+    great = "1" + "0" * 400
+    hostile = {
+        "garbage": '{broken\n[1]\n"a"\n' + "[" * 100_000 + "\n",
+        "great numbers": "\n".join(
+            json.dumps({**whole, field: "GREAT"}).replace('"GREAT"', great)
+            for field in ("duration_s", "bytes_written", "bytes_present", "longest_pause_s", "attempts", "stalls")
+        ),
+    }
+    if damage in hostile:
+        history.write_text(hostile[damage])
+    else:
+        history.unlink()
+        os.mkfifo(history) if damage == "pipe" else history.symlink_to("/etc/passwd")
+    ran = place.exec(*WELL, "--stall-after", "learned", command=writes)
+    assert ran.status == 0, ran.stderr
+    shown = place.run("report", "--history", "cache", "--json")
+    if damage in hostile:  # the new run is there, and what was damaged is not
+        assert len(json.loads(shown.stdout)["runs"]) == 1
+    else:
+        assert (shown.status, shown.stderr.count("\n")) == (125, 1)
+        assert str(history) in ran.stderr
+
+
+def test_a_window_is_learned_from_runs_and_is_said(place: Place) -> None:
+    command = ["sh", "-c", f"echo x > {place.cache}/x"]
+    options = ("--stall-after", "learned", "--poll", "1s")
+    for number in range(6):
+        ran = place.exec(*options, command=command)
+        assert ran.status == 0
+        assert f"{number} of 5 completed runs" in ran.stderr or number == 5
+        (place.cache / "x").unlink()
+    assert ran.report["notes"] or ran.report["learned"]
+    for other in (["watch", "--pid", "1", "--cache-dir", place.root], ["replay", __file__]):
+        refused = place.run(*other, "--stall-after", "learned")
+        assert (refused.status, refused.stderr.count("\n")) == (125, 1) and "learned" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("pipe", "report.json"),
+        ("missing", "report.json"),
+        ("{", "report.json"),
+        ("[" * 100_000, "report.json"),
+        ("[]", "report.json"),
+        ("{}", "report.json"),
+        ('{"diagnosis": {}, "listing": {"entries": [{}]}}', "report.json"),
+        ('{"diagnosis": {}, "listing": 5}', "report.json"),
+        ('{"diagnosis": {}, "growth": [1]}', "report.json"),
+        ('{"diagnosis": {}, "growth": {"bytes_written": 1%s}}' % ("0" * 400), "report.json"),
+        ('{"diagnosis": {"evidence": 7}}', "report.json"),
+    ],
+    ids=lambda value: value[:50],
+)
+def test_what_is_no_bundle_is_refused_in_a_sentence_and_never_waited_for(
+    place: Place, content: str, names: str
+) -> None:
+    (bundle := place.root / "bundle").mkdir()
+    if content == "pipe":
+        os.mkfifo(bundle / "report.json")
+    elif content != "missing":
+        (bundle / "report.json").write_text(content)
+    ran = place.run("report", bundle)
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1), ran.stderr
+    assert names in ran.stderr and "\x1b" not in ran.stderr
+
+
+def test_without_any_bundle_report_says_where_it_looked(place: Place) -> None:
+    ran = place.run("report")
+    assert (ran.status, ran.stderr.count("\n")) == (125, 1) and str(place.root / "state/bundles") in ran.stderr
+    assert json.loads(place.run("report", "--list", "--json").stdout)["bundles"] == []
