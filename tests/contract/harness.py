@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +22,7 @@ T = TypeVar("T")
 COMMAND = str(Path(sys.executable).with_name("cachewatch"))
 # The end of a run that hangs for good; nothing is asserted close to it.
 LONG_S = 180.0
+GOLDEN = Path(__file__).with_name("golden")
 # Quick looks and a short grace; a window that no busy machine fills, for generators that are well.
 QUICK = ("--poll", "0.3s", "--grace", "0.5s")
 WELL = (*QUICK, "--stall-after", "5m", "--first-write-within", "5m")
@@ -30,6 +34,26 @@ def eventually(fact: Callable[[], T], timeout_s: float = 60.0) -> T:
     while not (found := fact()) and time.monotonic() < end_s:
         time.sleep(0.02)
     return found
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state, as in ps; empty if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return text[text.rindex(")") + 2]
+    except (OSError, ValueError):  # it ends just now
+        return ""
+
+
+def assert_golden(name: str, place: Place, said: str) -> None:
+    """Compare what was said, with paths and numbers masked, with its file; GOLDEN=write makes the file anew."""
+    masked = re.sub(r"\d[\d.,:]*(?<=\d)", "N", said.replace(str(place.root), "PLACE"))
+    masked = re.sub(r"\bclock_nanosleep\b", "nanosleep", masked) + "\n"  # which of the two is the machine's choice
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(masked)
+    assert masked == file.read_text()
 
 
 @dataclass(frozen=True)
@@ -77,32 +101,54 @@ class Place:
 
     def start(self, *argv: object, **options: Any) -> subprocess.Popen[str]:
         """Start `cachewatch ARGV...`; the caller waits for it."""
-        streams = {"stdin": self.stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen(
-            [*map(str, self.before), COMMAND, *map(str, argv)],
-            cwd=self.root,
-            env=self.env,
-            text=True,
-            errors="replace",
-            **streams,
-        )
+        streams = {"stdin": self.stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        how = {"cwd": self.root, "env": self.env, "text": True, "errors": "replace", **streams, **options}
+        return subprocess.Popen([*map(str, self.before), COMMAND, *map(str, argv)], **how)
 
-    def run(self, *argv: object, timeout_s: float = LONG_S) -> Ran:
+    @contextlib.contextmanager
+    def started(self, *argv: object, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+        """Start `cachewatch ARGV...`; it is killed at the end of the block, and nobody of the place is left."""
+        with self.start(*argv, **options) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+                self.assert_nobody()
+
+    def run(self, *argv: object, timeout_s: float = LONG_S, **options: Any) -> Ran:
         """Run `cachewatch ARGV...` to its end."""
-        with self.start(*argv) as process:
+        with self.start(*argv, **options) as process:
             try:
                 stdout, stderr = process.communicate(timeout=timeout_s)
             finally:
                 process.kill()
         return Ran(process.returncode, stdout, stderr, {})
 
+    def everybody(self) -> list[int]:
+        """The living processes that were started with this place's state directory in their environment."""
+        wanted, found = os.fsencode(self.env["CACHEWATCH_STATE"]), []
+        for name in os.listdir("/proc"):
+            with contextlib.suppress(OSError):  # it ends just now
+                if name.isdigit() and wanted in Path(f"/proc/{name}/environ").read_bytes():
+                    found += [int(name)] * (state(int(name)) not in ("Z", "X", ""))
+        return found
+
+    def assert_nobody(self) -> None:
+        """Fail if a process of this place does not end; it is killed then."""
+        eventually(lambda: not self.everybody())
+        left = self.everybody()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert not left
+
     def mounts(self, script: str) -> None:
         """Run every command in a mount namespace of its own, after a script of the shell."""
         self.before = ["unshare", "-m", "--propagation", "private", "sh", "-ec", f'{script}; exec "$@"', "sh"]
 
-    def exec(self, *options: object, command: Sequence[object]) -> Ran:
+    def exec(self, *options: object, command: Sequence[object], **how: Any) -> Ran:
         """Run `cachewatch exec` over `cache`, with a report."""
-        return self._reported("exec", "--cache-dir", self.cache, *options, command=command)
+        return self._reported("exec", "--cache-dir", self.cache, *options, command=command, **how)
 
     def generate(self, *options: object, command: Sequence[object], name: str = "model") -> Ran:
         """Run `cachewatch generate` into `store`, with a report; `{cache_dir}` in the command is the build."""
@@ -125,8 +171,8 @@ class Place:
         file.write_text(head + textwrap.dedent(source))
         return [sys.executable, file]
 
-    def _reported(self, verb: str, *options: object, command: Sequence[object]) -> Ran:
+    def _reported(self, verb: str, *options: object, command: Sequence[object], **how: Any) -> Ran:
         file = self.root / f"report-{time.monotonic_ns()}.json"
-        ran = self.run(verb, *options, "--report", file, "--", *command)
+        ran = self.run(verb, *options, "--report", file, "--", *command, **how)
         report = json.loads(file.read_text()) if file.exists() else {}
         return Ran(ran.status, ran.stdout, ran.stderr, report)
