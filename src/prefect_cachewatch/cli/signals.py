@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from prefect_cachewatch.supervise.helper_client import HelperClient, running_clients
+from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, running_clients
 
 _QUEUED = frozenset(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))  # each one counts; several others may arrive as one
 _FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGURG, signal.SIGCONT}) | _QUEUED
@@ -31,7 +31,7 @@ ENDING = frozenset(
 process sends (SIGILL, SIGBUS, SIGFPE, SIGSEGV); and SIGPIPE and SIGXFSZ, which Python turns into errors of a write."""
 # A second one of these ends the grace period; a closed terminal sends SIGHUP twice, a CPU limit SIGXCPU each second.
 _IMPATIENT = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
-_SUSPEND_WITHIN_S = 1.0
+_SUSPEND_WITHIN_S, _STARTED_WITHIN_S = 1.0, 10.0
 _AGAIN_S = 0.02
 
 # As a handler: implemented in C, so that a storm of signals cannot nest it. It does nothing: the wake-up pipe acts.
@@ -166,7 +166,11 @@ class SignalRelay:
         return [] if any(told) else numbers
 
     def _suspend(self) -> None:
-        clients = list(self._clients())
+        # Listed within: a command that is just being started is suspended too, and one that is not waits for `fg`.
+        with STARTS.held(_STARTED_WITHIN_S):
+            self._suspend_all(list(self._clients()))
+
+    def _suspend_all(self, clients: list[HelperClient]) -> None:
         with self._clock_lock:
             began_s = time.monotonic()
             for client in clients:

@@ -18,7 +18,7 @@ from typing import Any
 
 from prefect_cachewatch.common.text import for_terminal
 from prefect_cachewatch.errors import CommandError, GuardError
-from prefect_cachewatch.supervise.helper_client import HelperClient, spawn_helper
+from prefect_cachewatch.supervise.helper_client import STARTS, HelperClient, spawn_helper
 from prefect_cachewatch.supervise.janitor import stop_leftovers
 from prefect_cachewatch.supervise.proc import descendants, read_status
 from prefect_cachewatch.supervise.run_files import RunFileRefused, create_run_file, parse_run_file
@@ -87,6 +87,10 @@ class GuardClient(HelperClient):
             CommandError: the command could not be executed; nothing is left running.
             GuardError: the guard did not start.
         """
+        with STARTS.one():
+            self._start()
+
+    def _start(self) -> None:
         state_fd = self._open_state()
         ours, theirs = socket.socketpair()
         argv, cwd = list(self._configuration["argv"]), str(self._configuration["cwd"])

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,48 @@ _DEAF = (
     "import _signal as s;[s.signal(n,s.SIG_IGN)for n in s.valid_signals()-{4,5,6,7,8,9,11,17,18,19,31}];"
     "s.signal(17,s.SIG_DFL);s.pthread_sigmask(s.SIG_SETMASK,());"
 )
+
+
+class _Starts:
+    """Starts of commands in this process, so that none is half done while the process suspends itself."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._under_way, self._held = 0, False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Start a command within; waits while starts are held."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._held)
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Let no command start within; waits for those under way.
+
+        Args:
+            timeout_s: the longest wait for them.
+        """
+        with self._changed:
+            self._held = True
+            self._changed.wait_for(lambda: not self._under_way, timeout_s)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held = False
+                self._changed.notify_all()
+
+
+STARTS = _Starts()
+"""Held while this process is suspended: a guard that is just starting a command cannot be asked to suspend it yet."""
 
 
 def running_clients() -> list[HelperClient]:
