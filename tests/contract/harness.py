@@ -82,6 +82,13 @@ class Ran:
         return "\n".join(parts)
 
 
+def assert_refused(ran: Ran, status: int, *words: str) -> None:
+    """One line that names what is wrong and what to do; nothing was started, nothing printed, no traceback."""
+    assert (ran.status, ran.stdout, ran.report, ran.stderr.count("\n")) == (status, "", {}, 1), ran.stderr
+    assert ran.stderr.startswith("cachewatch: ")
+    assert [word for word in words if word not in ran.stderr] == [], ran.stderr
+
+
 class Place:
     """A directory for one test; nothing of the caller's configuration or state is read or changed."""
 
@@ -95,6 +102,8 @@ class Place:
             "XDG_STATE_HOME": str(root / "xdg"),
             "PREFECT_HOME": str(root / "prefect"),
             "PYTHONUNBUFFERED": "1",
+            "C": str(self.cache),  # for generators of the shell
+            "HERE": str(root),
         }
         self.before: list[object] = []  # words before the command: a mount namespace, another user
         self.stdin: Any = subprocess.DEVNULL

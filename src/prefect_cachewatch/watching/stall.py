@@ -497,6 +497,7 @@ class StallRule:
 
     def _verdict(self, status: Status, kind: Kind | None = None, refusal: Refusal | None = None) -> Verdict:
         suspicion = self.suspicions[-1] if status == "suspected" else None
-        pause_s = self._blind_s if kind in BLIND_KINDS else self.pause_s
-        window_s = self.window_s if refusal is None else self.policy.no_space_after_s
+        pause_s, window_s = self.pause_s, self.window_s if refusal is None else self.policy.no_space_after_s
+        if kind in BLIND_KINDS:
+            pause_s, window_s = self._blind_s, self._blind_window_s
         return Verdict(status, kind, pause_s, window_s, suspicion, refusal)
