@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.contract.builds import active, offer
 from tests.contract.harness import WELL, Place
 
 TWICE = (*WELL, "--key", "revision=1", "--attempts", "2", "--backoff", "0.1s")
@@ -34,12 +40,19 @@ if not done.exists():
 """
 
 
-def test_an_unfinished_download_that_nobody_finished_is_refused_by_name(place: Place) -> None:
-    # The first file is written whole before the window of the second one would end.
-    ran = place.generate(*TWICE, command=[*place.program(HUB), "{cache_dir}"])
-    assert (ran.status, ran.report["outcome"]) == (1, "verification_failed"), ran.stderr
-    assert "weights.bin.incomplete" in ran.report["message"]
-    assert place.current() is None
+def test_what_a_clean_up_removed_and_nothing_wrote_again_is_refused_by_name(place: Place, root: Path) -> None:
+    for program, lost in ((HUB, "weights.bin.incomplete"), (JOURNAL, "a.bin")):
+        attempt = [*map(str, place.program(program))]
+
+        def fill(directory: Path, attempt: list[str] = attempt) -> None:
+            subprocess.run([*attempt, str(directory)], check=True, capture_output=True)
+
+        with pytest.raises(subprocess.CalledProcessError):
+            offer(root, fill, key=lost)
+        offered = offer(root, fill, key=lost)
+        assert offered.adopted and "not_written_again" in offered.refused
+        assert "empty_cache" not in offered.refused  # the generator has used the right directory
+        assert lost in offered.said and active(root) is None
 
 
 def test_a_download_that_the_next_attempt_finishes_is_published_and_links_to_removed_files_are_gone(
@@ -53,13 +66,6 @@ def test_a_download_that_the_next_attempt_finishes_is_published_and_links_to_rem
     assert [(current / "snapshots/c" / name).stat().st_size for name in ("config.json", "weights.bin")] == [100_000] * 2
     assert "weights.bin.incomplete" in "\n".join(ran.report["notes"])  # what was removed is said
     assert "not written again" not in ran.report["message"]
-
-
-def test_a_clean_up_that_left_nothing_is_no_wrong_directory(place: Place) -> None:
-    ran = place.generate(*TWICE, command=[*place.program(JOURNAL), "{cache_dir}"])
-    assert (ran.status, ran.report["outcome"]) == (1, "verification_failed"), ran.stderr
-    assert "a.bin" in ran.report["message"]
-    assert "--cache-dir" not in ran.report["message"]
 
 
 def test_a_clean_retry_that_writes_nothing_has_failed_and_names_no_report_as_written(place: Place) -> None:

@@ -7,6 +7,7 @@ afterwards. An error here is noted and never changes how the attempt ended.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -85,7 +86,8 @@ class PostMortem:
         # Samples since the last growth, each with the bytes discarded by then.
         self._samples: list[tuple[ProcessSample, int]] = []
         self._growth_seen: float | None = None
-        self._note_open, self._open = note_open, set[str]()
+        # A process closes its files before it is gone, so the last look may see none open: those of the last two count.
+        self._note_open, self._open = note_open, deque[set[str]](maxlen=2)
         self._ended = EndedProcesses()
 
     def sampled(self, watch: Watch) -> None:
@@ -108,7 +110,7 @@ class PostMortem:
         self._ended.note(sample)
         self._samples.append((sample, _discarded_bytes(watch)))
         if self._note_open:
-            self._open = open_for_writing(sample.readings, watch.site.paths)
+            self._open.append(open_for_writing(sample.readings, watch.site.paths))
         if len(self._samples) > _SAMPLES_MAX:
             del self._samples[1:-1:2]
 
@@ -272,8 +274,8 @@ class PostMortem:
         Returns:
             The report, with the diagnosis and the bundle's path, and without secrets in names and paths.
         """
-        # Of a tree that died by itself no evidence has open files: those of the last measurement count.
-        dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files | self._open
+        # Of a tree that died by itself no evidence has open files: those of the last measurements count.
+        dirs, self.cut_files = report.cache_dirs, suspected_paths(report) | self.open_files.union(*self._open)
         report = replace(report, diagnosis=self.diagnosis, notes=[*report.notes, *self.notes])
         report = redact_all(report, self._secrets)
         wanted = self._bundles and (report.outcome in ("failed", "cancelled") or is_verdict(report.outcome))

@@ -158,20 +158,16 @@ def check_parts(parts: Sequence[Part], broken: Literal["refuse", "warn"] = "refu
         broken: severity of files that contradict what is there; what loaders may do without never forbids publication.
 
     Returns:
-        At most two findings: `incomplete_set`, and `unused_index`, which never forbids publication.
+        At most one finding a category; only `incomplete_set` can forbid publication.
 
     Example:
         >>> check_parts([Part("a.index.json", "names 1 file that is not there: b")], "warn")[0].message
         'a.index.json names 1 file that is not there: b'
     """
     found: list[Finding] = []
-    levels: dict[bool, tuple[str, Literal["refuse", "warn"]]] = {
-        False: ("incomplete_set", broken),
-        True: ("unused_index", "warn"),
-    }
-    for doubtful, (category, severity) in levels.items():
-        if told := [(part.path, part.message) for part in parts if part.doubtful is doubtful]:
-            found.append(_tell(category, told, severity, _ALL_THE_SAME))
+    for category in ("incomplete_set", "unused_index", "wrong_total"):
+        if told := [(part.path, part.message) for part in parts if part.category == category]:
+            found.append(_tell(category, told, broken if category == "incomplete_set" else "warn", _ALL_THE_SAME))
     return found
 
 

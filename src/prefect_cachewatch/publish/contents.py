@@ -25,12 +25,15 @@ from prefect_cachewatch.publish.tree import BuildTree, ScannedFile, open_file, s
 _MARKER = MARKERS[0]
 
 
-def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, Finding]]:
+def inspect_build(
+    build_fd: int, ignore: Iterable[str] = (), may_be_empty: Iterable[str] = ()
+) -> list[tuple[str, Finding]]:
     """Inspect every file of a build.
 
     Args:
         build_fd: descriptor of the build's directory.
         ignore: globs of files that are not part of the cache.
+        may_be_empty: globs of files of which nothing is said if they are empty, though their names tell a format.
 
     Returns:
         Path and finding of each, in order of path.
@@ -38,13 +41,15 @@ def inspect_build(build_fd: int, ignore: Iterable[str] = ()) -> list[tuple[str, 
     Raises:
         StoreError: a file cannot be read or vanishes meanwhile.
     """
-    globs = list(ignore)
+    globs, empty = list(ignore), list(may_be_empty)
     tree = scan_build(build_fd)
     names, present = tree.names_of(), _present(tree)
     found: list[tuple[str, Finding]] = []
 
     def visit(directory_fd: int, file: ScannedFile, name: str) -> None:
         if is_absent(file.path) or matches_any(file.path, globs):
+            return
+        if not file.size_bytes and matches_any(file.path, empty):
             return
         fd = open_file(directory_fd, name, file.path)
         with open(fd, "rb") as opened, refusing("read", file.path, named=f"'{for_terminal(file.path)}'"):
@@ -99,7 +104,13 @@ def _inspect_one(file: BinaryIO, path: str, names: Sequence[str], present: Colle
     return found
 
 
-def find_broken(path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (), contents: bool = True) -> set[str]:
+def find_broken(
+    path: str,
+    ignore: Iterable[str] = (),
+    sparse: Iterable[str] = (),
+    contents: bool = True,
+    may_be_empty: Iterable[str] = (),
+) -> set[str]:
     """List the files of a build that contradict their own format, or of which a part was never written; may hang.
 
     Args:
@@ -107,6 +118,7 @@ def find_broken(path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (
         ignore: globs of files that are not part of the cache.
         sparse: globs of files that may have parts that were never written.
         contents: whether the formats are looked at.
+        may_be_empty: globs of files that may be empty.
 
     Returns:
         Paths relative to it.
@@ -117,5 +129,5 @@ def find_broken(path: str, ignore: Iterable[str] = (), sparse: Iterable[str] = (
     """
     with Opened(os.open(path, OPEN_DIRECTORY)) as fd:
         unwritten = set(find_unwritten(fd, [*ignore, *sparse]))
-        found = inspect_build(fd, ignore) if contents else []
+        found = inspect_build(fd, ignore, may_be_empty) if contents else []
         return unwritten | {name for name, seen in found if seen.verdict == "broken"}

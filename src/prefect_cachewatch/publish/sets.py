@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from prefect_cachewatch.common.temporary import is_absent, is_temporary
 from prefect_cachewatch.common.text import for_terminal
@@ -47,8 +47,9 @@ class Part:
 
     path: str
     message: str
-    #: Whether loaders may do without it: it describes other files than those that are there to be used.
-    doubtful: bool = False
+    #: `incomplete_set` may refuse the cache. `unused_index` describes other files than those that are used, and `wrong_total`
+    #: a sum that loaders do not compare: both only warn.
+    category: Literal["incomplete_set", "unused_index", "wrong_total"] = "incomplete_set"
 
 
 def find_missing(build_fd: int, tree: BuildTree, ignore: Iterable[str] = (), *, outward: bool = False) -> list[Part]:
@@ -136,7 +137,11 @@ def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Pa
     is_own = stem.lower().endswith(_WEIGHTS)
     raw = file.read(_INDEX_MAX_BYTES + 1)
     if len(raw) > _INDEX_MAX_BYTES:
-        return [Part(path, "is too large to be read: whether its files are there is not known", True)] if is_own else []
+        return (
+            [Part(path, "is too large to be read: whether its files are there is not known", "unused_index")]
+            if is_own
+            else []
+        )
     found: Any = None
     try:
         found = json.loads(raw)
@@ -151,14 +156,14 @@ def _judge_index(there: _There, path: str, stem: str, file: BinaryIO) -> list[Pa
         return [Part(path, "names a file by what is no text")]
     names = list(dict.fromkeys(listed.values()))
     if len(names) > _LISTED_MAX:
-        return [Part(path, f"names {len(names):,} files, more than are looked for here", True)]
+        return [Part(path, f"names {len(names):,} files, more than are looked for here", "unused_index")]
     sizes = there.beside(path, names)
     if message := _missing(sizes):
         # The index of another format than the one that was fetched, or of the files from which these were made.
         single = any(there.beside(path, [stem]).values())
         weights = there.weights.get(posixpath.dirname(path), 0)
         others = not any(sizes.values()) and weights > _total(found) * _LEAST_SHARE
-        return [Part(path, message, single or others)]
+        return [Part(path, message, "unused_index" if single or others else "incomplete_set")]
     return _judge_total(path, found, sum(size or 0 for size in sizes.values()), len(sizes))
 
 
@@ -167,7 +172,7 @@ def _judge_total(path: str, found: Mapping[str, Any], size_bytes: int, files: in
         return []
     has = "its one file has" if files == 1 else f"its {files} files have"
     message = f"says that the tensors have {format_bytes(total)} (total_size), and {has} {format_bytes(size_bytes)}"
-    return [Part(path, message)]
+    return [Part(path, message, "wrong_total")]
 
 
 def _total(found: Mapping[str, Any]) -> int:
@@ -187,7 +192,7 @@ def _judge_onnx(there: _There, path: str, file: BinaryIO) -> list[Part]:
     except NotRead:
         return []
     if len(needed) > _LISTED_MAX:
-        return [Part(path, f"names {len(needed):,} files, more than are looked for here", True)]
+        return [Part(path, f"names {len(needed):,} files, more than are looked for here", "unused_index")]
     sizes = there.beside(path, needed)
     if message := _missing(sizes):
         return [Part(path, message)]

@@ -10,6 +10,7 @@ Every method opens the cache again, and afterwards holds only what it returns.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -272,7 +273,9 @@ class CacheStore:
         with open_folder(self.root, name) as folder:
             build_id = build_id or _active(folder)
             with open_build(folder, build_id) as fd:
-                found = inspect_build(fd, read_own_manifest(folder, build_id, fd).ignore)
+                manifest = read_own_manifest(folder, build_id, fd)
+                empty = [glob.escape(file.path) for file in manifest.files if not file.size_bytes]
+                found = inspect_build(fd, manifest.ignore, empty)
             broken = [f"{path} {finding.message}" for path, finding in found if finding.verdict == "broken"]
             if broken:
                 try:

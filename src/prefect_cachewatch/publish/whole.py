@@ -68,7 +68,7 @@ def _look(fd: int, path: str, since_ns: int, ignore: Sequence[str]) -> list[Find
         found.append(name_files("temporary_file", "a temporary file was left behind", unfinished))
     if empty := [name for name in find_empty(tree, ignore) if tree.leads.get(name, name) in judged]:
         found.append(name_files("empty_file", "an empty file was left behind", empty))
-    parts = [part for part in find_missing(fd, tree, ignore, outward=True) if not part.doubtful]
+    parts = [part for part in find_missing(fd, tree, ignore, outward=True) if part.category != "unused_index"]
     found += check_parts(parts, "warn")
     contents = inspect_files(fd, tree, judged, time.monotonic() + _CONTENT_S)
     found += [one for one in check_content(contents, "warn") if one.category == "broken_content"]

@@ -331,6 +331,7 @@ class PublishSession(Closing):
                 tuple(policy.ignore),
                 tuple(policy.allow_sparse),
                 contents,
+                tuple(policy.allow_empty),
                 timeout_s=_CONTENT_S,
             )
         except (OSError, StoreError) as error:

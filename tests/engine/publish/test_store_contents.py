@@ -5,18 +5,15 @@ import os
 import time
 from pathlib import Path
 
-import pytest
 from tests.written import write_safetensors
 
 from prefect_cachewatch.publish import target
-from prefect_cachewatch.publish.checks import refusals
 from prefect_cachewatch.publish.contents import find_broken
 from prefect_cachewatch.publish.policy import PublishPolicy
 from prefect_cachewatch.publish.store import CacheStore
 from prefect_cachewatch.publish.target import BuildRecipe
 
 TENSOR = write_safetensors({"t": ("F32", [3], b"x" * 12)})
-TRAILING = b"\x93NUMPY\x01\0v\0{'descr': '|u1', 'fortran_order': False, 'shape': (1,), }".ljust(127) + b"\n12"
 
 
 def begin(root, **fields):
@@ -24,69 +21,11 @@ def begin(root, **fields):
     return CacheStore(root).begin("c", BuildRecipe.of(["gen", "{cache_dir}"], policy)), policy
 
 
-def found(root, files, **fields):
-    build, policy = begin(root, **fields)
-    with build:
-        for name, data in files.items():
-            Path(build.path, name).write_bytes(data)
-        findings = build.check(policy)
-        return findings, (None if refusals(findings) else build.publish(policy, findings=findings))
-
-
-def test_a_file_that_contradicts_its_format_refuses_the_build(tmp_path):
-    findings, manifest = found(tmp_path, {"a.safetensors": TENSOR[:-1], "b.safetensors": TENSOR, "c.bin": b"x"})
-    assert manifest is None
-    [finding] = findings
-    assert (finding.category, finding.severity, finding.paths) == ("broken_content", "refuse", ("a.safetensors",))
-    assert finding.message.startswith("a.safetensors is cut off: ")
-
-
-@pytest.mark.parametrize(("setting", "warnings"), [("warn", 1), ("ignore", 0)])
-def test_it_is_a_warning_or_nothing_where_the_policy_says_so(tmp_path, setting, warnings):
-    _, manifest = found(tmp_path, {"a.safetensors": TENSOR[:-1]}, on_broken_content=setting)
-    assert len(manifest.warnings) == warnings
-
-
-def test_ignored_files_are_not_read_and_a_suspicious_one_is_a_warning(tmp_path):
-    files = {"a.safetensors": TENSOR, "b.npy": TRAILING, "run.safetensors": b"cut"}
-    findings, manifest = found(tmp_path, files, ignore=["run.*"])
-    assert [(each.category, each.severity, each.paths) for each in findings] == [
-        ("suspicious_content", "warn", ("b.npy",))
-    ]
-    assert "has 1 bytes behind its elements" in manifest.warnings[0]
-
-
 def marker(*files, **more):
     """As `mark_weight_cache_complete` of tt-metal writes it."""
     return json.dumps(
         {"format_version": 3, "model_name": "m", "cache_files": files, "weights": {"w": [[1], "x"]}} | more
     ).encode()
-
-
-@pytest.mark.parametrize(
-    ("data", "finding"),
-    [
-        (marker("l.0/a.bin"), None),
-        (marker("l.0/a.bin", "b.tensorbin", "\x1b[2Jc.tensorbin"),
-         ("broken_content", "lists 2 files that are not there, the first 'b.tensorbin'")),
-        (marker("l.0/a.bin")[:-9], ("broken_content", "is cut off or no JSON, and should list the files of the cache")),
-        (b"[]", ("broken_content", "is cut off or no JSON, and should list the files of the cache")),
-        (marker(format_version=2, cache_files=None),
-         ("suspicious_content", "vouches for a whole cache and lists no files (before format 3)")),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", [".weights_complete", ".weights_complete.3f2a90b1c4d5"])
-def test_a_marker_of_tt_metal_must_list_what_is_there(tmp_path, name, data, finding):
-    build, policy = begin(tmp_path)
-    with build:
-        Path(build.path, "n300/l.0").mkdir(parents=True)
-        for path, written in (("n300/l.0/a.bin", b"\0"), (f"n300/{name}", data), ("n300/.host_weights.pt", b"x")):
-            Path(build.path, path).write_bytes(written)
-        findings = [each for each in build.check(policy) if f"n300/{name}" in each.paths]
-        assert [(each.category, each.message.partition("; ")[0]) for each in findings] == (
-            [(finding[0], f"n300/{name} {finding[1]}")] if finding else []
-        )
-        assert (f"n300/{name}" in find_broken(build.path)) is bool(finding and finding[0] == "broken_content")
 
 
 def test_a_marker_may_list_links_and_files_that_are_no_part_of_the_cache(tmp_path):

@@ -1,11 +1,8 @@
 """What is known against builds, and what lies in a build that a generator had no business to put there."""
 
-import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,118 +36,7 @@ def listed(store):
     return {build.build_id: build for build in store.list_builds("c")}
 
 
-def cachewatch(*words):
-    command = [sys.executable, "-m", "prefect_cachewatch.cli.main", "store", *map(str, words)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
-
-
 # -- what is known
-
-
-def test_a_build_that_verify_found_damaged_is_not_cached_again_though_names_and_sizes_agree(store):
-    build = publish(store)
-    key = recipe_of(store).key
-    Path(build.path, "a.bin").write_text("xyz")
-    assert store.find_whole("c", key) is not None, "quick looks at names and sizes"
-    with pytest.raises(BuildDamaged):
-        store.verify("c", build.build_id)
-    assert store.find_whole("c", key) is None
-    found = listed(store)[build.build_id]
-    assert (found.state, found.status) == ("active", "damaged") and "a.bin has other contents" in found.why
-    Path(build.path, "a.bin").write_text("abc")
-    with store.open_current("c") as held:
-        assert held.build_id == build.build_id and "a.bin has other contents" in held.warning
-    assert store.verify("c", build.build_id).whole
-    assert store.find_whole("c", key) is None, "what was found against it stays until a person has chosen it"
-    assert store.activate("c", build.build_id).build_id == build.build_id
-    assert store.find_whole("c", key) is not None
-
-
-def test_the_first_reason_against_a_build_stays_until_it_is_activated_by_its_id(store):
-    a, b = publish(store).build_id, publish(store).build_id
-    store.rollback("c", expected=b, unhealthy="exit 7")
-    Path(store.root, "c/builds", b, "a.bin").write_text("xyz")
-    with pytest.raises(BuildDamaged):
-        store.verify("c", b)
-    assert (listed(store)[b].status, listed(store)[b].why) == ("unhealthy", "exit 7")
-    with pytest.raises(BuildDamaged):
-        store.activate("c", b)
-    Path(store.root, "c/builds", b, "a.bin").write_text("abc")
-    assert store.activate("c", b).previous == a and listed(store)[b].status is None
-
-
-def test_roll_back_sees_other_contents_of_the_same_size_without_reading_what_nobody_touched(store):
-    a, b, _ = (publish(store) for _ in range(3))
-    status = os.stat(f"{b.path}/a.bin")
-    Path(b.path, "a.bin").write_text("xyz")
-    os.utime(f"{b.path}/a.bin", ns=(status.st_atime_ns, status.st_mtime_ns))
-    back = store.rollback("c")
-    assert back.build_id == a.build_id
-    assert len(back.skipped) == 1 and b.build_id in back.skipped[0] and "other contents" in back.skipped[0]
-    assert listed(store)[b.build_id].state == "damaged"
-    with pytest.raises(BuildDamaged, match="other contents"):
-        store.activate("c", b.build_id)
-    assert [d.reason for d in store.gc("c", keep=1, grace_s=0).decisions if d.build_id == b.build_id] == ["damaged"]
-
-
-def test_roll_back_passes_over_what_was_found_damaged_or_unhealthy_before_and_says_which(store):
-    a, b, c, d = (publish(store).build_id for _ in range(4))
-    store.rollback("c", expected=d, unhealthy="the server did not answer")
-    assert listed(store)[d].status == "unhealthy"
-    store.rollback("c")
-    assert os.readlink(store.current_path("c")) == f"builds/{b}"
-    store.activate("c", d)
-    assert listed(store)[d].status is None, "a person chose it"
-    e = publish(store).build_id
-    store.rollback("c", expected=e, unhealthy="again")
-    store.activate("c", c)
-    store.rollback("c")
-    assert listed(store)[c].status == "rolled_back"
-    done = cachewatch("list", store.root, "c")
-    row = next(line for line in done.stdout.splitlines() if line.startswith(c))
-    assert row.endswith("rolled back")
-    assert f"unhealthy at {listed(store)[e].since}: again" in done.stdout
-    as_json = {build["build_id"]: build for build in json.loads(cachewatch("list", store.root, "c", "--json").stdout)}
-    assert (as_json[e]["status"], as_json[e]["why"], as_json[a]["status"]) == ("unhealthy", "again", None)
-
-
-def test_roll_back_refuses_where_everything_before_is_bad(store):
-    a, b = publish(store), publish(store)
-    Path(a.path, "a.bin").write_text("xyz")
-    with pytest.raises(StoreError, match=f"{a.build_id} .* other contents .* {b.build_id} stays active"):
-        store.rollback("c")
-    done = cachewatch("rollback", store.root, "c")
-    assert done.returncode == 125 and "damaged at " in done.stderr and done.stderr.count("\n") == 1
-    assert os.readlink(store.current_path("c")) == f"builds/{b.build_id}"
-
-
-def test_activate_without_an_id_passes_over_what_was_unhealthy_or_rolled_back_from(store):
-    a, b = publish(store).build_id, publish(store).build_id
-    store.rollback("c", expected=b, unhealthy="exit 7")
-    done = store.activate("c")
-    assert (done.build_id, len(done.skipped)) == (a, 1) and "unhealthy" in done.skipped[0] and b in done.skipped[0]
-    said = cachewatch("activate", store.root, "c").stdout
-    assert f"passed over: the build {b} was unhealthy" in said
-    assert store.activate("c", b).build_id == b
-
-
-def test_clean_up_keeps_builds_in_order_before_those_that_were_unhealthy(store):
-    a, b = publish(store).build_id, publish(store).build_id
-    c = publish(store, activate=False).build_id
-    d = publish(store).build_id
-    store.rollback("c", expected=d, unhealthy="exit 7")
-    store.gc("c", keep=3, grace_s=0)
-    assert set(listed(store)) == {a, b, c}
-
-
-def test_a_record_that_was_cut_lets_no_damaged_build_pass(store):
-    build = publish(store)
-    Path(build.path, "a.bin").write_text("xyz")
-    with pytest.raises(BuildDamaged):
-        store.verify("c")
-    (store.root / "c/.status.json").write_text('{"builds": {')
-    with pytest.raises(StoreError, match="was cut short or edited: move it away"):
-        store.find_whole("c", recipe_of(store).key)
 
 
 # -- what a generator puts into a build
@@ -168,108 +54,6 @@ def test_a_build_seeded_with_the_last_one_and_then_stalled_is_resumed_and_collec
     assert listed(store)[build.build_id].state == "abandoned"
     store.gc("c", keep=1, grace_s=0)
     assert list(listed(store)) == [first.build_id]
-
-
-@pytest.mark.parametrize("how", ["file", "link", "dangling", "directory", "fifo", "copied"])
-def test_what_a_generator_calls_cachewatch_is_refused_once_and_the_next_run_begins_anew(store, how):
-    policy = PublishPolicy(store=store.root)
-    first = publish(store)
-    with store.begin("c", recipe_of(store)) as build:
-        Path(build.path, "a.bin").write_text("abc")
-        place = Path(build.path, ".cachewatch")
-        if how == "file":
-            place.write_text("mine")
-        elif how in ("link", "dangling"):
-            place.symlink_to(first.path if how == "link" else "nowhere")
-        elif how == "fifo":
-            os.mkfifo(place)
-        else:
-            subprocess.run(["cp", "-a", f"{first.path}/.cachewatch", place], check=True)
-        if how == "directory":
-            (place / "notes.txt").write_text("mine")
-        found = build.check(policy)
-        if how == "copied":
-            build.publish(policy, findings=found)
-            assert store.verify("c", build.build_id).whole
-            return
-        assert [finding.category for finding in found] == ["reserved_name"]
-        assert ".cachewatch is cachewatch's own name in a build" in found[0].message
-        where = build.quarantine(found, "refused")
-    assert (
-        json.loads(Path(where, ".cachewatch/quarantine.json").read_text())["findings"][0]["category"] == "reserved_name"
-    )
-    assert (Path(first.path) / ".cachewatch/manifest.json").exists()
-    with store.begin("c", recipe_of(store)) as again:
-        assert not again.adopted
-    assert store.verify("c").whole
-
-
-@pytest.mark.parametrize("levels", [201, 1500])
-def test_a_build_nested_too_deep_is_refused_once_and_can_be_removed(store, levels):
-    policy = PublishPolicy(store=store.root)
-    publish(store)
-    with store.begin("c", recipe_of(store)) as build:
-        fd = os.open(build.path, os.O_RDONLY)
-        for _ in range(levels):
-            os.mkdir("d", dir_fd=fd)
-            fd, above = os.open("d", os.O_RDONLY, dir_fd=fd), fd
-            os.close(above)
-        os.close(fd)
-        Path(build.path, "a.bin").write_text("abc")
-        found = build.check(policy)
-        assert [finding.category for finding in found] == ["unreadable"]
-        assert "nested more than 200 directories deep" in found[0].message
-        build.quarantine(found, "refused")
-    with store.begin("c", recipe_of(store)) as again:
-        assert not again.adopted
-        again.discard()
-    store.gc("c", keep=1, keep_quarantined=0, grace_s=0)
-    assert [build.state for build in store.list_builds("c")] == ["active"]
-    assert [path.name for path in (store.root / "c/quarantine").iterdir()] == []
-
-
-@pytest.mark.parametrize("how", ["file", "link", "dangling", "gone"])
-def test_a_build_whose_directory_was_replaced_is_begun_anew_and_collected(store, tmp_path_factory, how):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / "theirs").write_text("theirs")
-    publish(store)
-    with store.begin("c", recipe_of(store)) as build:
-        os.rmdir(build.path)
-        if how == "file":
-            Path(build.path).write_text("x")
-        elif how != "gone":
-            os.symlink(elsewhere if how == "link" else "nowhere", build.path)
-        with pytest.raises(StoreError, match=r"is not a directory|is a symbolic link|there is no"):
-            build.check(PublishPolicy(store=store.root))
-    with store.begin("c", recipe_of(store)) as again:
-        assert not again.adopted
-        again.discard()
-    store.gc("c", keep=1, grace_s=0)
-    assert [build.state for build in store.list_builds("c")] == ["active"]
-    assert (elsewhere / "theirs").exists()
-
-
-def test_sockets_pipes_and_devices_in_a_build_are_named(store):
-    policy = PublishPolicy(store=store.root)
-    with store.begin("c", recipe_of(store)) as build:
-        Path(build.path, "a.bin").write_text("abc")
-        os.mkfifo(f"{build.path}/pipe")
-        here = os.getcwd()
-        os.chdir(build.path)
-        try:
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind("sock")
-        finally:
-            os.chdir(here)
-        expected = ("pipe", "sock")
-        if os.geteuid() == 0:
-            os.mknod(f"{build.path}/null", 0o600 | 0o020000, os.makedev(1, 3))
-            expected = ("null", "pipe", "sock")
-        (finding,) = build.check(policy)
-        assert (finding.category, finding.paths) == ("special_file", expected)
-        build.quarantine([finding], "refused")
-    with store.begin("c", recipe_of(store)) as again:
-        assert not again.adopted
 
 
 AS_NOBODY = """
@@ -408,58 +192,7 @@ def test_a_folder_that_another_user_made_where_everybody_may_write_is_changed_by
 # -- dates
 
 
-@pytest.mark.parametrize(
-    "date_s", [-(10**9), 0, 4 * 10**9, 4 * 10**10], ids=["before 1970", "1970", "future", "after 2262"]
-)
-def test_no_date_that_a_generator_sets_makes_a_build_young_or_old_for_clean_up(store, date_s):
-    old = publish(store)
-    with store.begin("c", recipe_of(store, "abandoned")) as abandoned:
-        Path(abandoned.path, "a.bin").write_text("abc")
-    with store.begin("c", recipe_of(store, "refused")) as refused:
-        Path(refused.path, "a.tmp").write_text("abc")
-        where = refused.quarantine(refused.check(PublishPolicy(store=store.root)), "refused")
-    active = publish(store)
-    for path in [old.path, abandoned.path, where, *Path(where).rglob("*"), *Path(old.path).rglob("*")]:
-        os.utime(path, (date_s, date_s))
-    for path in Path(abandoned.path).iterdir():
-        os.utime(path, (date_s, date_s))
-    assert store.gc("c", keep=1, keep_quarantined=0, grace_s=3600).removed == (), "not old"
-    time.sleep(0.1)
-    assert len(store.gc("c", keep=1, keep_quarantined=0, grace_s=0.05).removed) == 3, "not young"
-    assert list(listed(store)) == [active.build_id] and store.verify("c").whole
-
-
-def test_refused_builds_are_bounded_by_number(store):
-    policy = PublishPolicy(store=store.root)
-    made = []
-    for _ in range(5):
-        with store.begin("c", recipe_of(store)) as build:
-            Path(build.path, "a.tmp").write_text("x" * 100)
-            build.quarantine(build.check(policy), "refused")
-        made.append(build.build_id)
-        (store.root / "c/quarantine/kept-by-hand").mkdir(exist_ok=True)
-        assert store.prune_quarantine("c", keep=3) == []
-    assert sorted(listed(store)) == made[-3:]
-    store.prune_quarantine("c", keep=0)
-    assert sorted(listed(store)) == made[-1:], "the last one always stays"
-    assert (store.root / "c/quarantine/kept-by-hand").is_dir()
-
-
 # -- hostile surroundings
-
-
-def test_names_that_no_build_has_are_harmless_in_every_list(store):
-    publish(store)
-    builds = store.root / "c" / "builds"
-    for name in (b"-rf\n\x1b[2J", b"\xffbad"):
-        os.mkdir(os.path.join(os.fsencode(builds), name))
-    os.mkfifo(builds / "20260101T000000000Z-00000000")
-    os.symlink("loop", builds / "loop")
-    for words in (["list"], ["gc", "--grace", "0s"], ["gc", "--json"], ["rollback"]):
-        done = cachewatch(*words[:1], store.root, "c", *words[1:])
-        assert "Traceback" not in done.stderr and "\x1b" not in done.stdout + done.stderr, words
-        assert done.returncode == (125 if words == ["rollback"] else 0)
-    assert len(os.listdir(builds)) == 5
 
 
 def test_a_fault_that_cannot_be_noted_is_said(store):
